@@ -13,7 +13,7 @@ from benchmarks.contenders import with_switchyard
 from benchmarks.measurements import Measurement, Row, collect
 from benchmarks.stage import Stage
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 
 HOT_JOBS = 1_500
 

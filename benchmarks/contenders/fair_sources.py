@@ -19,7 +19,8 @@ from switchyard.broker.errors import LaneFull
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import FINISHED, NewJob
+from switchyard.services.records.requests import NewJob
+from switchyard.services.records.states import FINISHED
 from switchyard.services.settings import Settings
 
 TAKES = 0.005

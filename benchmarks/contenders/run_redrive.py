@@ -31,7 +31,8 @@ from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.logs import configure
-from switchyard.services.records import BulkState, NewJob
+from switchyard.services.records.bulk import BulkState
+from switchyard.services.records.requests import NewJob
 from switchyard.services.redrive.handler import RedriveHandler
 from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec, start_redrive
 from switchyard.services.settings import Settings

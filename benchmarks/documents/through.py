@@ -19,8 +19,8 @@ from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import DocumentFilter
 from switchyard.services.records.document_states import COMPLETED
+from switchyard.services.records.requests import DocumentFilter
 from switchyard.services.samples.generating import generate
 
 WORKERS = ("ingest", "llm", "embed", "link")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from switchyard.services.llm.queue import LLMQueue
     from switchyard.services.publishing.preparing import JobRequest
     from switchyard.services.publishing.publisher import JobPublisher
-    from switchyard.services.records import JoinedJob
+    from switchyard.services.records.joins import JoinedJob
     from switchyard.services.sources.asking import SourceClient
     from switchyard.services.sources.document import DocumentSource, FoundDocument
     from switchyard.services.sources.errors import SourceNonsense, SourceNotFound, SourceRefused
@@ -95,7 +95,7 @@ _HOMES = {
     "switchyard.services.llm.queue": ("LLMQueue",),
     "switchyard.services.publishing.preparing": ("JobRequest",),
     "switchyard.services.publishing.publisher": ("JobPublisher",),
-    "switchyard.services.records": ("JoinedJob",),
+    "switchyard.services.records.joins": ("JoinedJob",),
     "switchyard.services.sources.asking": ("SourceClient",),
     "switchyard.services.sources.document": ("DocumentSource", "FoundDocument"),
     "switchyard.services.sources.errors": ("SourceNonsense", "SourceNotFound", "SourceRefused"),

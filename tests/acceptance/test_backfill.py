@@ -12,7 +12,8 @@ from switchyard.cli.backfill.options import DeadChoice, common_options
 from switchyard.cli.backfill.sources import FormatName
 from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import WHEN_DEAD, LedgerUnavailable
+from switchyard.services.records.errors import LedgerUnavailable
+from switchyard.services.records.joins import WHEN_DEAD
 from switchyard.services.settings import Settings
 from tests.acceptance.conftest import CommandLine
 

@@ -26,7 +26,8 @@ from sqlalchemy import Connection, text
 from switchyard.cli.system.node import LocalNode
 from switchyard.cli.system.ports import free_port
 from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.records import BulkState, State
+from switchyard.services.records.bulk import BulkState
+from switchyard.services.records.states import State
 from switchyard.services.schedules.book import Schedules
 from switchyard.services.schedules.entry import ScheduleEntry
 from switchyard.services.settings import Settings

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.records import BulkState, JobFilter, State
+from switchyard.services.records.bulk import BulkState
+from switchyard.services.records.requests import JobFilter
+from switchyard.services.records.states import State
 from tests.support.backfills import BackfillUser
 from tests.support.brokers import TestBroker
 from tests.support.chaos import BOTH_QUEUE_TYPES, outbox

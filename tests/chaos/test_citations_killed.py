@@ -11,7 +11,7 @@ import pytest
 from switchyard.services.files.keys import links_key, references_key, stage_key
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.catalogue_servers import KnownWork, OpenAlexServer
 from tests.support.eventually import eventually

@@ -12,7 +12,8 @@ from switchyard.cli.system.ports import LOOPBACK
 from switchyard.services.bulk.control import require_bulk
 from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import ACTIVE, State
+from switchyard.services.records.bulk import ACTIVE
+from switchyard.services.records.states import State
 from switchyard.services.redrive.handler import RedriveHandler
 from switchyard.services.redrive.spec import RedriveSpec, start_redrive
 from tests.support.brokers import TestBroker

@@ -15,7 +15,8 @@ from switchyard.services.bulk import control as bulk_control
 from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.records import BulkState, State
+from switchyard.services.records.bulk import BulkState
+from switchyard.services.records.states import State
 from switchyard.services.redrive.handler import RedriveHandler
 from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec, start_redrive
 from tests.support.brokers import TestBroker

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from switchyard.cli.system.ports import LOOPBACK
 from switchyard.services.publishing.preparing import job_id_of
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     Effects,

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from switchyard.services.alerts.alerter import Alerter
-from switchyard.services.records import BulkState
+from switchyard.services.records.bulk import BulkState
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

@@ -28,7 +28,7 @@ from switchyard.services.monitoring.check import Finding
 from switchyard.services.monitoring.doctor import diagnose
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from switchyard.services.runtime.control import send_cancel
 from tests.support.brokers import TestBroker
 from tests.support.system import System, open_system

@@ -22,7 +22,10 @@ from switchyard.cli.system.ports import LOOPBACK
 from switchyard.services.dead.indexing import DeadLetterIndexer, index_waiting
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.records import DeadLetter, LedgerUnavailable, NewJob, State
+from switchyard.services.records.errors import LedgerUnavailable
+from switchyard.services.records.requests import NewJob
+from switchyard.services.records.results import DeadLetter
+from switchyard.services.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.system import System, lanes_with, open_system

@@ -21,7 +21,7 @@ from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.dead.purge import PurgeHandler, start_purge
 from switchyard.services.monitoring.checks.examined import Examined
 from switchyard.services.monitoring.checks.jobs import dead
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from switchyard.services.redrive.returning import Returner
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

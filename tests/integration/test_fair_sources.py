@@ -10,7 +10,7 @@ import pytest
 
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records import BulkOperation
+from switchyard.services.records.bulk import BulkOperation
 from tests.support.backfills import BackfillUser
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

@@ -13,7 +13,8 @@ from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.dead.purge import count_letters
 from switchyard.services.dead.scan import wait_at_most
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import DeadLetterFilter, State
+from switchyard.services.records.requests import DeadLetterFilter
+from switchyard.services.records.states import State
 from switchyard.services.redrive.plan import plan_redrive
 from switchyard.services.redrive.spec import RedriveSpec
 from tests.support.brokers import TestBroker

@@ -25,7 +25,8 @@ from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.dead.purge import PurgeHandler, count_letters, start_purge
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.job_events import EventFeed
-from switchyard.services.records import DeadLetterFilter, State
+from switchyard.services.records.requests import DeadLetterFilter
+from switchyard.services.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.raw_amqp import BAD_ID, HOSTILE, RawPublisher, short, with_headers

@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from switchyard.services.runtime.execution import Executor
 from tests.support.jobs import MEMORY_LIMIT_MB, journal
 from tests.support.system import System

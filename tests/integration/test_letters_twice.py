@@ -16,7 +16,8 @@ from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.dead.purge import PurgeHandler, PurgeProgress, count_letters, start_purge
 from switchyard.services.dead.scan import scanning_in_turn
-from switchyard.services.records import NewJob, State
+from switchyard.services.records.requests import NewJob
+from switchyard.services.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.jobs import journal

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.records import AttemptOutcome, State
 from switchyard.services.records.limits import LimitReport
+from switchyard.services.records.states import AttemptOutcome, State
 from switchyard.services.runtime import gathering
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from switchyard.services.settings import LimitNumbers

@@ -10,7 +10,7 @@ from switchyard.api.scrape import PortTaken, showing
 from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.monitoring.metrics import Metrics, watch_ledger
 from switchyard.services.monitoring.system_metrics import SystemMetrics
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from switchyard.services.scheduler.scheduler import Scheduler
 from switchyard.services.settings import LlmServer
 from tests.support.api_server import serving

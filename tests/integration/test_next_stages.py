@@ -9,7 +9,9 @@ import pytest
 from switchyard.broker.dead.certificate import Reason
 from switchyard.services.ledger.sql.tables import jobs as jobs_table
 from switchyard.services.publishing.preparing import job_id_of
-from switchyard.services.records import AttemptOutcome, NewJob, RowRejected, State
+from switchyard.services.records.errors import RowRejected
+from switchyard.services.records.requests import NewJob
+from switchyard.services.records.states import AttemptOutcome, State
 from switchyard.services.scheduler.scheduler import Pace, Scheduler, Turn
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

@@ -13,7 +13,9 @@ from switchyard.broker.errors import LaneFull
 from switchyard.services.bulk import control
 from switchyard.services.files.fetching import Guard
 from switchyard.services.publishing.preparing import InvalidJob
-from switchyard.services.records import BulkState, JobFilter, RedrivenCopy, State
+from switchyard.services.records.bulk import BulkState
+from switchyard.services.records.requests import JobFilter, RedrivenCopy
+from switchyard.services.records.states import State
 from switchyard.services.workers import notices
 from tests.support.backfills import BackfillUser
 from tests.support.brokers import TestBroker

@@ -17,7 +17,8 @@ from switchyard.services.jobs.registry import InvalidPayload
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.publishing.prompt import PromptPublisher
 from switchyard.services.publishing.publisher import JobPublisher, Published
-from switchyard.services.records import IdempotencyConflict, LedgerUnavailable, State
+from switchyard.services.records.errors import IdempotencyConflict, LedgerUnavailable
+from switchyard.services.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -15,7 +15,8 @@ from switchyard.services.dead.purge import (
     start_purge,
 )
 from switchyard.services.ledger.leases import DEAD_SCAN
-from switchyard.services.records import BulkOperation, BulkState, DeadLetterState
+from switchyard.services.records.bulk import BulkOperation, BulkState
+from switchyard.services.records.states import DeadLetterState
 from switchyard.services.scheduler.bulk_handlers import bulk_handlers
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

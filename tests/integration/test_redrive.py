@@ -14,7 +14,8 @@ from switchyard.broker.publish.outcome import Outgoing, envelope_of
 from switchyard.services.dead.changes import Change
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import RedrivenCopy, State
+from switchyard.services.records.requests import RedrivenCopy
+from switchyard.services.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -10,7 +10,9 @@ from switchyard.services.bulk.control import BulkConflict
 from switchyard.services.dead.changes import Change, InvalidRedrive
 from switchyard.services.dead.letters import LetterFilter, cause_of_letter
 from switchyard.services.dead.scan import wait_at_most
-from switchyard.services.records import BulkOperation, BulkState, NewJob, State
+from switchyard.services.records.bulk import BulkOperation, BulkState
+from switchyard.services.records.requests import NewJob
+from switchyard.services.records.states import State
 from switchyard.services.redrive.plan import plan_redrive
 from switchyard.services.redrive.spec import (
     RedriveConflict,

@@ -12,7 +12,8 @@ from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.dead.changes import Change
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.dead.purge import PurgeHandler, start_purge
-from switchyard.services.records import BulkState, State
+from switchyard.services.records.bulk import BulkState
+from switchyard.services.records.states import State
 from switchyard.services.redrive.spec import RedriveSpec, resume_redrive, start_redrive
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

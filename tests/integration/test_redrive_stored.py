@@ -19,15 +19,9 @@ from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.monitoring.check import Check
 from switchyard.services.monitoring.checks.examined import Examined
 from switchyard.services.monitoring.checks.jobs import dead
-from switchyard.services.records import (
-    BulkOperation,
-    BulkState,
-    ClaimRequest,
-    DeadLetterFilter,
-    DeadLetterState,
-    FinishRequest,
-    State,
-)
+from switchyard.services.records.bulk import BulkOperation, BulkState
+from switchyard.services.records.requests import ClaimRequest, DeadLetterFilter, FinishRequest
+from switchyard.services.records.states import DeadLetterState, State
 from switchyard.services.redrive.plan import plan_redrive
 from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec
 from switchyard.services.settings import Settings

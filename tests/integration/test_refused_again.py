@@ -11,7 +11,8 @@ from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest, prepare
 from switchyard.services.publishing.publisher import JobPublisher, Published
-from switchyard.services.records import Created, State
+from switchyard.services.records.results import Created
+from switchyard.services.records.states import State
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.jobs import journal

@@ -17,7 +17,8 @@ from switchyard.cli.system.ports import LOOPBACK
 from switchyard.services.ledger import to_message
 from switchyard.services.ledger.leases import SCHEDULER
 from switchyard.services.publishing.preparing import JobRequest, prepare
-from switchyard.services.records import ClaimRequest, NewJob, State
+from switchyard.services.records.requests import ClaimRequest, NewJob
+from switchyard.services.records.states import State
 from switchyard.services.scheduler.scheduler import Pace, Scheduler, Turn
 from tests.support.brokers import TestBroker
 from tests.support.chaos import CHAOS_MODULES, Effects

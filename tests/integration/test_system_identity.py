@@ -27,7 +27,7 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records import LedgerUnavailable
+from switchyard.services.records.errors import LedgerUnavailable
 from switchyard.services.records.system import SystemRecord
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from switchyard.services.settings import Settings

@@ -20,7 +20,8 @@ from switchyard.cli.system.ports import LOOPBACK, free_port
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records import LedgerError, State
+from switchyard.services.records.errors import LedgerError
+from switchyard.services.records.states import State
 from tests.support.api_server import serving
 from tests.support.brokers import TestBroker
 from tests.support.certificates import Certificates, make_certificates

@@ -19,7 +19,7 @@ from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.migrate import MigrationRefused, alone
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.cli.base.errors import INTERRUPTED
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from tests.conftest import broker_of
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (

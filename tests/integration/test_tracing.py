@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from switchyard.services import tracing
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.publishing.preparing import job_id_of
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from switchyard.services.traceparent import trace_id_of
 from tests.integration.api.document_server import serving
 from tests.support.brokers import TestBroker

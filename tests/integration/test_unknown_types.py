@@ -8,7 +8,8 @@ from switchyard.broker.message import now
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.monitoring.checks.examined import Examined
 from switchyard.services.monitoring.checks.workers import lacking
-from switchyard.services.records import UNKNOWN_TYPE, Lacking, State
+from switchyard.services.records.results import UNKNOWN_TYPE, Lacking
+from switchyard.services.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.system import System, lanes_with, open_system

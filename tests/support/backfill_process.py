@@ -24,7 +24,7 @@ from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.bulk.session import BulkSession
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import BulkState
+from switchyard.services.records.bulk import BulkState
 from switchyard.services.settings import Settings
 from tests.support.system import lanes_with
 

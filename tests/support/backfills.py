@@ -27,7 +27,8 @@ from switchyard.services.bulk.control import require_bulk
 from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.files.storage import Storage
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import BulkOperation, JobFilter
+from switchyard.services.records.bulk import BulkOperation
+from switchyard.services.records.requests import JobFilter
 from tests.support.brokers import TestBroker
 from tests.support.system import System, open_system
 

@@ -29,7 +29,8 @@ from switchyard.services.jobs.registry import job
 from switchyard.services.ledger.sql.database import connect
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.publishing.publisher import Published
-from switchyard.services.records import LedgerUnavailable, State
+from switchyard.services.records.errors import LedgerUnavailable
+from switchyard.services.records.states import State
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.system import Broker, System, open_system

@@ -7,7 +7,7 @@ import asyncio
 import sys
 
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import Claimed
+from switchyard.services.records.results import Claimed
 from tests.support.made import claim
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
 from switchyard.services.jobs.registry import job
-from switchyard.services.records import WhenDead
+from switchyard.services.records.joins import WhenDead
 from tests.support.chaos import Effects
 
 JOINING_MODULES = ("tests.support.joining",)

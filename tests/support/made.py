@@ -8,14 +8,13 @@ from switchyard.broker.message import JobMessage, Metadata
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.sql.dialect import insert_into
 from switchyard.services.ledger.sql.tables import redriven_letters
-from switchyard.services.records import (
-    AttemptOutcome,
+from switchyard.services.records.requests import (
     ClaimRequest,
     DeadLetterRecord,
     FinishRequest,
     NewJob,
-    State,
 )
+from switchyard.services.records.states import AttemptOutcome, State
 
 NOW = 1_800_000_000.25
 

@@ -17,7 +17,8 @@ from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.dead.changes import Change
 from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.records import BulkOperation, NewJob
+from switchyard.services.records.bulk import BulkOperation
+from switchyard.services.records.requests import NewJob
 from switchyard.services.redrive.handler import RedriveHandler
 from switchyard.services.redrive.plan import plan_redrive
 from switchyard.services.redrive.sending import Tally

@@ -30,7 +30,8 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records import JobRecord, State
+from switchyard.services.records.results import JobRecord
+from switchyard.services.records.states import State
 from switchyard.services.runtime.worker import Worker, share_of
 from switchyard.services.settings import Settings
 from tests.support.brokers import TestBroker

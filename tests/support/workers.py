@@ -7,7 +7,9 @@ from pydantic import SecretStr
 
 from switchyard.broker.message import JobMessage
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import Claimed, ClaimRequest, LedgerError, LedgerUnavailable
+from switchyard.services.records.errors import LedgerError, LedgerUnavailable
+from switchyard.services.records.requests import ClaimRequest
+from switchyard.services.records.results import Claimed
 from tests.support.eventually import eventually
 from tests.support.system import System
 from tests.support.tcp_proxy import TcpProxy

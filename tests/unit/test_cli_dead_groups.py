@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from switchyard.cli.dead.groups import listing
-from switchyard.services.records import DeadGroup, DeadLetter
+from switchyard.services.records.results import DeadGroup, DeadLetter
 
 MESSAGE = "the model server refused the prompt: too long"
 

@@ -12,7 +12,7 @@ from typer.core import TyperArgument
 
 from switchyard.cli.jobs.jobs import StateName
 from switchyard.cli.main import commands
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from tests.support.command_tree import command_tree
 
 HEAVY = (

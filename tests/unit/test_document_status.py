@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from switchyard.services.documents.status import status_of
-from switchyard.services.records import Document, JobSummary, State
+from switchyard.services.records.results import Document, JobSummary
+from switchyard.services.records.states import State
 
 DOCUMENT = Document(
     id="a",

@@ -30,15 +30,15 @@ from switchyard.services.files.quota import StorageFull
 from switchyard.services.files.storage_errors import DiskFull, FileTooLarge, NotStored, StorageError
 from switchyard.services.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.jobs.registry import InvalidPayload, RegistryError, UnknownJobType
-from switchyard.services.records import (
+from switchyard.services.records.errors import (
     IdempotencyConflict,
     InvalidCursor,
     LedgerError,
+    LedgerFull,
     LedgerUnavailable,
     RowRejected,
     SchemaOutdated,
 )
-from switchyard.services.records.errors import LedgerFull
 
 FAMILIES = {SwitchyardError, LedgerError, StorageError}
 """What the errors of one room share, whatever their kinds: caught, and never raised."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from switchyard.services.publishing.fairness import FairSources
-from switchyard.services.records import NewJob
+from switchyard.services.records.requests import NewJob
 from tests.support.made import message, new_job
 
 

@@ -30,7 +30,8 @@ from switchyard.services.publishing.preparing import (
     job_id_of,
     prepare,
 )
-from switchyard.services.records import ClaimRequest, State
+from switchyard.services.records.requests import ClaimRequest
+from switchyard.services.records.states import State
 from switchyard.services.runtime.inline import InlineRunner
 from switchyard.services.settings import Settings
 from tests.support.eventually import eventually

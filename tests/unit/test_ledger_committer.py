@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 
 from switchyard.services.ledger.sql.committer import GroupCommitter
-from switchyard.services.records import LedgerUnavailable, RowRejected
+from switchyard.services.records.errors import LedgerUnavailable, RowRejected
 from tests.support.eventually import PATIENCE
 
 

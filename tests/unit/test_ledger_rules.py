@@ -14,17 +14,16 @@ from switchyard.services.ledger.sql.rules import (
     may_redrive,
 )
 from switchyard.services.ledger.sql.works import EditedWork, KnownWorks, Work
-from switchyard.services.records import (
-    TRANSITIONS,
+from switchyard.services.records.requests import ClaimRequest
+from switchyard.services.records.results import (
     Claimed,
-    ClaimRequest,
     ClaimResult,
     Finished,
     HeldBy,
-    State,
     StillJoining,
     Superseded,
 )
+from switchyard.services.records.states import TRANSITIONS, State
 
 HELD = HeldBy("worker-1", "claim-1")
 

@@ -18,7 +18,7 @@ from switchyard.services.dead.files import InvalidLine, line_of, parse_line
 from switchyard.services.dead.letters import LetterFilter, cause_of_letter
 from switchyard.services.dead.stored import StoredLetter
 from switchyard.services.jobs.registry import Registry
-from switchyard.services.records import DeadLetter
+from switchyard.services.records.results import DeadLetter
 from switchyard.services.redrive.spec import RedriveSpec, title_of
 
 REGISTRY = Registry.load(["tests.support.jobs"])

@@ -26,7 +26,8 @@ from switchyard.services.jobs.registry import InvalidPayload, RegistryError, job
 from switchyard.services.jobs.retry import Delayed
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import InvalidJob, job_id_of
-from switchyard.services.records import JoinedJob, State
+from switchyard.services.records.joins import JoinedJob
+from switchyard.services.records.states import State
 from switchyard.testing import run_job, run_job_sync
 from tests.support.alone import Text, count_on, count_up_alone, linger, weigh
 from tests.support.ledgers import make_ledger

@@ -16,7 +16,7 @@ from switchyard.services.monitoring.job_events import (
     EventFeed,
     JobEvent,
 )
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -32,7 +32,7 @@ from switchyard.api.client.call import Call
 from switchyard.api.client.operations import operations_of
 from switchyard.services.access.api_keys import Scope, create_key
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from switchyard.services.samples.articles import sample
 from tests.support.api_server import RunningApi, serving
 from tests.support.brokers import TestBroker

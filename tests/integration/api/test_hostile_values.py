@@ -16,8 +16,8 @@ from sqlalchemy import Connection, TextClause, text
 
 from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
-from switchyard.services.records import State
 from switchyard.services.records.requests import MAX_SOURCE
+from switchyard.services.records.states import State
 from switchyard.services.scheduler.scheduler import Scheduler
 from switchyard.services.workers.ingest.documents import IngestDocument
 from tests.support.api_server import RunningApi, environment_of, problem, serving

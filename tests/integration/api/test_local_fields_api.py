@@ -25,7 +25,7 @@ from switchyard.services.jobs.local_fields import LocalOnly
 from switchyard.services.jobs.outcomes import Done, Outcome
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, job
 from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from switchyard.services.redrive.handler import RedriveHandler
 from tests.integration.api.standing import open_api, standing, with_own_client
 from tests.support.api_server import RunningApi, problem, serving

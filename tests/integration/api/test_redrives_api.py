@@ -9,7 +9,7 @@ import pytest
 
 from switchyard.api.client import AsyncClient, Conflict, Invalid, NotFound
 from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from switchyard.services.redrive.handler import RedriveHandler
 from tests.support.api_server import RunningApi
 from tests.support.eventually import eventually

@@ -18,7 +18,9 @@ from pydantic import SecretStr
 from switchyard.services.access.api_keys import Scope, create_key
 from switchyard.services.access.signing import is_signed
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
-from switchyard.services.records import JobFilter, JobRecord, State
+from switchyard.services.records.requests import JobFilter
+from switchyard.services.records.results import JobRecord
+from switchyard.services.records.states import State
 from switchyard.services.settings import Settings
 from switchyard.services.webhooks.deliveries import Ignored, InvalidDelivery, Wanted, github_job
 from switchyard.services.webhooks.sources import InvalidWebhooks, WebhookSources

@@ -10,7 +10,8 @@ import pytest
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.bulk.hot_traffic import HotTraffic
 from switchyard.services.bulk.session import BulkSession
-from switchyard.services.records import BulkState, State
+from switchyard.services.records.bulk import BulkState
+from switchyard.services.records.states import State
 from tests.support.backfills import QUEUE, BackfillUser
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

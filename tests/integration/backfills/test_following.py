@@ -10,7 +10,8 @@ from switchyard.services.backfill.sources import InvalidBackfill
 from switchyard.services.backfill.spec import then_id_of
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.bulk.handler import BulkFailed
-from switchyard.services.records import BulkState, State
+from switchyard.services.records.bulk import BulkState
+from switchyard.services.records.states import State
 from tests.support.backfills import QUEUE, BackfillUser, opened
 from tests.support.brokers import TestBroker
 from tests.support.jobs import journal

@@ -11,7 +11,9 @@ from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.backfill.sources import InvalidBackfill
 from switchyard.services.backfill.spec import parse_spec
 from switchyard.services.bulk import runner as bulk_runner
-from switchyard.services.records import BulkState, JobFilter, State
+from switchyard.services.records.bulk import BulkState
+from switchyard.services.records.requests import JobFilter
+from switchyard.services.records.states import State
 from tests.support.arxiv_server import ArxivServer, Paper, answer_well, fails
 from tests.support.backfills import BackfillUser, numbers, opened
 from tests.support.brokers import TestBroker

@@ -11,7 +11,8 @@ from switchyard.services.bulk.handler import BulkFailed, TryLater
 from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.bulk.session import BulkSession
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import BulkHold, BulkOperation, BulkState, State
+from switchyard.services.records.bulk import BulkHold, BulkOperation, BulkState
+from switchyard.services.records.states import State
 from tests.support.eventually import eventually
 from tests.support.made import NOW, message, new_job
 

@@ -3,15 +3,9 @@
 import pytest
 
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import (
-    AttemptOutcome,
-    Claimed,
-    Finished,
-    JobRecord,
-    RedrivenCopy,
-    Running,
-    State,
-)
+from switchyard.services.records.requests import RedrivenCopy
+from switchyard.services.records.results import Claimed, Finished, JobRecord, Running
+from switchyard.services.records.states import AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, letter, new_job
 
 

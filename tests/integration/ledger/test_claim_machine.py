@@ -16,17 +16,9 @@ from hypothesis.stateful import (
 )
 
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import (
-    TRANSITIONS,
-    AttemptOutcome,
-    Claimed,
-    Finished,
-    HeldBy,
-    JobRecord,
-    RedrivenCopy,
-    Running,
-    State,
-)
+from switchyard.services.records.requests import RedrivenCopy
+from switchyard.services.records.results import Claimed, Finished, HeldBy, JobRecord, Running
+from switchyard.services.records.states import TRANSITIONS, AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, let_out, letter, message, new_job
 
 WORKERS = st.sampled_from(["worker-1", "worker-2", "worker-3"])

@@ -5,17 +5,16 @@ import pytest
 
 from switchyard.broker.moments import shown
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import (
-    AttemptOutcome,
+from switchyard.services.records.results import (
     Cancelled,
     Claimed,
     ClaimResult,
     Finished,
     Foreign,
     HeldBy,
-    State,
     Superseded,
 )
+from switchyard.services.records.states import AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, let_out, letter, message, new_job
 
 

@@ -12,14 +12,10 @@ import pytest
 
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records import (
-    Claimed,
-    EndNoted,
-    Existing,
-    Joining,
-    LedgerUnavailable,
-    State,
-)
+from switchyard.services.records.errors import LedgerUnavailable
+from switchyard.services.records.joins import Joining
+from switchyard.services.records.results import Claimed, EndNoted, Existing
+from switchyard.services.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import outbox, publish_all, requests_of
 from tests.support.eventually import eventually

@@ -10,8 +10,8 @@ from switchyard.services.crawls.pages import found_pages
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger, old_crawls
 from switchyard.services.ledger.sql.tables import jobs
-from switchyard.services.records import State
 from switchyard.services.records.crawls import CrawlRecord, CrawlState, FoundPage
+from switchyard.services.records.states import State
 
 CRAWL = CrawlRecord(
     id="0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11",

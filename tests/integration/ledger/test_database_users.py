@@ -11,7 +11,8 @@ from switchyard.cli.system.db import app
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.sql import users
 from switchyard.services.ledger.sql.database import connect
-from switchyard.services.records import Created, LedgerError
+from switchyard.services.records.errors import LedgerError
+from switchyard.services.records.results import Created
 from tests.support.made import new_job
 
 Logins = dict[str, str]

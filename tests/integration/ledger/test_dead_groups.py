@@ -3,7 +3,9 @@ import pytest
 from switchyard.services.dead.causes import cause_of
 from switchyard.services.dead.indexing import group_of
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import DeadLetter, DeadLetterFilter, DeadLetterState
+from switchyard.services.records.requests import DeadLetterFilter
+from switchyard.services.records.results import DeadLetter
+from switchyard.services.records.states import DeadLetterState
 from tests.support.made import NOW, letter
 
 HOUR = 3600.0

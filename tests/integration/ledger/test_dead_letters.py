@@ -1,7 +1,8 @@
 import pytest
 
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import DeadLetterFilter, DeadLetterState, RedrivenCopy, State
+from switchyard.services.records.requests import DeadLetterFilter, RedrivenCopy
+from switchyard.services.records.states import DeadLetterState, State
 from tests.support.made import NOW, claim, finish, letter, new_job
 
 

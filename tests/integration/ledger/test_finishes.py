@@ -1,17 +1,16 @@
 import pytest
 
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import (
+from switchyard.services.records.errors import RowRejected
+from switchyard.services.records.requests import FinishRequest
+from switchyard.services.records.results import (
     AlreadyFinished,
-    AttemptOutcome,
     Cancelled,
     Claimed,
-    FinishRequest,
     NoSuchJob,
-    RowRejected,
     Running,
-    State,
 )
+from switchyard.services.records.states import AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, new_job
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, event
 
 from switchyard.services.graph.describing import cited_works, document_of, similar_documents
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import InvalidCursor
+from switchyard.services.records.errors import InvalidCursor
 from switchyard.services.records.graph import Direction, EdgeKind, NodeKind
 
 TIDES = {

@@ -10,19 +10,11 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import (
-    Cancelled,
-    Claimed,
-    Created,
-    Existing,
-    Joining,
-    NewJob,
-    RedrivenCopy,
-    RowRejected,
-    State,
-    StillJoining,
-    WhenDead,
-)
+from switchyard.services.records.errors import RowRejected
+from switchyard.services.records.joins import Joining, WhenDead
+from switchyard.services.records.requests import NewJob, RedrivenCopy
+from switchyard.services.records.results import Cancelled, Claimed, Created, Existing, StillJoining
+from switchyard.services.records.states import State
 from tests.support.made import NOW, claim, finish, let_out, letter, new_job
 
 THEN = "then"

@@ -3,7 +3,8 @@
 import pytest
 
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import Joining, State
+from switchyard.services.records.joins import Joining
+from switchyard.services.records.states import State
 from tests.support.made import NOW, claim, finish, letter, new_job
 
 

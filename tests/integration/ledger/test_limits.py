@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Engine, event, text
 
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.ledger.sql.limiting import RoomBatch, RoomChange
-from switchyard.services.records import State
 from switchyard.services.records.limits import (
     LimitSize,
     Need,
@@ -25,6 +24,7 @@ from switchyard.services.records.limits import (
     RoomRequest,
     RoomReturn,
 )
+from switchyard.services.records.states import State
 from tests.support.made import claim, finish, new_job
 
 NUMBERS = count(1)

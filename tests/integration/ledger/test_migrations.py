@@ -14,7 +14,8 @@ from switchyard.services.graph.describing import document_of
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.ledger.sql.database import connect
 from switchyard.services.ledger.sql.tables import SCHEMA_REVISION, metadata
-from switchyard.services.records import Created, LedgerError, LedgerMissing, SchemaOutdated
+from switchyard.services.records.errors import LedgerError, LedgerMissing, SchemaOutdated
+from switchyard.services.records.results import Created
 from tests.support.made import new_job
 
 

@@ -8,7 +8,9 @@ import pytest
 
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.ledger.sql import database as database_module
-from switchyard.services.records import Claimed, Created, LedgerUnavailable, State
+from switchyard.services.records.errors import LedgerUnavailable
+from switchyard.services.records.results import Claimed, Created
+from switchyard.services.records.states import State
 from tests.support.ledgers import make_ledger
 from tests.support.made import claim, finish, message, new_job
 from tests.support.postgres import PostgresServer

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.sql.dialect import keys_parameter, select_by_keys
-from switchyard.services.records import BulkHold
+from switchyard.services.records.bulk import BulkHold
 
 
 @pytest.mark.postgres

@@ -1,7 +1,8 @@
 import pytest
 
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import AttemptOutcome, JobFilter, State
+from switchyard.services.records.requests import JobFilter
+from switchyard.services.records.states import AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, message, new_job
 
 

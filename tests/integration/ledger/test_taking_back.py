@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import Created, Existing, LedgerUnavailable, State
+from switchyard.services.records.errors import LedgerUnavailable
+from switchyard.services.records.results import Created, Existing
+from switchyard.services.records.states import State
 from tests.support.made import NOW, claim, message, new_job
 
 

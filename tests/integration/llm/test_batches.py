@@ -11,7 +11,7 @@ import pytest
 
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.llm.batch_sending import BatchSender
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from tests.support.batching import chat, only
 from tests.support.brokers import TestBroker
 from tests.support.llm_batches import ANSWER, with_batches

@@ -13,8 +13,8 @@ import pytest
 from switchyard.cli.jobs.llm import SpendBy
 from switchyard.services.backfill.spec import parse_spec
 from switchyard.services.llm import spending
-from switchyard.services.records import State
 from switchyard.services.records.spending import SpentBy
+from switchyard.services.records.states import State
 from tests.support import commands, llm_server
 from tests.support.api_server import serving
 from tests.support.backfills import BackfillUser

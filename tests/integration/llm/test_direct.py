@@ -20,7 +20,8 @@ from switchyard.services.llm import direct
 from switchyard.services.llm.queue import LlmStatus
 from switchyard.services.monitoring.checks.examined import Examined
 from switchyard.services.publishing.preparing import InvalidJob
-from switchyard.services.records import JobFilter, State
+from switchyard.services.records.requests import JobFilter
+from switchyard.services.records.states import State
 from switchyard.services.settings import Settings
 from tests.support import llm_server
 from tests.support.api_server import serving

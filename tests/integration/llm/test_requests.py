@@ -25,7 +25,7 @@ from switchyard.services.monitoring.job_events import EventFeed
 from switchyard.services.monitoring.lane_pressure import LanePressure
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from tests.support import llm_server
 from tests.support.api_server import connected, serving
 from tests.support.brokers import TestBroker

@@ -13,7 +13,7 @@ import pytest
 from switchyard import LLMQueue
 from switchyard.api.client import AsyncClient
 from switchyard.services.llm.queue import LlmResult
-from switchyard.services.records import LedgerUnavailable
+from switchyard.services.records.errors import LedgerUnavailable
 from tests.support.api_server import connected, serving
 from tests.support.brokers import TestBroker
 from tests.support.llm_server import LlmServer

@@ -12,8 +12,8 @@ from switchyard.services.classes.definitions import BadClasses
 from switchyard.services.files.keys import result_key
 from switchyard.services.jobs.outcomes import Next
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import DocumentFilter
 from switchyard.services.records.classes import DocumentClass
+from switchyard.services.records.requests import DocumentFilter
 from tests.integration.pipeline.conftest import Pipeline
 
 SECRET = (

@@ -16,8 +16,8 @@ from switchyard.services.crawls.bounds import CrawlBounds
 from switchyard.services.crawls.desk import Crawls
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import State
 from switchyard.services.records.crawls import CrawlState
+from switchyard.services.records.states import State
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

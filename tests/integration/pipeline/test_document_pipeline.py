@@ -19,7 +19,7 @@ from switchyard.services.index.wordllama import WordllamaEmbedder
 from switchyard.services.jobs.outcomes import Done
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmRefused
-from switchyard.services.records import NewJob
+from switchyard.services.records.requests import NewJob
 from switchyard.services.samples.articles import sample
 from switchyard.services.workers import embed as embed_worker
 from switchyard.services.workers.stages import EMBED

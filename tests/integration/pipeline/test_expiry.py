@@ -15,7 +15,7 @@ from switchyard.services.files.expiry import Expiry, clean
 from switchyard.services.files.storage import Storage
 from switchyard.services.jobs.outcomes import Done, Next
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import NewJob
+from switchyard.services.records.requests import NewJob
 from tests.integration.pipeline.conftest import Pipeline
 
 DAY = 24 * 3600.0

@@ -13,7 +13,7 @@ from switchyard.services.files.errors import UnsupportedDocument
 from switchyard.services.files.keys import result_key
 from switchyard.services.jobs.outcomes import Done, Next, Snooze
 from switchyard.services.jobs.registry import InvalidPayload, Registry
-from switchyard.services.records import Document
+from switchyard.services.records.results import Document
 from switchyard.services.sources.errors import (
     SourceNonsense,
     SourceNotFound,

@@ -10,8 +10,8 @@ import pytest
 
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import State
 from switchyard.services.records.schedules import FiringOutcome
+from switchyard.services.records.states import State
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from switchyard.services.schedules.book import job_id_of
 from switchyard.services.schedules.firing import AGAIN, ScheduleRunner

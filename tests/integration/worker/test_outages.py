@@ -10,7 +10,7 @@ from switchyard.broker.background import BackgroundFailed
 from switchyard.broker.lanes import JOBS_EXCHANGE
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.records import AttemptOutcome, ClaimRequest, State
+from switchyard.services.records.requests import ClaimRequest
+from switchyard.services.records.states import AttemptOutcome, State
 from switchyard.services.runtime.worker import LAST_WORDS
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

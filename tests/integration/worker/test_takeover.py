@@ -9,7 +9,8 @@ import pytest
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.retry import MAX_DEATHS
-from switchyard.services.records import AttemptOutcome, FinishRequest, State
+from switchyard.services.records.requests import FinishRequest
+from switchyard.services.records.states import AttemptOutcome, State
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.system import System

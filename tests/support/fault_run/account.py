@@ -11,8 +11,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from switchyard.broker.dead.scan import Letter
 from switchyard.services.ledger.sql.tables import attempts, jobs
-from switchyard.services.records import FINISHED, BulkState, State
+from switchyard.services.records.bulk import BulkState
 from switchyard.services.records.document_states import COMPLETED
+from switchyard.services.records.states import FINISHED, State
 from tests.support.chaos import Effect, Effects, history_of, wait_until_lanes_are_empty
 from tests.support.fault_run.chronicle import Chronicle
 from tests.support.fault_run.load import Accepted

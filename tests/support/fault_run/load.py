@@ -17,7 +17,7 @@ from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher, Published
-from switchyard.services.records import LedgerUnavailable
+from switchyard.services.records.errors import LedgerUnavailable
 from switchyard.services.settings import Settings
 from tests.support.fault_run.chronicle import Chronicle
 from tests.support.fault_run.doors import PAUSE, Api

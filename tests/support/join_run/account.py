@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.services.records import JobRecord, State
+from switchyard.services.records.results import JobRecord
+from switchyard.services.records.states import State
 
 Change = tuple[str, str, str]
 """A job, its old state, its new one."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from switchyard.broker.dead.certificate import Reason
 from switchyard.services.publishing.preparing import THEN, job_id_of
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from tests.support.brokers import TestBroker, fresh_vhost, new_node
 from tests.support.chaos import history_of, open_chaos, wait_until_lanes_are_empty
 from tests.support.join_run.account import faults_of, was_spent

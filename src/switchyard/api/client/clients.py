@@ -22,8 +22,8 @@ from switchyard.api.client.following import (
     check_stream,
 )
 from switchyard.api.client.streams import streams
-from switchyard.services.records import FINISHED
 from switchyard.services.records.document_states import FAILED, FINISHED_STATES
+from switchyard.services.records.states import FINISHED
 
 if TYPE_CHECKING:
     from switchyard.api.models.documents import DocumentView

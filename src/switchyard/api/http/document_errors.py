@@ -8,8 +8,8 @@ from switchyard.api.http.problems import Problem, responses
 from switchyard.services.documents.desk import NotFinished
 from switchyard.services.documents.extractions import ExtractionNotFinished
 from switchyard.services.documents.status import DocumentStatus
-from switchyard.services.records import State
 from switchyard.services.records.document_states import FAILED
+from switchyard.services.records.states import State
 
 POLL_AFTER = 0.5
 """Seconds after which a result that is not there yet may be."""

@@ -49,13 +49,13 @@ from switchyard.services.files.storage_errors import (
     StorageAway,
 )
 from switchyard.services.publishing.requests import Complaint, InvalidRequest
-from switchyard.services.records import (
+from switchyard.services.records.errors import (
     IdempotencyConflict,
     InvalidCursor,
     LedgerError,
+    LedgerFull,
     RowRejected,
 )
-from switchyard.services.records.errors import LedgerFull
 
 PROBLEM_OF: Mapping[type[SwitchyardError], str] = {
     InvalidInput: "invalid",

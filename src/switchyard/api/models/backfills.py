@@ -12,9 +12,10 @@ from switchyard.broker import patterns
 from switchyard.broker.lanes import BACKFILL
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.backfill.formats import FileFormat
-from switchyard.services.records import BulkState, State, WhenDead
-from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE, MOST_WAITING
+from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE, MOST_WAITING, BulkState
+from switchyard.services.records.joins import WhenDead
 from switchyard.services.records.requests import MAX_NOTIFY_URL
+from switchyard.services.records.states import State
 
 EXAMPLE_ID = "backfill-3fa9c01b22"
 

@@ -13,8 +13,8 @@ from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.dead.causes import cause_of
 from switchyard.services.dead.changes import Change
 from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.records import BulkState, DeadGroup
-from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE
+from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE, BulkState
+from switchyard.services.records.results import DeadGroup
 
 EXAMPLE_ID = "redrive-3fa9c01b22"
 

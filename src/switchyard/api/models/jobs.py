@@ -19,17 +19,11 @@ from pydantic import (
 
 from switchyard.broker import message, moments, patterns
 from switchyard.broker.message import MAX_PRIORITY
-from switchyard.services.records import (
-    AttemptRecord,
-    JobRecord,
-    JobSummary,
-    JoinRecord,
-    Page,
-    State,
-    WhenDead,
-)
+from switchyard.services.records.joins import JoinRecord, WhenDead
 from switchyard.services.records.progress import ProgressRecord
 from switchyard.services.records.requests import MAX_DELAY, MAX_NOTIFY_URL
+from switchyard.services.records.results import AttemptRecord, JobRecord, JobSummary, Page
+from switchyard.services.records.states import State
 
 
 def _iso_8601(value: object) -> object:

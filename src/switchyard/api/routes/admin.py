@@ -28,7 +28,9 @@ from switchyard.services.index.opening import report
 from switchyard.services.index.searching import answered_soon
 from switchyard.services.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.monitoring.worker_status import status_of
-from switchyard.services.records import DeadLetter, DeadLetterFilter, DeadLetterState
+from switchyard.services.records.requests import DeadLetterFilter
+from switchyard.services.records.results import DeadLetter
+from switchyard.services.records.states import DeadLetterState
 
 router = Routes(prefix="/admin", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
 

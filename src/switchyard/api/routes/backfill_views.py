@@ -18,7 +18,7 @@ from switchyard.services.backfill.progress import progress_of
 from switchyard.services.backfill.spec import BackfillSpec
 from switchyard.services.backfill.starting import Preview
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import BulkOperation
+from switchyard.services.records.bulk import BulkOperation
 
 
 def spec_of(plan: BackfillPlan) -> BackfillSpec:

@@ -38,7 +38,7 @@ from switchyard.services.backfill.starting import Backfills
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.files.quota import Quota
 from switchyard.services.publishing.requests import Complaint
-from switchyard.services.records import BulkState
+from switchyard.services.records.bulk import BulkState
 
 router = Routes(prefix="/backfills", tags=["backfills"])
 

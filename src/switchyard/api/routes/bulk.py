@@ -16,7 +16,7 @@ from switchyard.api.state import ApiState, Shared
 from switchyard.broker import patterns
 from switchyard.services.bulk import control
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import BulkOperation, BulkState
+from switchyard.services.records.bulk import BulkOperation, BulkState
 
 V = TypeVar("V", bound=BaseModel)
 """An operation as the API tells of it."""

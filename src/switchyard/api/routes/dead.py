@@ -27,7 +27,7 @@ from switchyard.broker import patterns
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.dead.scan import wait_at_most
-from switchyard.services.records import DeadLetterState
+from switchyard.services.records.states import DeadLetterState
 from switchyard.services.redrive import spec as redrive_spec
 from switchyard.services.redrive.plan import plan_redrive
 from switchyard.services.redrive.spec import KIND

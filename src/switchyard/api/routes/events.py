@@ -22,7 +22,8 @@ from switchyard.api.state import ApiState, BrokerSide, Shared
 from switchyard.broker import patterns
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.monitoring.job_events import ENDINGS, TEXT, JobEvent
-from switchyard.services.records import FINISHED, LedgerUnavailable
+from switchyard.services.records.errors import LedgerUnavailable
+from switchyard.services.records.states import FINISHED
 
 router = Routes(tags=["events"])
 

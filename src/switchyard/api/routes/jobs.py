@@ -34,15 +34,9 @@ from switchyard.services.publishing.requests import (
     refused,
     routing_key_of,
 )
-from switchyard.services.records import (
-    AlreadyFinished,
-    Cancelled,
-    JobFilter,
-    JobRecord,
-    NewJob,
-    NoSuchJob,
-)
-from switchyard.services.records import State as JobState
+from switchyard.services.records.requests import JobFilter, NewJob
+from switchyard.services.records.results import AlreadyFinished, Cancelled, JobRecord, NoSuchJob
+from switchyard.services.records.states import State as JobState
 from switchyard.services.runtime.control import send_cancel
 
 JobIdInPath = Annotated[

@@ -38,7 +38,8 @@ from switchyard.services.llm.unusable import raw_answers
 from switchyard.services.monitoring.ending import ended
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.publishing.requests import job_id_for, refused
-from switchyard.services.records import JobRecord, LedgerError
+from switchyard.services.records.errors import LedgerError
+from switchyard.services.records.results import JobRecord
 from switchyard.services.records.spending import SpentBy
 
 router = Routes(prefix="/llm/requests", tags=["llm"])

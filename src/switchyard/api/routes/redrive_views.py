@@ -5,7 +5,7 @@ from __future__ import annotations
 from switchyard.api.models import jobs as models
 from switchyard.api.models.dead import NewRedrive, RedriveDifference, RedrivePlan, RedriveView
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import BulkOperation
+from switchyard.services.records.bulk import BulkOperation
 from switchyard.services.redrive.sending import Tally
 from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec, settled
 

@@ -24,7 +24,7 @@ from switchyard.cli.bulk.records import change, change_limits, limits
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import BulkOperation
+    from switchyard.services.records.bulk import BulkOperation
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from switchyard.services.backfill.estimating import CostEstimate
     from switchyard.services.backfill.starting import Backfills, Preview
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import BulkOperation
+    from switchyard.services.records.bulk import BulkOperation
     from switchyard.services.settings import Settings
 
 READ_BYTES = 1024 * 1024
@@ -51,7 +51,7 @@ async def _run(
     from switchyard.services.backfill.starting import Backfills
     from switchyard.services.bulk.control import check_limits
     from switchyard.services.identity.broker import require_same_system
-    from switchyard.services.records import LedgerUnavailable
+    from switchyard.services.records.errors import LedgerUnavailable
 
     async with open_ledger(settings) as ledger:
         await require_same_system(settings, ledger)

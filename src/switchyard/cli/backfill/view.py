@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from switchyard.services.backfill.progress import BackfillProgress
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import BulkOperation
+    from switchyard.services.records.bulk import BulkOperation
 
 SHOWN = ("pending", "queued", "running", "retrying", "succeeded", "dead", "cancelled")
 BAR = 30
@@ -207,7 +207,7 @@ def _jobs(progress: BackfillProgress) -> list[tuple[str, int]]:
 
 
 def _state(name: str) -> Any:
-    from switchyard.services.records import State
+    from switchyard.services.records.states import State
 
     return State(name)
 

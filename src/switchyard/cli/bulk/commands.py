@@ -25,7 +25,7 @@ from switchyard.cli.bulk.view import BulkDisplay, BulkListing
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import BulkOperation
+    from switchyard.services.records.bulk import BulkOperation
 
 IdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="Id, as printed at the start or by `list`.")

@@ -10,7 +10,7 @@ from switchyard.cli.base.output import print_json, say
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import BulkOperation
+    from switchyard.services.records.bulk import BulkOperation
 
 
 def change(

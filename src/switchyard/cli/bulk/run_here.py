@@ -14,7 +14,7 @@ from switchyard.cli.base.output import console, say
 if TYPE_CHECKING:
     from switchyard.services.bulk.handler import BulkHandler
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import BulkHold, BulkOperation
+    from switchyard.services.records.bulk import BulkHold, BulkOperation
 
 LOOK_SECONDS = 0.25
 NICE = 10
@@ -35,7 +35,7 @@ async def run_here(
     from switchyard.cli.base.long_running import settle_memory
     from switchyard.services.bulk import control as bulk_control
     from switchyard.services.bulk.runner import BulkRunner
-    from switchyard.services.records import ACTIVE
+    from switchyard.services.records.bulk import ACTIVE
 
     settle_memory()
     give_way()

@@ -37,7 +37,7 @@ from switchyard.cli.dead.options import IdsArgument
 
 if TYPE_CHECKING:
     from switchyard.services.dead.edits import Undone
-    from switchyard.services.records import DeadLetter
+    from switchyard.services.records.results import DeadLetter
 
 HEADER = "# Save and close to go on; leave it as it is to change nothing.\n"
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from switchyard.services.jobs.registry import Registry
-    from switchyard.services.records import DeadGroup
+    from switchyard.services.records.results import DeadGroup
     from switchyard.services.settings import Settings
 
 SPARKS = "▁▂▃▄▅▆▇█"

@@ -39,7 +39,8 @@ from switchyard.cli.dead.options import filtered
 if TYPE_CHECKING:
     from switchyard.services.jobs.registry import Registry
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import DeadLetter, JobRecord, LetterEdit
+    from switchyard.services.records.requests import LetterEdit
+    from switchyard.services.records.results import DeadLetter, JobRecord
     from switchyard.services.settings import Settings
 
 MAX_LIMIT = 1_000
@@ -96,7 +97,7 @@ def list_dead(
 
 def known_state(state: str) -> str | None:
     """None for all. Raises WrongUsage for a state that there is not."""
-    from switchyard.services.records import DeadLetterState
+    from switchyard.services.records.states import DeadLetterState
 
     if state not in (ALL, *DeadLetterState):
         raise WrongUsage(f"--state {state!r}: choose {', '.join(DeadLetterState)} or {ALL}")

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from switchyard.services.dead.purge import PurgeProgress
     from switchyard.services.ledger import Ledger
     from switchyard.services.ledger.leases import Wait
-    from switchyard.services.records import BulkOperation
+    from switchyard.services.records.bulk import BulkOperation
 
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Change nothing; show what would happen.")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from switchyard.services.jobs.registry import Registry
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import BulkHold, BulkOperation
+    from switchyard.services.records.bulk import BulkHold, BulkOperation
     from switchyard.services.redrive.sending import Tally
     from switchyard.services.redrive.spec import RedriveSpec
     from switchyard.services.settings import Settings
@@ -240,7 +240,7 @@ async def run_redrive(
 def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> None:
     """Say how it ended. Raises CommandFailed unless all went as it was asked."""
     from switchyard.cli.dead.view import public
-    from switchyard.services.records import BulkState
+    from switchyard.services.records.bulk import BulkState
     from switchyard.services.redrive.spec import RedriveProgress
 
     progress = RedriveProgress.of(operation)

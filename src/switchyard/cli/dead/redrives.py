@@ -24,7 +24,7 @@ from switchyard.cli.dead.view import RedriveDisplay
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import BulkHold, BulkOperation
+    from switchyard.services.records.bulk import BulkHold, BulkOperation
 
 app = typer.Typer(
     no_args_is_help=True, help="Records of redrives: list, show, watch, pause, resume, cancel, set."

@@ -12,7 +12,7 @@ from switchyard.cli.bulk.view import BulkDisplay
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import BulkOperation
+    from switchyard.services.records.bulk import BulkOperation
 
 
 class RedriveDisplay(BulkDisplay["BulkOperation"]):
@@ -57,12 +57,12 @@ class RedriveDisplay(BulkDisplay["BulkOperation"]):
         return one_line(seen)
 
     def is_over(self, seen: BulkOperation) -> bool:
-        from switchyard.services.records import ACTIVE
+        from switchyard.services.records.bulk import ACTIVE
 
         return seen.state not in ACTIVE
 
     def succeeded(self, seen: BulkOperation) -> bool:
-        from switchyard.services.records import BulkState
+        from switchyard.services.records.bulk import BulkState
 
         return seen.state is BulkState.COMPLETED
 

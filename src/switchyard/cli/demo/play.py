@@ -17,7 +17,7 @@ from switchyard.cli.system.supervisor import Supervisor
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
     from switchyard.services.publishing.publisher import JobPublisher
-    from switchyard.services.records import JobRecord
+    from switchyard.services.records.results import JobRecord
 
 LOOK_SECONDS = 0.4
 STUCK_SECONDS = 60.0
@@ -113,7 +113,7 @@ class _Play:
 
     async def _look(self) -> bool:
         """Read how things stand; True when all has ended."""
-        from switchyard.services.records import State
+        from switchyard.services.records.states import State
 
         for document in self.story.documents:
             if document.job_id is not None and not document.is_over:
@@ -151,7 +151,7 @@ class _Play:
 
     async def _look_at_redrive(self, redrive_id: str) -> None:
         from switchyard.services.bulk.control import require_bulk
-        from switchyard.services.records import ACTIVE
+        from switchyard.services.records.bulk import ACTIVE
         from switchyard.services.redrive.spec import RedriveProgress
 
         operation = await require_bulk(self.ledger, redrive_id)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from switchyard.services.index.ranking import Hit
-    from switchyard.services.records import JobRecord, JobSummary
+    from switchyard.services.records.results import JobRecord, JobSummary
     from switchyard.services.redrive.spec import RedriveProgress
 
 

@@ -17,7 +17,7 @@ from switchyard.cli.jobs.jobs import JobIdArgument, unknown_job
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import State
+    from switchyard.services.records.states import State
     from switchyard.services.settings import Settings
 
 WAIT_SECONDS = 5.0
@@ -44,7 +44,7 @@ def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
 
 
 async def _cancel(settings: Settings, job_id: str) -> tuple[bool, str]:
-    from switchyard.services.records import AlreadyFinished, NoSuchJob, Running
+    from switchyard.services.records.results import AlreadyFinished, NoSuchJob, Running
 
     async with open_ledger(settings) as ledger:
         answer = await ledger.cancel(job_id, ledger.clock.time())

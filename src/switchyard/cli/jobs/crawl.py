@@ -27,8 +27,8 @@ from switchyard.services.records.crawls import MOST_DEPTH
 
 if TYPE_CHECKING:
     from switchyard.services.crawls.desk import Crawls
-    from switchyard.services.records import Page
     from switchyard.services.records.crawls import CrawlProgress, ListedPage
+    from switchyard.services.records.results import Page
     from switchyard.services.settings import Settings
 
 T = TypeVar("T")
@@ -205,7 +205,7 @@ def _tell(progress: CrawlProgress) -> None:
 
 
 def _ended(progress: CrawlProgress) -> int:
-    from switchyard.services.records import FINISHED, State
+    from switchyard.services.records.states import FINISHED, State
 
     return sum(number for state, number in progress.pages.items() if State(state) in FINISHED)
 

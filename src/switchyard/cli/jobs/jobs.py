@@ -39,9 +39,10 @@ from switchyard.cli.base.output import (
 from switchyard.cli.jobs import join_view
 
 if TYPE_CHECKING:
-    from switchyard.services.records import JobRecord, JobSummary, JoinRecord
+    from switchyard.services.records.joins import JoinRecord
     from switchyard.services.records.limits import LimitWait
     from switchyard.services.records.progress import ProgressRecord
+    from switchyard.services.records.results import JobRecord, JobSummary
     from switchyard.services.settings import Settings
 
 MAX_LIMIT = 1_000
@@ -95,7 +96,8 @@ def list_jobs(
     jobctl jobs list --type ingest_document --since 1h --limit 200
     ```
     """
-    from switchyard.services.records import JobFilter, State
+    from switchyard.services.records.requests import JobFilter
+    from switchyard.services.records.states import State
 
     within = optional_duration(since)
     wanted = JobFilter(
@@ -185,7 +187,7 @@ def watch(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
 
 async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
     from switchyard.cli.base.waiting import wait_for_end
-    from switchyard.services.records import State
+    from switchyard.services.records.states import State
 
     def show_change(changed_id: str, state: State) -> None:
         moment = time.time()
@@ -219,7 +221,7 @@ async def _look_up(
 ) -> tuple[JobRecord, list[JobSummary], JoinRecord | None, list[str], LimitWait | None] | None:
     """The job, its pipeline, how far its join is, some dead jobs that it waits for, and the limit
     in which it waits for room."""
-    from switchyard.services.records import State
+    from switchyard.services.records.states import State
 
     async with open_ledger(settings) as ledger:
         job = await ledger.get(job_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from switchyard.services.records import JoinRecord
+    from switchyard.services.records.joins import JoinRecord
 
 
 def told(join: JoinRecord) -> str:

@@ -9,7 +9,7 @@ from switchyard.cli.base.output import JsonOption, echo, print_json
 from switchyard.cli.jobs.jobs import JobIdArgument
 
 if TYPE_CHECKING:
-    from switchyard.services.records import JoinRecord
+    from switchyard.services.records.joins import JoinRecord
     from switchyard.services.settings import Settings
 
 

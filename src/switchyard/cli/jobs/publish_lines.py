@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from switchyard.services.jobs.registry import Registry
     from switchyard.services.ledger import Ledger
     from switchyard.services.publishing.publisher import JobPublisher, PublishOutcome
-    from switchyard.services.records import NewJob, State
+    from switchyard.services.records.requests import NewJob
+    from switchyard.services.records.states import State
     from switchyard.services.settings import Settings
 
 SHOWN_ERRORS = 20
@@ -135,7 +136,7 @@ def _account_for(
 ) -> None:
     from switchyard.broker.errors import PublishError
     from switchyard.services.publishing.publisher import Published
-    from switchyard.services.records import State
+    from switchyard.services.records.states import State
 
     for number, outcome in zip(numbers, outcomes, strict=True):
         if isinstance(outcome, Published):
@@ -201,7 +202,7 @@ def _failure(account: Account) -> str:
 
 
 async def _wait(ledger: Ledger, options: Options, account: Account) -> None:
-    from switchyard.services.records import State
+    from switchyard.services.records.states import State
 
     if options.wait is Wait.PIPELINE:
         states = await _ends_of_pipelines(ledger, options, account)
@@ -225,7 +226,7 @@ async def _ends_of_pipelines(
     ledger: Ledger, options: Options, account: Account
 ) -> dict[str, State]:
     """How each line's pipeline has ended: as the first of its jobs that did not succeed."""
-    from switchyard.services.records import State
+    from switchyard.services.records.states import State
 
     found = await wait_for_pipelines(ledger, list(account.ids), timeout=options.timeout)
     return {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
     from switchyard.services.publishing.preparing import JobRequest
     from switchyard.services.publishing.publisher import JobPublisher, Published
-    from switchyard.services.records import JobRecord, JobSummary
+    from switchyard.services.records.results import JobRecord, JobSummary
     from switchyard.services.settings import Settings
 
 SOURCE = "jobctl"
@@ -132,7 +132,7 @@ async def publish_one(
 
 
 def _tell_pending(published: Published) -> None:
-    from switchyard.services.records import State
+    from switchyard.services.records.states import State
 
     if published.state is State.PENDING:
         say(
@@ -163,7 +163,7 @@ def _shown(published: Published) -> dict[str, Any]:
 
 async def _wait_for_job(options: Options, ledger: Ledger, published: Published) -> None:
     from switchyard.cli.base.waiting import wait_for_end
-    from switchyard.services.records import State
+    from switchyard.services.records.states import State
 
     await wait_for_end(ledger, [published.job_id], timeout=options.timeout)
     record = await _ended(ledger, published)
@@ -177,7 +177,7 @@ async def _wait_for_job(options: Options, ledger: Ledger, published: Published) 
 
 async def _wait_for_pipeline(options: Options, ledger: Ledger, published: Published) -> None:
     from switchyard.cli.base.waiting import wait_for_pipelines
-    from switchyard.services.records import State
+    from switchyard.services.records.states import State
 
     found = await wait_for_pipelines(ledger, [published.job_id], timeout=options.timeout)
     jobs = found[published.job_id]

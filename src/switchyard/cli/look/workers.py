@@ -21,7 +21,7 @@ from switchyard.cli.base.output import (
 )
 
 if TYPE_CHECKING:
-    from switchyard.services.records import Lacking, WorkerRecord
+    from switchyard.services.records.results import Lacking, WorkerRecord
     from switchyard.services.settings import Settings
 
 

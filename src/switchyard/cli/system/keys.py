@@ -13,7 +13,7 @@ from switchyard.cli.base.output import JsonOption, cell, console, echo, print_js
 
 if TYPE_CHECKING:
     from switchyard.services.access.api_keys import NewKey, Scope
-    from switchyard.services.records import ApiKeyRecord
+    from switchyard.services.records.keys import ApiKeyRecord
     from switchyard.services.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke keys of the HTTP API.")

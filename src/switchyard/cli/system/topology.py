@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from switchyard.broker.topology.differences import Difference
     from switchyard.broker.topology.management import ManagementClient
     from switchyard.broker.topology.model import Topology
-    from switchyard.services.records import LedgerError
+    from switchyard.services.records.errors import LedgerError
     from switchyard.services.settings import Settings
 
 T = TypeVar("T")
@@ -150,7 +150,7 @@ async def _mark(settings: Settings) -> str | None:
     """Mark a broker that nobody has marked; the system that it is of now, if that is new."""
     from switchyard.broker.topology.mark import MarkHidden
     from switchyard.services.identity.broker import mark_broker
-    from switchyard.services.records import LedgerError
+    from switchyard.services.records.errors import LedgerError
 
     try:
         async with open_ledger(settings) as ledger:

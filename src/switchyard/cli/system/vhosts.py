@@ -53,7 +53,7 @@ async def own_vhost(found: FoundBroker, settings: Settings) -> str:
     from switchyard.broker.wire.connection import connected, underlying
     from switchyard.cli.base.common import open_ledger
     from switchyard.services.ledger import upgrade
-    from switchyard.services.records import JobFilter
+    from switchyard.services.records.requests import JobFilter
 
     await upgrade(settings.ledger_url)
     async with open_ledger(settings) as ledger:

@@ -18,7 +18,8 @@ import structlog
 
 from switchyard.services.errors import Misconfigured
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import ApiKeyRecord, LedgerError
+from switchyard.services.records.errors import LedgerError
+from switchyard.services.records.keys import ApiKeyRecord
 
 PREFIX = "swy_"
 KEY_BYTES = 32

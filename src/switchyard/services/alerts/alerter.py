@@ -22,8 +22,8 @@ from switchyard.services.alerts.messages import (
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.check import Check, Finding
 from switchyard.services.monitoring.doctor import diagnose
-from switchyard.services.records import BulkOperation, LedgerError
-from switchyard.services.records.bulk import AT_LAST
+from switchyard.services.records.bulk import AT_LAST, BulkOperation
+from switchyard.services.records.errors import LedgerError
 from switchyard.services.settings import Settings
 
 TELLING_WARNINGS = frozenset(

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from switchyard.services.monitoring.check import Check
-from switchyard.services.records import BulkOperation
+from switchyard.services.records.bulk import BulkOperation
 
 Form = Literal["json", "slack"]
 LONGEST_DETAIL = 3_000

@@ -42,7 +42,9 @@ from switchyard.services.llm.spending import short_budget
 from switchyard.services.monitoring.lane_pressure import LanePressure
 from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.publishing.recorded import publish_recorded
-from switchyard.services.records import FINISHED, BulkState, NewJob, State
+from switchyard.services.records.bulk import BulkState
+from switchyard.services.records.requests import NewJob
+from switchyard.services.records.states import FINISHED, State
 
 BATCH = 500
 """Jobs that are recorded and published together."""

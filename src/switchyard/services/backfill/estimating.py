@@ -16,7 +16,7 @@ from switchyard.services.jobs.registry import JobType
 from switchyard.services.llm.prompts import SUMMARY_MAX_TOKENS, summary_messages
 from switchyard.services.llm.requests import LlmRequest
 from switchyard.services.llm.spending import most_tokens
-from switchyard.services.records import NewJob
+from switchyard.services.records.requests import NewJob
 from switchyard.services.settings import Settings
 from switchyard.services.workers.llm import TEXT_BUDGET
 

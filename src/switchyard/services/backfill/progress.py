@@ -9,14 +9,8 @@ from switchyard.services.backfill.counts import Counts, ProgressPoint
 from switchyard.services.backfill.spec import then_id_of
 from switchyard.services.bulk.runner import AT_ONCE
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import (
-    ACTIVE,
-    FINISHED,
-    BulkDeaths,
-    BulkOperation,
-    BulkState,
-    State,
-)
+from switchyard.services.records.bulk import ACTIVE, BulkDeaths, BulkOperation, BulkState
+from switchyard.services.records.states import FINISHED, State
 
 RECENT = (60.0, 600.0)
 """Seconds over which rates are taken, beside that since the start."""

@@ -15,7 +15,7 @@ from switchyard.services.backfill.sources import InvalidBackfill, Sources
 from switchyard.services.backfill.spec import KIND, parse_spec
 from switchyard.services.jobs.registry import Registry, UnknownJobType
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import BulkState
+from switchyard.services.records.bulk import BulkState
 
 PEERS = 200
 """Running backfills that are looked at."""

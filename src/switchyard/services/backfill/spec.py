@@ -31,8 +31,9 @@ from switchyard.services.publishing.preparing import (
     notice_of,
     prepare,
 )
-from switchyard.services.records import Joining, NewJob, WhenDead
 from switchyard.services.records.bulk import MOST_WAITING, notice_id_of
+from switchyard.services.records.joins import Joining, WhenDead
+from switchyard.services.records.requests import NewJob
 
 KIND = "backfill"
 MOST_UNEQUAL = 1000.0

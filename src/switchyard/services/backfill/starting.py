@@ -42,14 +42,11 @@ from switchyard.services.jobs.registry import (
 )
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import InvalidJob, check_notify_url
-from switchyard.services.records import (
-    WAITING,
-    BulkOperation,
-    Cancelled,
-    LedgerError,
-    NewJob,
-    State,
-)
+from switchyard.services.records.bulk import BulkOperation
+from switchyard.services.records.errors import LedgerError
+from switchyard.services.records.requests import NewJob
+from switchyard.services.records.results import Cancelled
+from switchyard.services.records.states import WAITING, State
 from switchyard.services.settings import Settings
 
 PEEK = 20

@@ -11,8 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from switchyard.broker import patterns
 from switchyard.broker.message import Moment
 from switchyard.services.backfill.sources import Cursor, Item, Source, Unusable
-from switchyard.services.records import DocumentFilter
 from switchyard.services.records.classes import checked_class
+from switchyard.services.records.requests import DocumentFilter
 
 PAGE = 500
 

@@ -10,8 +10,16 @@ from collections.abc import Collection, Mapping
 
 from switchyard.services.errors import InvalidInput, Unknown, WrongState
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import ACTIVE, ENDED, RESUMABLE, BulkHold, BulkOperation, BulkState
-from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE
+from switchyard.services.records.bulk import (
+    ACTIVE,
+    ENDED,
+    LEAST_RATE,
+    MOST_RATE,
+    RESUMABLE,
+    BulkHold,
+    BulkOperation,
+    BulkState,
+)
 
 MOST: Mapping[str, int] = {
     "rate": MOST_RATE,

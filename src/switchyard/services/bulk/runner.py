@@ -22,7 +22,8 @@ from switchyard.services.bulk.handler import BulkFailed, BulkHandler, TryLater
 from switchyard.services.bulk.session import LEASE, BulkSession, LetGo
 from switchyard.services.instance import new_instance_id
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import ACTIVE, BulkHold, BulkOperation, BulkState, LedgerError
+from switchyard.services.records.bulk import ACTIVE, BulkHold, BulkOperation, BulkState
+from switchyard.services.records.errors import LedgerError
 
 LOOK = 1.0
 """Seconds between looks for operations that nobody runs."""

@@ -10,7 +10,8 @@ from typing import Any, NoReturn, TypeVar
 from switchyard.broker.background import end_tasks
 from switchyard.services.bulk.rate import RateSlots
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import ACTIVE, BulkOperation, BulkState, LedgerError
+from switchyard.services.records.bulk import ACTIVE, BulkOperation, BulkState
+from switchyard.services.records.errors import LedgerError
 
 LEASE = 10.0
 """Seconds after which an operation is taken from a process that has died."""

@@ -9,8 +9,8 @@ from switchyard.services.crawls.pages import found_pages
 from switchyard.services.errors import Unknown, WrongState
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import Page
 from switchyard.services.records.crawls import CrawlProgress, CrawlRecord, ListedPage
+from switchyard.services.records.results import Page
 from switchyard.services.settings import Settings
 
 _MOMENT = 0.01

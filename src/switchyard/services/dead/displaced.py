@@ -17,7 +17,7 @@ from switchyard.broker.dead.scan import Letter
 from switchyard.broker.lanes import LANES, lane_named, lane_of
 from switchyard.services.dead.foreign import told_apart
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import UNCONFIRMED, State
+from switchyard.services.records.states import UNCONFIRMED, State
 
 _LANES = frozenset(lane.name for lane in LANES)
 

@@ -14,7 +14,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.errors import Unknown
 from switchyard.services.jobs.registry import Registry, UnknownJobType
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import LetterEdit, NewJob
+from switchyard.services.records.requests import LetterEdit, NewJob
 
 
 class NothingToUndo(Unknown):

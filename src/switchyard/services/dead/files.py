@@ -31,7 +31,8 @@ from switchyard.services.dead.stored import StoredLetter, certificate_of
 from switchyard.services.errors import InvalidInput
 from switchyard.services.ledger import Ledger
 from switchyard.services.printable import printable_json
-from switchyard.services.records import DeadLetter, DeadLetterFilter
+from switchyard.services.records.requests import DeadLetterFilter
+from switchyard.services.records.results import DeadLetter
 
 FORMAT = 1
 PAGE = 500

@@ -14,7 +14,7 @@ from switchyard.broker.dead.scan import Letter
 from switchyard.broker.errors import ForeignCopy
 from switchyard.broker.message import JobMessage
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import FoundLetter
+from switchyard.services.records.requests import FoundLetter
 
 
 async def told_apart(ledger: Ledger, letters: Sequence[Letter]) -> list[Letter]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from switchyard.services.dead.changes import InvalidRedrive
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import DeadLetterFilter
+from switchyard.services.records.requests import DeadLetterFilter
 
 
 class UnknownGroup(InvalidRedrive):

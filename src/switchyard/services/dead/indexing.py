@@ -31,13 +31,9 @@ from switchyard.services.dead.displaced import examined
 from switchyard.services.dead.letters import cause_of_letter
 from switchyard.services.jobs.registry import Registry, UnknownJobType
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import (
-    DeadLetter,
-    DeadLetterRecord,
-    LedgerError,
-    NewJob,
-    RowRejected,
-)
+from switchyard.services.records.errors import LedgerError, RowRejected
+from switchyard.services.records.requests import DeadLetterRecord, NewJob
+from switchyard.services.records.results import DeadLetter
 
 BATCH = 200
 """Letters written to the ledger in one go."""

@@ -13,7 +13,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.moments import moment_of
 from switchyard.broker.wording import counted
 from switchyard.services.dead.causes import Cause, cause_of
-from switchyard.services.records import DeadLetterFilter
+from switchyard.services.records.requests import DeadLetterFilter
 
 
 class DeadJob(Protocol):

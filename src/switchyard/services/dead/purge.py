@@ -21,13 +21,9 @@ from switchyard.services.dead.letters import LetterFilter, was_dead
 from switchyard.services.dead.scan import scanning_in_turn, wait_in
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import Wait
-from switchyard.services.records import (
-    BulkHold,
-    BulkOperation,
-    BulkState,
-    DeadLetterRecord,
-    DeadLetterState,
-)
+from switchyard.services.records.bulk import BulkHold, BulkOperation, BulkState
+from switchyard.services.records.requests import DeadLetterRecord
+from switchyard.services.records.states import DeadLetterState
 
 KIND = "purge"
 BATCH = 200

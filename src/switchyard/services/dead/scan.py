@@ -15,7 +15,8 @@ from switchyard.services.dead.displaced import examined
 from switchyard.services.errors import WrongState
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import DEAD_SCAN, Wait
-from switchyard.services.records import BulkState, DeadLetter, JobRecord
+from switchyard.services.records.bulk import BulkState
+from switchyard.services.records.results import DeadLetter, JobRecord
 
 TOGETHER = 200
 """Letters compared with the ledger in one go."""

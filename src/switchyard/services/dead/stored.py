@@ -13,7 +13,7 @@ from switchyard.broker.moments import shown
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.dead.scan import Present
 from switchyard.services.ledger import Ledger, to_message
-from switchyard.services.records import DeadLetter, JobRecord
+from switchyard.services.records.results import DeadLetter, JobRecord
 
 
 @dataclass(frozen=True)

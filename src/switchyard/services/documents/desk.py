@@ -28,8 +28,9 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records import Document, Page, State
 from switchyard.services.records.document_states import FAILED, FINISHED_STATES
+from switchyard.services.records.results import Document, Page
+from switchyard.services.records.states import State
 from switchyard.services.runtime.inline import InlineRunner
 from switchyard.services.settings import Settings
 from switchyard.services.workers.stages import EXTRACT, INGEST, OCR, document_id_of

@@ -13,7 +13,8 @@ from switchyard.services.files.storage_errors import InvalidKey, NotStored
 from switchyard.services.files.uploads import Upload
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.records import JobRecord, State
+from switchyard.services.records.results import JobRecord
+from switchyard.services.records.states import State
 from switchyard.services.workers.stages import EXTRACT
 
 

@@ -17,7 +17,8 @@ from switchyard.services.files.storage_errors import FileTooLarge, NotStored
 from switchyard.services.files.uploads import Upload
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.records import JobRecord, State
+from switchyard.services.records.results import JobRecord
+from switchyard.services.records.states import State
 from switchyard.services.workers.stages import LINK_CITATIONS, REFERENCE_STAGES
 
 Order = Literal["extract_references", "parse_references", "process_references"]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from uuid import UUID, uuid5
 
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import FINISHED, Document, JobSummary, State
+from switchyard.services.records.results import Document, JobSummary
+from switchyard.services.records.states import FINISHED, State
 
 _RUNS = UUID("3a8a7c0e-5b0f-5d7e-9e0a-6f1b7c2d9e11")
 _MAX_RUNS = 1_000

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from switchyard.services.records import FINISHED, Document, JobSummary, State
 from switchyard.services.records.classes import DocumentClass
 from switchyard.services.records.document_states import COMPLETED, FAILED, FINISHED_STATES
+from switchyard.services.records.results import Document, JobSummary
+from switchyard.services.records.states import FINISHED, State
 from switchyard.services.workers.stages import INGEST, PARTS, PIPELINE, Stage
 
 QUEUED = "queued"

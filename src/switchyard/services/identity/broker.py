@@ -22,7 +22,7 @@ from switchyard.broker.wire.away import meaning_away
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.link import Guard
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import LedgerUnavailable
+from switchyard.services.records.errors import LedgerUnavailable
 from switchyard.services.records.system import SystemRecord
 
 CONNECTION = "system check"

@@ -15,7 +15,7 @@ from switchyard.services.index.opening import OpenIndex
 from switchyard.services.index.ranking import Hit, search
 from switchyard.services.jobs.outcomes import DependencyUnavailable
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import DocumentFilter
+from switchyard.services.records.requests import DocumentFilter
 
 ANSWERED_WITHIN = 8.0
 """Seconds that embedder and index have together: somebody waits, and can ask again."""

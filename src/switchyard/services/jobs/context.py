@@ -12,7 +12,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.notebook import Notebook
 from switchyard.services.jobs.outcomes import RetryableError
 from switchyard.services.jobs.speech import Speech
-from switchyard.services.records import JoinedJob
+from switchyard.services.records.joins import JoinedJob
 
 if TYPE_CHECKING:  # whoever only declares a handler needs neither
     from switchyard.services.ledger import Ledger

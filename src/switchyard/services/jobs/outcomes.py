@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from switchyard.services.errors import Failed, NotNow
 
 if TYPE_CHECKING:
-    from switchyard.services.records import WhenDead
+    from switchyard.services.records.joins import WhenDead
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from switchyard.services.jobs.outcomes import (
     RetryableError,
     Snooze,
 )
-from switchyard.services.records import WHEN_DEAD, WhenDead
+from switchyard.services.records.joins import WHEN_DEAD, WhenDead
 
 MAX_CRASHES = 2
 """A job that killed its process this often is dead. The death of a worker in which it ran beside

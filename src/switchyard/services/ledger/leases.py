@@ -16,7 +16,7 @@ from switchyard.broker.background import Background
 from switchyard.services.instance import new_instance_id
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.dialect import clock
-from switchyard.services.records import LedgerError
+from switchyard.services.records.errors import LedgerError
 
 Wait = Callable[[float], Awaitable[None]]
 """What is awaited while another holds the lease, with the seconds to the next look."""

@@ -16,7 +16,6 @@ from sqlalchemy import Connection, Row, delete, func, select, update
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.ledger.sql.tables import jobs, llm_servers, llm_slots
-from switchyard.services.records import State
 from switchyard.services.records.llm import (
     WAIT_FOR_SERVER,
     LlmServerReport,
@@ -27,6 +26,7 @@ from switchyard.services.records.llm import (
     SlotsFull,
     SlotTaken,
 )
+from switchyard.services.records.states import State
 
 COUNTED = 20_000
 """Requests that are counted at most: more make no lane fuller."""

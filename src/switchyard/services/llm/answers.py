@@ -28,7 +28,7 @@ from switchyard.services.instance import new_instance_id
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmBusy
 from switchyard.services.llm.reading import Answer
-from switchyard.services.records import LedgerError
+from switchyard.services.records.errors import LedgerError
 from switchyard.services.records.llm import AnswerClaimed, AnswerKept
 from switchyard.services.settings import Settings
 

@@ -37,9 +37,10 @@ from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmTimeout, 
 from switchyard.services.llm.reading import Reading
 from switchyard.services.llm.spending import Till
 from switchyard.services.publishing.recorded import publish_recorded
-from switchyard.services.records import LedgerError, State
+from switchyard.services.records.errors import LedgerError
 from switchyard.services.records.llm_batches import BatchItem, BatchState, ItemState, LlmBatch
 from switchyard.services.records.spending import CallState
+from switchyard.services.records.states import State
 from switchyard.services.settings import LlmServer, Settings
 
 LOOK = 5.0

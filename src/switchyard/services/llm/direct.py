@@ -26,7 +26,9 @@ from switchyard.services.monitoring.job_events import EventHub, text_event
 from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.publishing.publisher import Published
-from switchyard.services.records import FINISHED, JobRecord, LedgerError
+from switchyard.services.records.errors import LedgerError
+from switchyard.services.records.results import JobRecord
+from switchyard.services.records.states import FINISHED
 from switchyard.services.runtime.inline import InlineRunner
 from switchyard.services.settings import Settings
 

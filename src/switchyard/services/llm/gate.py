@@ -35,7 +35,7 @@ from switchyard.services.llm.pacing import (
     observe,
 )
 from switchyard.services.llm.reading import Timing
-from switchyard.services.records import LedgerError
+from switchyard.services.records.errors import LedgerError
 from switchyard.services.records.llm import (
     BRIEF_PAUSE,
     TRIED,

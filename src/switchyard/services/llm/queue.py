@@ -27,7 +27,8 @@ from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher, Published
 from switchyard.services.publishing.requests import job_id_for
-from switchyard.services.records import JobRecord, State
+from switchyard.services.records.results import JobRecord
+from switchyard.services.records.states import State
 from switchyard.services.settings import Settings
 
 HEARING = 10.0

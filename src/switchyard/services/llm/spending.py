@@ -24,7 +24,7 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmRefused, LlmUnavailable
 from switchyard.services.llm.reading import Answer
 from switchyard.services.prices import ModelPrices
-from switchyard.services.records import LedgerError
+from switchyard.services.records.errors import LedgerError
 from switchyard.services.records.spending import (
     AskedBy,
     BudgetState,

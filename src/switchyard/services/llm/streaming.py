@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from switchyard.broker.background import end_tasks
 from switchyard.services.monitoring.job_events import TEXT, EventHub, JobEvent
-from switchyard.services.records import JobRecord
+from switchyard.services.records.results import JobRecord
 
 HEARTBEAT = 15.0
 """Seconds after which a stream says that nothing has come."""

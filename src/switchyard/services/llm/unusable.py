@@ -9,7 +9,7 @@ from switchyard.services.files.keys import raw_answers_key
 from switchyard.services.files.storage import Storage
 from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.jobs.outcomes import PermanentError
-from switchyard.services.records import JobRecord
+from switchyard.services.records.results import JobRecord
 
 
 class LlmUnusable(PermanentError):

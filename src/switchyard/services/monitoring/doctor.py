@@ -26,7 +26,7 @@ from switchyard.services.monitoring.checks import (
     workers,
 )
 from switchyard.services.monitoring.checks.examined import Examined
-from switchyard.services.records import LedgerError
+from switchyard.services.records.errors import LedgerError
 from switchyard.services.settings import Settings
 
 Look = Callable[[Examined], Awaitable[list[Check]]]

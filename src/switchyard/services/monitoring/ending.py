@@ -6,7 +6,9 @@ import time
 
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.job_events import ENDINGS, EventHub, JobEvent
-from switchyard.services.records import FINISHED, JobRecord, LedgerUnavailable
+from switchyard.services.records.errors import LedgerUnavailable
+from switchyard.services.records.results import JobRecord
+from switchyard.services.records.states import FINISHED
 
 LOOK = 15.0
 """Seconds after which the ledger is asked although no event came: one that was sent while the

@@ -34,7 +34,7 @@ from switchyard.broker.wire.link import Link
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.monitoring.levels import Pressure, fullest
 from switchyard.services.monitoring.marks import LLM_WORKER, Marks
-from switchyard.services.records import LedgerError
+from switchyard.services.records.errors import LedgerError
 from switchyard.services.records.llm import BRIEF_PAUSE
 from switchyard.services.settings import Settings
 

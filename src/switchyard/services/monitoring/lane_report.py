@@ -19,7 +19,7 @@ from switchyard.broker.wire.depths import Waiting, ask_queues
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.marks import Marks
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from switchyard.services.settings import Settings
 
 MANAGEMENT_TIMEOUT = 3.0

@@ -26,10 +26,11 @@ from switchyard.services.monitoring.metric_names import OTHER, Metric, Samples
 from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.monitoring.schedule_status import schedule_samples
 from switchyard.services.monitoring.worker_status import is_current, status_of
-from switchyard.services.records import Gauges, LedgerError, WorkerRecord
+from switchyard.services.records.errors import LedgerError
 from switchyard.services.records.limits import LimitReport
 from switchyard.services.records.llm import LlmServerReport
 from switchyard.services.records.llm_batches import ItemState
+from switchyard.services.records.results import Gauges, WorkerRecord
 from switchyard.services.records.spending import BudgetState, SpendRow
 from switchyard.services.settings import Settings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from switchyard.services.records import WorkerRecord
+from switchyard.services.records.results import WorkerRecord
 
 SILENT_AFTER = 2.0
 """Times the takeover time without a beat, after which a worker counts as silent."""

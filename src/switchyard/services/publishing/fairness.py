@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import NewJob
+from switchyard.services.records.requests import NewJob
 
 STEP = 5
 """By so much the priority is lowered; at the least to 0."""

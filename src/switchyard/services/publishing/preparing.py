@@ -24,8 +24,8 @@ from switchyard.broker.message import (
 from switchyard.services.errors import InvalidInput
 from switchyard.services.jobs.outcomes import Job
 from switchyard.services.jobs.registry import InvalidPayload, JobType, Registry
-from switchyard.services.records import Joining, NewJob, WhenDead
-from switchyard.services.records.requests import MAX_DELAY, MAX_NOTIFY_URL
+from switchyard.services.records.joins import Joining, WhenDead
+from switchyard.services.records.requests import MAX_DELAY, MAX_NOTIFY_URL, NewJob
 from switchyard.services.settings import Settings
 from switchyard.services.tracing import current_traceparent
 

@@ -39,14 +39,10 @@ from switchyard.services.monitoring.levels import Pressure
 from switchyard.services.publishing.fairness import FairSources
 from switchyard.services.publishing.preparing import JobRequest, prepare
 from switchyard.services.publishing.routing import Routed, publish_routed
-from switchyard.services.records import (
-    Created,
-    Existing,
-    IdempotencyConflict,
-    NewJob,
-    Recorded,
-    State,
-)
+from switchyard.services.records.errors import IdempotencyConflict
+from switchyard.services.records.requests import NewJob
+from switchyard.services.records.results import Created, Existing, Recorded
+from switchyard.services.records.states import State
 from switchyard.services.settings import Settings
 from switchyard.services.tracing import Spanned, begin, current_traceparent
 

@@ -15,7 +15,9 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.services import tracing
 from switchyard.services.ledger import Ledger, to_message
 from switchyard.services.publishing.routing import Routed, publish_routed
-from switchyard.services.records import IdempotencyConflict, JobRecord, NewJob, Recorded
+from switchyard.services.records.errors import IdempotencyConflict
+from switchyard.services.records.requests import NewJob
+from switchyard.services.records.results import JobRecord, Recorded
 
 SAID_AGAIN = 60.0
 """Seconds after which the log says again why jobs are refused, while that lasts."""

@@ -8,7 +8,7 @@ from switchyard.services.errors import Unknown, WrongState
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import JoinRecord
+    from switchyard.services.records.joins import JoinRecord
 
 
 class NothingToRelease(Unknown):

@@ -22,8 +22,8 @@ from switchyard.services.jobs.registry import (
 )
 from switchyard.services.publishing.fairness import lowered
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest
-from switchyard.services.records import JobRecord
 from switchyard.services.records.requests import MAX_DELAY
+from switchyard.services.records.results import JobRecord
 
 SAME_MOMENT = 2.0
 """Seconds by which two times may differ that were counted from the moment of each request."""

@@ -23,7 +23,7 @@ from switchyard.services.dead.stored import stored_letters
 from switchyard.services.identity.broker import guard
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import BulkState
+from switchyard.services.records.bulk import BulkState
 from switchyard.services.redrive.passes import Pass
 from switchyard.services.redrive.run import LOOK, Halted, RedriveRun
 from switchyard.services.redrive.sending import LetterSender, Room

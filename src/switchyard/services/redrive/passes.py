@@ -11,7 +11,7 @@ from switchyard.broker.errors import LaneFull, PublishError
 from switchyard.broker.lanes import HOT, lane_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.dead.letters import DeadJob
-from switchyard.services.records import BulkState
+from switchyard.services.records.bulk import BulkState
 from switchyard.services.redrive.run import LOOK, RedriveRun
 from switchyard.services.redrive.sending import BATCH, Copy, LetterSender, Room
 

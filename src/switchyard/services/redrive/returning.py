@@ -25,14 +25,10 @@ from switchyard.services.dead.indexing import record_of
 from switchyard.services.dead.scan import scanning_in_turn
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import (
-    DeadLetter,
-    DeadLetterFilter,
-    DeadLetterRecord,
-    DeadLetterState,
-    LedgerError,
-    State,
-)
+from switchyard.services.records.errors import LedgerError
+from switchyard.services.records.requests import DeadLetterFilter, DeadLetterRecord
+from switchyard.services.records.results import DeadLetter
+from switchyard.services.records.states import DeadLetterState, State
 
 LOOK = 5.0
 """Seconds between looks whether there are any, and room for them."""

@@ -12,7 +12,8 @@ from switchyard.services.bulk.hot_traffic import HotTraffic
 from switchyard.services.bulk.session import BulkSession
 from switchyard.services.dead.letters import DeadJob, was_dead
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import BulkState, RedriveOutcome
+from switchyard.services.records.bulk import BulkState
+from switchyard.services.records.states import RedriveOutcome
 from switchyard.services.redrive.sending import Copy, Tally
 from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec, only_in_ledger
 

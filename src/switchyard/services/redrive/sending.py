@@ -15,7 +15,8 @@ from switchyard.services.dead.changes import Change, InvalidRedrive, changed
 from switchyard.services.dead.letters import DeadJob
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import DeadLetterState, LetterEdit, NewJob, RedrivenCopy, State
+from switchyard.services.records.requests import LetterEdit, NewJob, RedrivenCopy
+from switchyard.services.records.states import DeadLetterState, State
 
 BATCH = 200
 """Letters looked up, published and confirmed together."""

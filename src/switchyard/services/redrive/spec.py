@@ -15,7 +15,8 @@ from switchyard.services.jobs.local_fields import named
 from switchyard.services.jobs.registry import JobType, Registry, UnknownJobType
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.requests import Complaint, InvalidRequest
-from switchyard.services.records import BulkHold, BulkOperation, BulkState, RedriveOutcome
+from switchyard.services.records.bulk import BulkHold, BulkOperation, BulkState
+from switchyard.services.records.states import RedriveOutcome
 
 KIND = "redrive"
 UNFINISHED = (BulkState.WAITING, BulkState.RUNNING, BulkState.DRAINING, BulkState.PAUSED)

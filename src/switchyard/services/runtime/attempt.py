@@ -24,8 +24,8 @@ from switchyard.services.jobs.retry import (
     RetryPolicy,
     Succeeded,
 )
-from switchyard.services.records import NewJob
 from switchyard.services.records.limits import Need
+from switchyard.services.records.requests import NewJob
 from switchyard.services.runtime.endings import classify, crashed_too_often
 from switchyard.services.runtime.execution import Executor
 

@@ -28,7 +28,7 @@ from switchyard.services.jobs.context import JobContext, Usage
 from switchyard.services.jobs.outcomes import Snooze
 from switchyard.services.jobs.registry import Handler
 from switchyard.services.jobs.retry import Failure
-from switchyard.services.records import LedgerUnavailable
+from switchyard.services.records.errors import LedgerUnavailable
 from switchyard.services.runtime.page import PageAddress, writing_to
 from switchyard.services.runtime.starting import end_with_parent
 

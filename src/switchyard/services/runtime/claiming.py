@@ -20,14 +20,9 @@ from switchyard.broker.lanes import HOT, LANES, Lane
 from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.retry import LONGEST_RETRY_DELAY, Delayed, Died, Failure
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import (
-    UNKNOWN_TYPE,
-    Claimed,
-    ClaimRequest,
-    Foreign,
-    HeldBy,
-    RowRejected,
-)
+from switchyard.services.records.errors import RowRejected
+from switchyard.services.records.requests import ClaimRequest
+from switchyard.services.records.results import UNKNOWN_TYPE, Claimed, Foreign, HeldBy
 from switchyard.services.runtime.endings import crashed_too_often, joined_died
 from switchyard.services.runtime.following import FollowUp
 from switchyard.services.runtime.recording import Recorder

@@ -24,14 +24,10 @@ from switchyard.services.jobs.retry import (
 )
 from switchyard.services.ledger.sql.codec import to_json
 from switchyard.services.publishing.preparing import InvalidJob, children_of
-from switchyard.services.records import (
-    AttemptOutcome,
-    FinishRequest,
-    JoinRecord,
-    NewJob,
-    RowRejected,
-    State,
-)
+from switchyard.services.records.errors import RowRejected
+from switchyard.services.records.joins import JoinRecord
+from switchyard.services.records.requests import FinishRequest, NewJob
+from switchyard.services.records.states import AttemptOutcome, State
 
 
 @dataclass(frozen=True, slots=True)

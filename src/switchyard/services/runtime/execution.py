@@ -20,7 +20,8 @@ from switchyard.services.jobs.notebook import Notebook
 from switchyard.services.jobs.outcomes import Snooze
 from switchyard.services.jobs.registry import JobType
 from switchyard.services.jobs.retry import Failure
-from switchyard.services.records import TIMED_OUT, LedgerUnavailable
+from switchyard.services.records.errors import LedgerUnavailable
+from switchyard.services.records.results import TIMED_OUT
 from switchyard.services.runtime.child import (
     LEDGER_AWAY_PAUSE,
     OUT_OF_MEMORY,

@@ -28,7 +28,9 @@ from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
 from switchyard.services.jobs.retry import Delayed, Died, Failure, RetryPolicy, Succeeded
 from switchyard.services.publishing.recorded import publish_recorded, record_following
 from switchyard.services.publishing.routing import Routed, publish_routed
-from switchyard.services.records import Existing, LedgerError, NewJob, RowRejected
+from switchyard.services.records.errors import LedgerError, RowRejected
+from switchyard.services.records.requests import NewJob
+from switchyard.services.records.results import Existing
 from switchyard.services.runtime.endings import CalledOff, Ending, invalid_outcome
 from switchyard.services.runtime.recording import Recorder
 from switchyard.services.runtime.running import RunningJob

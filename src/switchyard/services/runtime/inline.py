@@ -35,19 +35,11 @@ from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.publishing.publisher import Published
 from switchyard.services.publishing.recorded import record_following
-from switchyard.services.records import (
-    FINISHED,
-    Claimed,
-    ClaimRequest,
-    Existing,
-    HeldBy,
-    JobRecord,
-    LedgerError,
-    NewJob,
-    RowRejected,
-    State,
-)
+from switchyard.services.records.errors import LedgerError, RowRejected
 from switchyard.services.records.limits import NoRoom, RoomRequest
+from switchyard.services.records.requests import ClaimRequest, NewJob
+from switchyard.services.records.results import Claimed, Existing, HeldBy, JobRecord
+from switchyard.services.records.states import FINISHED, State
 from switchyard.services.runtime.attempt import Attempt, attempt
 from switchyard.services.runtime.endings import (
     CalledOff,

@@ -33,7 +33,7 @@ from switchyard.services.jobs.limits import LimitRefused, needs_of
 from switchyard.services.jobs.registry import JobType
 from switchyard.services.jobs.retry import Delayed, Died, Failure
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import LedgerError
+from switchyard.services.records.errors import LedgerError
 from switchyard.services.records.limits import (
     Called,
     Need,

@@ -16,7 +16,7 @@ from switchyard.broker.background import end_tasks
 from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.notebook import Notebook, Notes
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import LedgerError
+from switchyard.services.records.errors import LedgerError
 from switchyard.services.records.progress import NoteRequest, Reported
 
 PAUSE = 1.0

@@ -12,7 +12,8 @@ import structlog
 from switchyard.broker.message import JobMessage
 from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import LedgerUnavailable, SchemaOutdated, State
+from switchyard.services.records.errors import LedgerUnavailable, SchemaOutdated
+from switchyard.services.records.states import State
 from switchyard.services.runtime.endings import CalledOff, Ending, Released, finish_request
 from switchyard.services.runtime.running import RunningJob, TakenOver
 

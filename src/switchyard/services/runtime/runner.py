@@ -32,7 +32,8 @@ from switchyard.services.jobs.registry import (
 )
 from switchyard.services.jobs.speech import Speech
 from switchyard.services.ledger import Ledger
-from switchyard.services.records import LedgerError, NewJob
+from switchyard.services.records.errors import LedgerError
+from switchyard.services.records.requests import NewJob
 from switchyard.services.runtime.claiming import Claims
 from switchyard.services.runtime.endings import CalledOff, Ending, classify, within
 from switchyard.services.runtime.execution import Executor

@@ -24,7 +24,7 @@ from switchyard.services.jobs.retry import RetryPolicy
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.metrics import Metrics, show_publishes
 from switchyard.services.monitoring.waiting import once_there
-from switchyard.services.records import LedgerError
+from switchyard.services.records.errors import LedgerError
 from switchyard.services.runtime.claiming import Claims
 from switchyard.services.runtime.control import ControlListener
 from switchyard.services.runtime.execution import Executor

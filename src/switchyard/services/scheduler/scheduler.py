@@ -32,7 +32,9 @@ from switchyard.services.monitoring import metric_names as names
 from switchyard.services.monitoring.metric_names import Metric, Samples
 from switchyard.services.monitoring.metrics import Metrics, show_publishes
 from switchyard.services.publishing.recorded import Refusals, publish_recorded
-from switchyard.services.records import JobRecord, LedgerError, State
+from switchyard.services.records.errors import LedgerError
+from switchyard.services.records.results import JobRecord
+from switchyard.services.records.states import State
 from switchyard.services.redrive.returning import LOOK, Returner
 from switchyard.services.runtime.limiting import call
 from switchyard.services.schedules.firing import ScheduleRunner

@@ -11,7 +11,7 @@ from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY, describe
 from switchyard.services.jobs.registry import InvalidPayload, Registry, UnknownJobType
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
-from switchyard.services.records import NewJob
+from switchyard.services.records.requests import NewJob
 from switchyard.services.records.schedules import ScheduleRecord
 from switchyard.services.schedules.rule import CronRule, InvalidSchedule, put_off
 

@@ -21,7 +21,7 @@ from switchyard.services.errors import SwitchyardError
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records import LedgerError
+from switchyard.services.records.errors import LedgerError
 from switchyard.services.records.schedules import Firing, FiringOutcome, ScheduleRecord
 from switchyard.services.schedules.book import Schedules, due_firing
 from switchyard.services.schedules.entry import ScheduleEntry

@@ -19,9 +19,11 @@ from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry, job_ty
 from switchyard.services.jobs.retry import Decision, Delayed, Died, Failure, Succeeded
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
-from switchyard.services.records import JoinedJob, NewJob, State
+from switchyard.services.records.joins import JoinedJob
 from switchyard.services.records.limits import Need
 from switchyard.services.records.progress import Reported
+from switchyard.services.records.requests import NewJob
+from switchyard.services.records.states import State
 from switchyard.services.runtime.attempt import attempt_alone
 from switchyard.services.settings import Settings
 

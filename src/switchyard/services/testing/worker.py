@@ -25,7 +25,8 @@ from switchyard.services.jobs.registry import JobType, Registry
 from switchyard.services.ledger import Ledger, upgrade
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records import FINISHED, JobRecord
+from switchyard.services.records.results import JobRecord
+from switchyard.services.records.states import FINISHED
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.runtime.worker import Worker, share_of
 from switchyard.services.settings import Settings

@@ -13,9 +13,9 @@ from switchyard.services.index.similarity import TOP_K, similar_documents
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
 from switchyard.services.jobs.registry import job
-from switchyard.services.records import DocumentFilter
 from switchyard.services.records.document_states import COMPLETED
 from switchyard.services.records.graph import Ranking
+from switchyard.services.records.requests import DocumentFilter
 from switchyard.services.workers.stages import DocumentJob, ends_when_superseded
 from switchyard.services.workers.telling import tell_references
 

@@ -23,14 +23,15 @@ from switchyard.services.jobs.limits import Limit
 from switchyard.services.jobs.local_fields import LocalOnly
 from switchyard.services.jobs.outcomes import Done, Outcome, PermanentError, Snooze
 from switchyard.services.jobs.registry import job
-from switchyard.services.records import FINISHED, JoinedJob, State
 from switchyard.services.records.bulk import AT_LAST, BulkState
+from switchyard.services.records.joins import JoinedJob
+from switchyard.services.records.states import FINISHED, State
 from switchyard.services.sources.asking import user_agent
 
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.files.fetching import Guard
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import JobRecord, JobSummary
+    from switchyard.services.records.results import JobRecord, JobSummary
     from switchyard.services.settings import Settings
 
 WITHIN = 10.0

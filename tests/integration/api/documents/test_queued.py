@@ -14,7 +14,7 @@ import pytest
 
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.identity.places import MARKER
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from switchyard.services.samples.articles import sample
 from switchyard.services.settings import Settings
 from tests.integration.api.document_server import WORKERS, ended, in_parts, send, serving_system

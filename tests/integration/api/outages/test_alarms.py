@@ -14,7 +14,8 @@ from switchyard.services.documents.runs import run_id
 from switchyard.services.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.publishing.preparing import JobRequest, prepare
 from switchyard.services.publishing.publisher import Published
-from switchyard.services.records import JobFilter, State
+from switchyard.services.records.requests import JobFilter
+from switchyard.services.records.states import State
 from switchyard.services.workers.stages import document_id_of
 from tests.integration.api.document_server import send
 from tests.integration.api.outages.answers import NOOP, alarm, assert_prompt, heal, timed_publish

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.monitoring.job_events import EventFeed
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from switchyard.services.scheduler.scheduler import Pace, Scheduler
 from tests.integration.api.outages.answers import AT_MOST, NOOP, assert_prompt, heal, timed_publish
 from tests.support import peers

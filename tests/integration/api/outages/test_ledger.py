@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from switchyard.services.records import JobFilter, State
+from switchyard.services.records.requests import JobFilter
+from switchyard.services.records.states import State
 from tests.integration.api.outages.answers import NOOP, assert_prompt, heal, timed_publish
 from tests.support.api_server import api_process, problem, serving
 from tests.support.brokers import TestBroker

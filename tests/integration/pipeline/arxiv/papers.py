@@ -7,7 +7,7 @@ from typing import Any
 
 from switchyard.services.files.keys import result_key
 from switchyard.services.index.opening import open_index
-from switchyard.services.records import Document
+from switchyard.services.records.results import Document
 from tests.integration.pipeline.conftest import Pipeline
 
 JOB = "ingest_arxiv"

@@ -12,7 +12,7 @@ from switchyard.broker.dead.certificate import Reason
 from switchyard.services.files.keys import result_key
 from switchyard.services.files.storage import Storage
 from switchyard.services.jobs.registry import BUILT_IN_MODULES, InvalidPayload
-from switchyard.services.records import State
+from switchyard.services.records.states import State
 from tests.integration.pipeline.arxiv.papers import ID, STAGES
 from tests.support import arxiv_server as server
 from tests.support.arxiv_server import ArxivServer, many

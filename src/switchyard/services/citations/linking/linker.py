@@ -21,7 +21,7 @@ from switchyard.services.citations.reference import Reference
 from switchyard.services.citations.works import CitedWork, LinkStatus, WorkLink
 from switchyard.services.errors import NotNow
 from switchyard.services.instance import new_instance_id
-from switchyard.services.records import LedgerError
+from switchyard.services.records.errors import LedgerError
 from switchyard.services.settings import Settings
 from switchyard.services.sources.asking import SourceClient
 from switchyard.services.sources.errors import (

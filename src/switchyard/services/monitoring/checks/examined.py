@@ -11,7 +11,9 @@ from switchyard.broker.topology.management import ManagementClient
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.worker_status import is_current, is_replaced, status_of
-from switchyard.services.records import JobFilter, State, WorkerRecord
+from switchyard.services.records.requests import JobFilter
+from switchyard.services.records.results import WorkerRecord
+from switchyard.services.records.states import State
 from switchyard.services.settings import Settings
 
 LOOKED_AT = 1000

@@ -10,7 +10,9 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import DEAD_SCAN
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import LOOKED_AT, Examined
-from switchyard.services.records import DeadLetterFilter, JobFilter, JobSummary, State
+from switchyard.services.records.requests import DeadLetterFilter, JobFilter
+from switchyard.services.records.results import JobSummary
+from switchyard.services.records.states import State
 
 RECENT = 3600.0
 """Seconds in which a time-out is news."""

@@ -8,7 +8,7 @@ from switchyard.services.monitoring.checks.examined import Examined, restart_of
 from switchyard.services.monitoring.checks.missing import missing
 from switchyard.services.monitoring.lane_report import QueueReport, lane_report
 from switchyard.services.monitoring.marks import LLM_WORKER
-from switchyard.services.records import WorkerRecord
+from switchyard.services.records.results import WorkerRecord
 
 FILLING = 80.0
 """Percent of a queue's limit from which it is told."""

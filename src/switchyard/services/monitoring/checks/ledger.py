@@ -10,18 +10,16 @@ from switchyard.services.ledger.sql.servers import KEPT_CONNECTIONS, MORE_CONNEC
 from switchyard.services.monitoring.check import Check, Finding, well, wrong
 from switchyard.services.monitoring.checks import certificates
 from switchyard.services.monitoring.checks.examined import Examined
-from switchyard.services.records import (
-    LedgerError,
-    LedgerMisconfigured,
-    LedgerUnavailable,
-    SchemaOutdated,
-)
 from switchyard.services.records.errors import (
     LedgerCrowded,
+    LedgerError,
     LedgerFull,
+    LedgerMisconfigured,
     LedgerMissing,
     LedgerReadOnly,
     LedgerRefuses,
+    LedgerUnavailable,
+    SchemaOutdated,
 )
 
 HOLDER = "doctor"

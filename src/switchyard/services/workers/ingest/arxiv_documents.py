@@ -25,7 +25,7 @@ from switchyard.services.workers.ingest.intake import (
 from switchyard.services.workers.stages import document_id_of
 
 if TYPE_CHECKING:
-    from switchyard.services.records import Document
+    from switchyard.services.records.results import Document
 
 LOOK_AGAIN = 1.0
 """Seconds until a job looks again at a paper that another one has taken up meanwhile."""

@@ -21,7 +21,7 @@ from switchyard.services.workers.stages import EXTRACT, INGEST, at_stage, note
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
-    from switchyard.services.records import Document
+    from switchyard.services.records.results import Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Arrival:
 
 async def is_taken(ctx: JobContext, document: Document) -> bool:
     """Whether the document is finished, or a job of another run will still see to it."""
-    from switchyard.services.records import FINISHED
+    from switchyard.services.records.states import FINISHED
 
     if document.state in FINISHED_STATES:
         return True
