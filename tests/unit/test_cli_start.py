@@ -68,6 +68,43 @@ def test_what_calls_the_api_loads_neither_database_nor_broker(arguments: list[st
     assert "pygments" not in modules  # of httpx's own command
     # A server loads 950; typer and httpx alone make 500.
     assert len(modules) < 600
+    # Of our own those of the subject alone: of the records the states, of the models its own.
+    assert _under("switchyard.services.records", modules) <= {
+        "classes",
+        "document_states",
+        "states",
+    }
+    assert _under("switchyard.api.models", modules) <= {"base", "documents", "problems", "values"}
+
+
+def _under(package: str, modules: list[str]) -> set[str]:
+    return {name.removeprefix(f"{package}.") for name in modules if name.startswith(f"{package}.")}
+
+
+MODELS_IN_USE = """
+import json
+from switchyard.api.client.calls import documents
+from switchyard.api.models.base import ApiModel
+
+def known(model):
+    return {model.__name__: model.__pydantic_complete__} | {
+        name: done for each in model.__subclasses__() for name, done in known(each).items()
+    }
+
+before = known(ApiModel)
+page = documents.documents_page.call().read(b'{"documents": [], "next_cursor": null}')
+print(json.dumps([sorted(k for k, done in m.items() if done) for m in (before, known(ApiModel))]))
+"""
+
+
+def test_a_model_of_the_api_is_worked_out_when_it_is_first_used() -> None:
+    """Each takes a millisecond, and a program that calls the API needs a few of a hundred."""
+    done = subprocess.run(
+        [sys.executable, "-c", MODELS_IN_USE], capture_output=True, text=True, check=True
+    )
+    before, after = json.loads(done.stdout)
+    assert before == []
+    assert after == ["DocumentList"]
 
 
 def test_every_command_has_a_summary_that_is_a_sentence() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from switchyard.api.models import jobs as models
+from switchyard.api.models.base import ApiModel
+from switchyard.api.models.values import Moment
 from switchyard.broker import patterns
 from switchyard.broker.lanes import BACKFILL
 from switchyard.broker.message import MAX_PRIORITY
@@ -29,7 +30,7 @@ BUDGET = Field(
 )
 
 
-class BackfillPlan(BaseModel):
+class BackfillPlan(ApiModel):
     """Source of a backfill, and the job for each item (docs/backfills.md)."""
 
     model_config = ConfigDict(
@@ -86,7 +87,7 @@ class BackfillPlan(BaseModel):
         description="Relative share of the queue when several backfills use it: 2 gets twice "
         "as much as 1.",
     )
-    until: models.Moment | None = Field(default=None, description="Publishing stops at this time.")
+    until: Moment | None = Field(default=None, description="Publishing stops at this time.")
     then: str | None = Field(
         default=None,
         pattern=patterns.TYPE_OR_KEY,
@@ -125,7 +126,7 @@ class BackfillPlan(BaseModel):
     reason: str | None = Field(default=None, max_length=1000, pattern=patterns.PLAIN)
 
 
-class BackfillLimits(BaseModel):
+class BackfillLimits(ApiModel):
     """Limits to change; omitted ones stay. null removes a limit."""
 
     model_config = ConfigDict(
@@ -142,7 +143,7 @@ class BackfillLimits(BaseModel):
     budget: float | None = BUDGET
 
 
-class Cancellation(BaseModel):
+class Cancellation(ApiModel):
     """How a backfill is cancelled."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"jobs": True}})
@@ -152,7 +153,7 @@ class Cancellation(BaseModel):
     )
 
 
-class CancelledBackfill(BaseModel):
+class CancelledBackfill(ApiModel):
     """A backfill that was cancelled."""
 
     id: str = Field(examples=[EXAMPLE_ID])
@@ -160,7 +161,7 @@ class CancelledBackfill(BaseModel):
     cancelled_jobs: int
 
 
-class BackfillInput(BaseModel):
+class BackfillInput(ApiModel):
     """A file that was stored: the options of a backfill from the source `file`."""
 
     key: str = Field(examples=["backfills/0b0f6c1e6a5e4a0e.jsonl"])
@@ -168,7 +169,7 @@ class BackfillInput(BaseModel):
     name: str | None
 
 
-class JobPreview(BaseModel):
+class JobPreview(ApiModel):
     """A job that a backfill would publish."""
 
     routing_key: str
@@ -176,7 +177,7 @@ class JobPreview(BaseModel):
     payload: dict[str, Any]
 
 
-class CostPreview(BaseModel):
+class CostPreview(ApiModel):
     """The most that a backfill's calls of language models are likely to come to."""
 
     jobs: int | None = Field(description="Number of jobs; null if the estimate is for one job.")
@@ -187,7 +188,7 @@ class CostPreview(BaseModel):
     assumption: str = Field(description="Assumptions of the estimate.")
 
 
-class BackfillPreview(BaseModel):
+class BackfillPreview(ApiModel):
     """What a backfill would do."""
 
     title: str
@@ -201,7 +202,7 @@ class BackfillPreview(BaseModel):
     )
 
 
-class DeathCause(BaseModel):
+class DeathCause(ApiModel):
     """Jobs of a backfill that died of one cause."""
 
     count: int
@@ -212,7 +213,7 @@ class DeathCause(BaseModel):
     sample_message: str | None
 
 
-class BackfillView(BaseModel):
+class BackfillView(ApiModel):
     """A backfill: its plan, progress and results."""
 
     id: str = Field(examples=[EXAMPLE_ID])
@@ -252,7 +253,7 @@ class BackfillView(BaseModel):
     then_id: str | None = Field(description="Id of the `then` job.")
 
 
-class BackfillPage(BaseModel):
+class BackfillPage(ApiModel):
     """A page of the backfills, newest first."""
 
     backfills: list[BackfillView]

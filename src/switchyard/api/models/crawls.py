@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from switchyard.api.models.base import ApiModel
 from switchyard.services.records.crawls import (
     LONGEST_CRAWL,
     MOST_DEPTH,
@@ -15,7 +16,7 @@ from switchyard.services.records.crawls import (
 )
 
 
-class NewCrawl(BaseModel):
+class NewCrawl(ApiModel):
     """Where a crawl begins, and how far it may go."""
 
     model_config = ConfigDict(
@@ -49,7 +50,7 @@ class NewCrawl(BaseModel):
     )
 
 
-class CrawlView(BaseModel):
+class CrawlView(ApiModel):
     """A crawl, and how far it is."""
 
     id: str
@@ -70,14 +71,14 @@ class CrawlView(BaseModel):
     )
 
 
-class CrawlList(BaseModel):
+class CrawlList(ApiModel):
     """Crawls, the newest first."""
 
     crawls: list[CrawlView]
     next_cursor: str | None = None
 
 
-class CrawlPageView(BaseModel):
+class CrawlPageView(ApiModel):
     """A page of a crawl."""
 
     url: str
@@ -89,7 +90,7 @@ class CrawlPageView(BaseModel):
     outcome: str | None = Field(description="Result: a document, or why there is none.")
 
 
-class CrawlPages(BaseModel):
+class CrawlPages(ApiModel):
     """Pages of a crawl, the last due first."""
 
     pages: list[CrawlPageView]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from switchyard.api.models import jobs as models
+from switchyard.api.models.base import ApiModel
+from switchyard.api.models.values import moment
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.dead.causes import cause_of
@@ -19,7 +20,7 @@ from switchyard.services.records.results import DeadGroup
 EXAMPLE_ID = "redrive-3fa9c01b22"
 
 
-class DeadLetterView(BaseModel):
+class DeadLetterView(ApiModel):
     """A dead letter, as in the index."""
 
     id: str
@@ -48,14 +49,14 @@ class DeadLetterDetails(DeadLetterView):
     body: str = Field(description="Body as on the broker; bytes that are not UTF-8 are replaced.")
 
 
-class DeadLetterPage(BaseModel):
+class DeadLetterPage(ApiModel):
     """Part of a listing."""
 
     dead_letters: list[DeadLetterView]
     next_cursor: str | None
 
 
-class DeadGroupView(BaseModel):
+class DeadGroupView(ApiModel):
     """Dead letters of one cause."""
 
     group: str = Field(examples=["ab12cd34ef"])
@@ -86,8 +87,8 @@ class DeadGroupView(BaseModel):
         return cls(
             group=group.fingerprint,
             count=group.count,
-            first_at=models.moment(group.first_at),
-            last_at=models.moment(group.last_at),
+            first_at=moment(group.first_at),
+            last_at=moment(group.last_at),
             trend=list(group.trend),
             job_type=cause.job_type or None,
             reason=cause.reason,
@@ -99,11 +100,11 @@ class DeadGroupView(BaseModel):
         )
 
 
-class DeadGroupList(BaseModel):
+class DeadGroupList(ApiModel):
     groups: list[DeadGroupView]
 
 
-class LetterChoice(BaseModel):
+class LetterChoice(ApiModel):
     """Filter of dead letters; all given fields must match."""
 
     model_config = ConfigDict(extra="forbid")
@@ -129,7 +130,7 @@ class LetterChoice(BaseModel):
         return LetterFilter.from_json(self.model_dump(exclude_none=True))
 
 
-class LetterChange(BaseModel):
+class LetterChange(ApiModel):
     """What is changed in each of them; checked against its job type."""
 
     model_config = ConfigDict(extra="forbid")
@@ -148,7 +149,7 @@ class LetterChange(BaseModel):
         return Change(**self.model_dump())
 
 
-class NewRedrive(BaseModel):
+class NewRedrive(ApiModel):
     """A redrive to be started; docs/redrive.md explains it."""
 
     model_config = ConfigDict(
@@ -206,7 +207,7 @@ class NewRedrive(BaseModel):
         return self
 
 
-class RedriveRate(BaseModel):
+class RedriveRate(ApiModel):
     """Another rate; null takes the limit away."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"rate": 20}})
@@ -218,14 +219,14 @@ class RedriveRate(BaseModel):
     )
 
 
-class RedriveDifference(BaseModel):
+class RedriveDifference(ApiModel):
     """What a change would make of a letter."""
 
     letter_id: str
     lines: list[str] = Field(description="Before and after, as a unified diff; none: no change.")
 
 
-class RedrivePlan(BaseModel):
+class RedrivePlan(ApiModel):
     """What a redrive would do."""
 
     matched: int
@@ -241,7 +242,7 @@ class RedrivePlan(BaseModel):
     )
 
 
-class RedriveView(BaseModel):
+class RedriveView(ApiModel):
     """A redrive: who started it and why, progress and results."""
 
     id: str = Field(examples=[EXAMPLE_ID])
@@ -266,7 +267,7 @@ class RedriveView(BaseModel):
     notes: list[str]
 
 
-class RedrivePage(BaseModel):
+class RedrivePage(ApiModel):
     """Part of a listing."""
 
     redrives: list[RedriveView]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
-from switchyard.api.models.jobs import Moment
+from switchyard.api.models.base import ApiModel
+from switchyard.api.models.values import DocumentIdField, Moment
 from switchyard.broker import patterns
 from switchyard.services.index.modes import MAX_LIMIT, Mode
 from switchyard.services.records.classes import checked_class
@@ -15,7 +16,7 @@ from switchyard.services.records.classes import checked_class
 SampleName = Annotated[str, Field(pattern=patterns.PLAIN_WORD)]
 
 
-class FailureView(BaseModel):
+class FailureView(ApiModel):
     """Why a document's pipeline stands still."""
 
     reason: str = Field(examples=["permanent"])
@@ -25,7 +26,7 @@ class FailureView(BaseModel):
     attempts: int
 
 
-class PageView(BaseModel):
+class PageView(ApiModel):
     """The text of one page."""
 
     document_id: str
@@ -34,7 +35,7 @@ class PageView(BaseModel):
     text: str = Field(description="Markdown; empty for a page without text.")
 
 
-class ClassView(BaseModel):
+class ClassView(ApiModel):
     """What a document is classified as, and why."""
 
     kind: str = Field(examples=["privacy"])
@@ -49,7 +50,7 @@ class ClassView(BaseModel):
     )
 
 
-class DocumentView(BaseModel):
+class DocumentView(ApiModel):
     """How far a document is."""
 
     document_id: str
@@ -84,7 +85,7 @@ class DocumentView(BaseModel):
     )
 
 
-class DocumentSummary(BaseModel):
+class DocumentSummary(ApiModel):
     """A document of the listing; `/documents/{id}` says more."""
 
     document_id: str
@@ -97,17 +98,17 @@ class DocumentSummary(BaseModel):
     size: int | None
     created_at: datetime
     updated_at: datetime
-    classes: list[ClassView] = []
+    classes: list[ClassView] = Field(default=[])
 
 
-class DocumentList(BaseModel):
+class DocumentList(ApiModel):
     documents: list[DocumentSummary]
     next_cursor: str | None = Field(
         description="Pass it as `cursor` for the next page; null on the last page."
     )
 
 
-class FigureView(BaseModel):
+class FigureView(ApiModel):
     """A figure or table of a document, cut out and described."""
 
     figure: int = Field(description="From 1: its picture is at /documents/{id}/figures/{figure}.")
@@ -125,11 +126,11 @@ class FigureView(BaseModel):
     size: int = Field(description="Bytes.")
 
 
-class FigureList(BaseModel):
+class FigureList(ApiModel):
     figures: list[FigureView]
 
 
-class GenerateBody(BaseModel):
+class GenerateBody(ApiModel):
     model_config = ConfigDict(extra="forbid")
 
     count: int = Field(default=5, ge=1, le=50)
@@ -145,7 +146,7 @@ class GenerateBody(BaseModel):
     lane: Literal["hot", "backfill"] = "hot"
 
 
-class SampleView(BaseModel):
+class SampleView(ApiModel):
     """A document that was made up."""
 
     document_id: str
@@ -155,7 +156,7 @@ class SampleView(BaseModel):
     title: str
 
 
-class SamplesView(BaseModel):
+class SamplesView(ApiModel):
     """Sample documents that are being made."""
 
     job_id: str = Field(description="The job that makes them; its result names them.")
@@ -164,7 +165,7 @@ class SamplesView(BaseModel):
     )
 
 
-class ExtractionView(BaseModel):
+class ExtractionView(ApiModel):
     """A text that was ordered."""
 
     job_id: str
@@ -175,14 +176,13 @@ class ExtractionView(BaseModel):
     )
 
 
-DocumentIdField = Annotated[str, Field(pattern=patterns.DOCUMENT_ID)]
 ClassField = Annotated[str, BeforeValidator(checked_class), Field(pattern=patterns.CLASS)]
 SourceField = Annotated[str, Field(min_length=1, max_length=2000, pattern=patterns.NO_NUL)]
 
 WorkField = Annotated[str, Field(min_length=1, max_length=300, pattern=patterns.NO_NUL)]
 
 
-class FiltersBody(BaseModel):
+class FiltersBody(ApiModel):
     """Which documents to search; filters that are null do not matter, several all hold."""
 
     model_config = ConfigDict(extra="forbid")
@@ -213,7 +213,7 @@ class FiltersBody(BaseModel):
     )
 
 
-class SearchBody(BaseModel):
+class SearchBody(ApiModel):
     model_config = ConfigDict(extra="forbid")
 
     query: str = Field(min_length=1, max_length=2000, examples=["why the tide rises"])
@@ -225,10 +225,10 @@ class SearchBody(BaseModel):
     per_document: int | None = Field(
         default=None, ge=1, le=MAX_LIMIT, description="Maximum number of hits per document."
     )
-    filters: FiltersBody = FiltersBody()
+    filters: FiltersBody = Field(default_factory=FiltersBody)
 
 
-class HitView(BaseModel):
+class HitView(ApiModel):
     """A place in a document."""
 
     document_id: str
@@ -242,6 +242,6 @@ class HitView(BaseModel):
     chunk_id: str
 
 
-class SearchAnswer(BaseModel):
+class SearchAnswer(ApiModel):
     mode: Mode
     hits: list[HitView]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from switchyard.api.models.base import ApiModel
 from switchyard.services.records.graph import Direction, EdgeKind, NodeKind
 
 
-class NodeView(BaseModel):
+class NodeView(ApiModel):
     """A node of the graph."""
 
     key: str = Field(examples=["doi:10.1000/182"], description="Its best name.")
@@ -27,7 +28,7 @@ class NodeDetailView(NodeView):
     keys: list[str] = Field(description="All its names: any of them finds it.")
 
 
-class EdgeView(BaseModel):
+class EdgeView(ApiModel):
     """An edge, between the keys of two nodes."""
 
     source: str
@@ -37,13 +38,13 @@ class EdgeView(BaseModel):
     told_by: str = Field(description="Origin of the edge.")
 
 
-class NeighbourView(BaseModel):
+class NeighbourView(ApiModel):
     node: NodeView
     edge: EdgeView
     direction: Direction = Field(description="`out` where the edge leads to this node.")
 
 
-class NeighbourList(BaseModel):
+class NeighbourList(ApiModel):
     neighbours: list[NeighbourView]
     next_cursor: str | None = Field(
         description="Pass it as `cursor` for the next page; null on the last page."
@@ -54,7 +55,7 @@ class NearNodeView(NodeView):
     distance: int = Field(description="Edges from the node in the middle.")
 
 
-class NeighbourhoodView(BaseModel):
+class NeighbourhoodView(ApiModel):
     """A part of the graph around a node."""
 
     nodes: list[NearNodeView] = Field(description="The nearest first: the node itself.")
@@ -62,12 +63,12 @@ class NeighbourhoodView(BaseModel):
     truncated: bool = Field(description="True if there are more nodes within that distance.")
 
 
-class PathView(BaseModel):
+class PathView(ApiModel):
     nodes: list[NodeView]
     edges: list[EdgeView] = Field(description="Between each node and the next, either way round.")
 
 
-class PathsView(BaseModel):
+class PathsView(ApiModel):
     """The shortest ways between two nodes; none where there is none so short."""
 
     paths: list[PathView]
@@ -76,26 +77,26 @@ class PathsView(BaseModel):
     )
 
 
-class RelatedView(BaseModel):
+class RelatedView(ApiModel):
     node: NodeView
     shared: int = Field(description="Number of works that cite both, or that both cite.")
 
 
-class RelatedList(BaseModel):
+class RelatedList(ApiModel):
     """Those with most in common first."""
 
     works: list[RelatedView]
     sampled: bool = Field(description="True if only a sample was examined.")
 
 
-class NodeList(BaseModel):
+class NodeList(ApiModel):
     nodes: list[NodeView]
     next_cursor: str | None = Field(
         description="Pass it as `cursor` for the next page; null on the last page."
     )
 
 
-class RankingView(BaseModel):
+class RankingView(ApiModel):
     """The PageRank and communities that are shown."""
 
     finished_at: datetime
@@ -105,7 +106,7 @@ class RankingView(BaseModel):
     seconds: float
 
 
-class GraphView(BaseModel):
+class GraphView(ApiModel):
     """How large the graph is."""
 
     nodes: dict[str, int] = Field(description="By kind.")

@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     field_validator,
     model_validator,
 )
 
-from switchyard.broker import message, moments, patterns
+from switchyard.api.models.base import ApiModel
+from switchyard.api.models.values import EXAMPLE, Moment, is_finite
+from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
-from switchyard.services.records.joins import JoinRecord, WhenDead
-from switchyard.services.records.progress import ProgressRecord
+from switchyard.services.records.joins import WhenDead
 from switchyard.services.records.requests import MAX_DELAY, MAX_NOTIFY_URL
-from switchyard.services.records.results import AttemptRecord, JobRecord, JobSummary, Page
 from switchyard.services.records.states import State
 
 
-def _iso_8601(value: object) -> object:
-    """Times are text with a date and a time: a bare number, which could mean anything, is not."""
-    if not isinstance(value, str) or not re.match(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}", value):
-        raise ValueError("write it as in 2026-01-05T09:00:00Z")
-    return value
-
-
-Moment = Annotated[message.Moment, BeforeValidator(_iso_8601)]
-"""A moment in ISO 8601, with a time zone."""
-
-EXAMPLE = "0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"
-
-
-class JobToPublish(BaseModel):
+class JobToPublish(ApiModel):
     """A job: a routing key, or a lane and a job type, and the payload."""
 
     model_config = ConfigDict(
@@ -114,7 +96,7 @@ class JobToPublish(BaseModel):
         return self
 
 
-class AcceptedJob(BaseModel):
+class AcceptedJob(ApiModel):
     """The job is recorded and will be run."""
 
     job_id: str = Field(examples=[EXAMPLE])
@@ -131,7 +113,7 @@ class AcceptedJob(BaseModel):
     )
 
 
-class AttemptView(BaseModel):
+class AttemptView(ApiModel):
     """An attempt that did not simply succeed."""
 
     redrive: int
@@ -144,7 +126,7 @@ class AttemptView(BaseModel):
     error_message: str | None
 
 
-class ProgressView(BaseModel):
+class ProgressView(ApiModel):
     """How far a job's last attempt is, as its handler says."""
 
     fraction: float | None = Field(description="Of its work, 0 to 1; null where it can't say.")
@@ -152,7 +134,7 @@ class ProgressView(BaseModel):
     reported_at: datetime
 
 
-class JobStatus(BaseModel):
+class JobStatus(ApiModel):
     """How things stand with a job."""
 
     job_id: str = Field(examples=[EXAMPLE])
@@ -204,7 +186,7 @@ class JobView(JobStatus):
     updated_at: datetime
 
 
-class JoinView(BaseModel):
+class JoinView(ApiModel):
     """How far the waiting for other jobs is."""
 
     when_dead: WhenDead = Field(description="What the job does if some of them are dead.")
@@ -233,7 +215,7 @@ class JobDetails(JobView, JobProgress):
     trace_id: str | None = Field(description="Id of its trace, from `traceparent`.")
 
 
-class JobPage(BaseModel):
+class JobPage(ApiModel):
     """Part of a listing."""
 
     jobs: list[JobView]
@@ -242,7 +224,7 @@ class JobPage(BaseModel):
     )
 
 
-class CancelledJob(BaseModel):
+class CancelledJob(ApiModel):
     """Result of a cancellation."""
 
     job_id: str = Field(examples=[EXAMPLE])
@@ -252,102 +234,9 @@ class CancelledJob(BaseModel):
     )
 
 
-class ReleasedJob(BaseModel):
+class ReleasedJob(ApiModel):
     """What a job still waits for that was let go on without the dead."""
 
     job_id: str = Field(examples=[EXAMPLE])
     open: int = Field(description="Jobs that it waits for yet; with 0 it is published at once.")
     dead: int = Field(description="Jobs without which it goes on.")
-
-
-def moment(seconds: float | None) -> datetime | None:
-    """Seconds since the epoch as a time; None stays None."""
-    return None if seconds is None else moments.shown(seconds)
-
-
-def fields_of(record: JobSummary) -> dict[str, Any]:
-    """A record's values under the names that they have here."""
-    names = JobView.model_fields.keys() - {"job_id", "progress"}
-    return {"job_id": record.id, "progress": _progress(record.progress)} | {
-        name: moment(getattr(record, name)) if name.endswith("_at") else getattr(record, name)
-        for name in names
-    }
-
-
-def status_view(record: JobSummary) -> JobStatus:
-    return JobStatus(**{k: v for k, v in fields_of(record).items() if k in JobStatus.model_fields})
-
-
-def progress_view(record: JobSummary, stages: Mapping[str, Any]) -> JobProgress:
-    """`stages` are `current_stage` and `completed_stages`, where there are any."""
-    return JobProgress(**status_view(record).model_dump(), **stages)
-
-
-def page_view(page: Page[JobSummary]) -> JobPage:
-    jobs = [JobView(**fields_of(record)) for record in page.items]
-    return JobPage(jobs=jobs, next_cursor=page.next_cursor)
-
-
-def details_view(
-    record: JobRecord,
-    stages: Mapping[str, Any],
-    output: Mapping[str, Any] | None,
-    join: JoinRecord | None,
-) -> JobDetails:
-    """`stages` as in `progress_view`; `output` is what the job keeps in storage."""
-    return JobDetails(
-        **fields_of(record),
-        **stages,
-        payload=record.payload,
-        result=record.result if output is None else {**(record.result or {}), **output},
-        join=None if join is None else _join(join),
-        timeline=[_attempt(each) for each in record.timeline],
-        checkpoint_at=moment(record.checkpoint_at),
-        trace_id=record.trace_id,
-    )
-
-
-def _progress(said: ProgressRecord | None) -> ProgressView | None:
-    if said is None:
-        return None
-    return ProgressView(
-        fraction=said.fraction, note=said.note, reported_at=moments.shown(said.reported_at)
-    )
-
-
-def _join(record: JoinRecord) -> JoinView:
-    return JoinView(
-        when_dead=record.when_dead,
-        total=record.total,
-        open=record.open,
-        dead=record.dead,
-        cancelled=record.cancelled,
-        held=record.held,
-        fulfilled_at=moment(record.fulfilled_at),
-    )
-
-
-def _attempt(record: AttemptRecord) -> AttemptView:
-    return AttemptView(
-        redrive=record.redrive,
-        attempt=record.attempt,
-        worker_id=record.worker_id,
-        started_at=moment(record.started_at),
-        finished_at=moments.shown(record.finished_at),
-        outcome=record.outcome,
-        error_type=record.error_type,
-        error_message=record.error_message,
-    )
-
-
-def is_finite(value: Any) -> bool:
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, float) and not math.isfinite(each):
-            return False
-        if isinstance(each, dict):
-            waiting.extend(each.values())
-        elif isinstance(each, list):
-            waiting.extend(each)
-    return True

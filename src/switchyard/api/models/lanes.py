@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from switchyard.api.models.base import ApiModel
 from switchyard.services.monitoring.levels import Pressure
 
 
-class QueueView(BaseModel):
+class QueueView(ApiModel):
     """One queue of a lane."""
 
     queue: str = Field(examples=["hot.llm"])
@@ -24,7 +25,7 @@ class QueueView(BaseModel):
     consumers: int
 
 
-class LaneView(BaseModel):
+class LaneView(ApiModel):
     """A lane is as full as the fullest of its queues."""
 
     lane: str = Field(examples=["hot"])
@@ -32,13 +33,13 @@ class LaneView(BaseModel):
     queues: list[QueueView]
 
 
-class PressureView(BaseModel):
+class PressureView(ApiModel):
     """All lanes, most urgent first."""
 
     lanes: list[LaneView]
 
 
-class LaneDetails(BaseModel):
+class LaneDetails(ApiModel):
     """A lane, its queues, and its jobs by state."""
 
     lane: str
@@ -47,11 +48,11 @@ class LaneDetails(BaseModel):
     jobs: dict[str, int] = Field(examples=[{"queued": 3, "running": 2}])
 
 
-class LaneList(BaseModel):
+class LaneList(ApiModel):
     lanes: list[LaneDetails]
 
 
-class WorkerView(BaseModel):
+class WorkerView(ApiModel):
     """A worker process."""
 
     worker_id: str
@@ -68,11 +69,11 @@ class WorkerView(BaseModel):
     stopped_at: datetime | None
 
 
-class WorkerList(BaseModel):
+class WorkerList(ApiModel):
     workers: list[WorkerView]
 
 
-class GenerationView(BaseModel):
+class GenerationView(ApiModel):
     """A table of chunks, all of whose vectors one embedder has made."""
 
     role: Literal["active", "building", "retired"] = Field(
@@ -85,7 +86,7 @@ class GenerationView(BaseModel):
     chunks: int | None = Field(description="null for a retired one.")
 
 
-class IndexView(BaseModel):
+class IndexView(ApiModel):
     """The index of chunks."""
 
     where: str = Field(description="Its address, without credentials.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from switchyard.api.models.base import ApiModel
 
 
-class LimitView(BaseModel):
+class LimitView(ApiModel):
     """A named limit as it is now; one for each of its keys."""
 
     name: str = Field(examples=["openai"])
@@ -23,7 +25,7 @@ class LimitView(BaseModel):
     )
 
 
-class LimitList(BaseModel):
+class LimitList(ApiModel):
     """Limits that were used in the last hour, by name and key; 1,000 at most, those used last."""
 
     limits: list[LimitView]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from switchyard.api.models.jobs import EXAMPLE
+from switchyard.api.models.base import ApiModel
+from switchyard.api.models.values import EXAMPLE
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.records.spending import SpentBy
@@ -15,7 +16,7 @@ LONGEST_WAIT = 60.0
 """Seconds that one HTTP request may wait; a client that wants longer asks for the job's end."""
 
 
-class QuestionToModel(BaseModel):
+class QuestionToModel(ApiModel):
     """A question to a language model."""
 
     model_config = ConfigDict(
@@ -64,7 +65,7 @@ class QuestionToModel(BaseModel):
     )
 
 
-class AnswerOfModel(BaseModel):
+class AnswerOfModel(ApiModel):
     """State of a request to a language model."""
 
     job_id: str = Field(examples=[EXAMPLE])
@@ -82,7 +83,7 @@ class AnswerOfModel(BaseModel):
     )
 
 
-class Spending(BaseModel):
+class Spending(ApiModel):
     """What calls that have one thing in common came to."""
 
     name: str | None = Field(description="The day, model, …; null for calls that have none.")
@@ -98,7 +99,7 @@ class Spending(BaseModel):
     saved: float = Field(description="Cost that the saved calls would have had.")
 
 
-class Budget(BaseModel):
+class Budget(ApiModel):
     """A budget as it is now."""
 
     of: str = Field(examples=["day:2026-11-22"], description="`day:…`, or `backfill:…`.")
@@ -111,7 +112,7 @@ class Budget(BaseModel):
     )
 
 
-class SpendReport(BaseModel):
+class SpendReport(ApiModel):
     """What was spent, and what may be."""
 
     by: SpentBy

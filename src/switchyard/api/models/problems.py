@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from switchyard.api.models.base import ApiModel
 
 TYPE_BASE = "/problems/"
 
@@ -63,7 +65,7 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-class FieldError(BaseModel):
+class FieldError(ApiModel):
     """One thing that is wrong with a request."""
 
     location: list[str | int] = Field(
@@ -72,7 +74,7 @@ class FieldError(BaseModel):
     message: str
 
 
-class ProblemDetails(BaseModel):
+class ProblemDetails(ApiModel):
     """What went wrong (RFC 9457)."""
 
     model_config = ConfigDict(

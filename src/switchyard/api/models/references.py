@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
-from switchyard.api.models.documents import DocumentIdField
+from switchyard.api.models.base import ApiModel
+from switchyard.api.models.values import DocumentIdField
 from switchyard.services.citations.limits import MAX_AT_ONCE, OneReference, Text
 
 
-class ReferenceRequest(BaseModel):
+class ReferenceRequest(ApiModel):
     """What every request for references may say."""
 
     model_config = ConfigDict(extra="forbid")
@@ -46,7 +47,7 @@ class ReferencesToParse(ReferenceRequest):
         return self
 
 
-class OrderedReferences(BaseModel):
+class OrderedReferences(ApiModel):
     """The job that will have the references."""
 
     job_id: str

@@ -5,15 +5,16 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
-from switchyard.api.models.jobs import is_finite
+from switchyard.api.models.base import ApiModel
+from switchyard.api.models.values import is_finite
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.records.schedules import FiringOutcome
 
 
-class NewSchedule(BaseModel):
+class NewSchedule(ApiModel):
     """A job, and when it is published, again and again."""
 
     model_config = ConfigDict(
@@ -68,7 +69,7 @@ class NewSchedule(BaseModel):
         return value
 
 
-class FiringView(BaseModel):
+class FiringView(ApiModel):
     """What became of a due time."""
 
     due_at: datetime
@@ -85,7 +86,7 @@ class FiringView(BaseModel):
     note: str | None
 
 
-class ScheduleView(BaseModel):
+class ScheduleView(ApiModel):
     """A schedule."""
 
     name: str
@@ -107,13 +108,13 @@ class ScheduleView(BaseModel):
     last: FiringView | None = Field(default=None, description="Result of the latest due time.")
 
 
-class ScheduleList(BaseModel):
+class ScheduleList(ApiModel):
     """All schedules, by name."""
 
     schedules: list[ScheduleView]
 
 
-class ScheduleHistory(BaseModel):
+class ScheduleHistory(ApiModel):
     """What became of a schedule's due times."""
 
     firings: list[FiringView] = Field(description="The latest first; 500 are kept.")

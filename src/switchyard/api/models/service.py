@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from switchyard.api.models.base import ApiModel
 
 
-class ComponentView(BaseModel):
+class ComponentView(ApiModel):
     """One thing that the service stands on."""
 
     state: Literal["ok", "away", "full", "blocked"] = Field(
@@ -16,7 +18,7 @@ class ComponentView(BaseModel):
     latency_ms: float = Field(description="Milliseconds until it answered, or until the timeout.")
 
 
-class Readiness(BaseModel):
+class Readiness(ApiModel):
     """Whether the service can take work: all of its components but `events` are needed."""
 
     status: Literal["ok", "away"]
@@ -26,13 +28,13 @@ class Readiness(BaseModel):
     )
 
 
-class Liveness(BaseModel):
+class Liveness(ApiModel):
     """The process answers."""
 
     status: Literal["ok"] = "ok"
 
 
-class JobTypeView(BaseModel):
+class JobTypeView(ApiModel):
     """A kind of work, and what its payload looks like."""
 
     job_type: str = Field(examples=["summarize_content"])
@@ -43,13 +45,13 @@ class JobTypeView(BaseModel):
     payload: dict[str, Any] = Field(description="JSON Schema of the payload.")
 
 
-class JobTypes(BaseModel):
+class JobTypes(ApiModel):
     """Every job type."""
 
     job_types: list[JobTypeView]
 
 
-class ProblemKind(BaseModel):
+class ProblemKind(ApiModel):
     """A kind of problem."""
 
     type: str
@@ -57,7 +59,7 @@ class ProblemKind(BaseModel):
     title: str
 
 
-class ProblemKinds(BaseModel):
+class ProblemKinds(ApiModel):
     """Every kind of problem; docs/api.md explains them."""
 
     problems: list[ProblemKind]

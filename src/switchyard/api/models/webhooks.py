@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from switchyard.api.models.base import ApiModel
 
 
-class DeliveryView(BaseModel):
+class DeliveryView(ApiModel):
     """What became of a delivery."""
 
     job_id: str | None = Field(default=None, description="The job that it asked for.")

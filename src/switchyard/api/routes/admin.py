@@ -10,7 +10,6 @@ from fastapi import Path, Query, Request
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, responses, try_later
 from switchyard.api.http.routing import Routes
-from switchyard.api.models import jobs as models
 from switchyard.api.models.dead import DeadLetterDetails, DeadLetterPage, DeadLetterView
 from switchyard.api.models.lanes import (
     GenerationView,
@@ -20,6 +19,7 @@ from switchyard.api.models.lanes import (
     WorkerList,
     WorkerView,
 )
+from switchyard.api.models.values import moment
 from switchyard.api.routes.pressure import queue_view
 from switchyard.api.state import Shared
 from switchyard.broker import patterns
@@ -71,9 +71,9 @@ async def workers(state: Shared) -> WorkerList:
                 host=worker.host,
                 pid=worker.pid,
                 concurrency=worker.concurrency,
-                started_at=models.moment(worker.started_at),
-                beat_at=models.moment(worker.beat_at),
-                stopped_at=models.moment(worker.stopped_at),
+                started_at=moment(worker.started_at),
+                beat_at=moment(worker.beat_at),
+                stopped_at=moment(worker.stopped_at),
             )
             for worker in found
         ]
@@ -144,8 +144,6 @@ async def show_dead(letter_id: LetterId, state: Shared) -> DeadLetterDetails:
 
 def _fields(letter: DeadLetter) -> dict[str, Any]:
     return {
-        name: models.moment(getattr(letter, name))
-        if name.endswith("_at")
-        else getattr(letter, name)
+        name: moment(getattr(letter, name)) if name.endswith("_at") else getattr(letter, name)
         for name in DeadLetterView.model_fields
     }

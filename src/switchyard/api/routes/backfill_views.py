@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from switchyard.api.models import jobs as models
 from switchyard.api.models.backfills import (
     BackfillPlan,
     BackfillPreview,
@@ -13,6 +12,7 @@ from switchyard.api.models.backfills import (
     DeathCause,
     JobPreview,
 )
+from switchyard.api.models.values import moment
 from switchyard.broker import moments
 from switchyard.services.backfill.progress import progress_of
 from switchyard.services.backfill.spec import BackfillSpec
@@ -56,8 +56,8 @@ async def view_of(ledger: Ledger, operation: BulkOperation) -> BackfillView:
         reason=operation.reason,
         created_by=operation.created_by,
         created_at=moments.shown(operation.created_at),
-        started_at=models.moment(operation.started_at),
-        finished_at=models.moment(operation.finished_at),
+        started_at=moment(operation.started_at),
+        finished_at=moment(operation.finished_at),
         rate=operation.rate,
         max_open=operation.max_open,
         budget=operation.budget,

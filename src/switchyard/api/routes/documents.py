@@ -19,7 +19,6 @@ from switchyard.api.http.document_errors import (
 from switchyard.api.http.problems import responses
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.http.routing import Routes
-from switchyard.api.models import jobs as models
 from switchyard.api.models.documents import (
     ClassField,
     ClassView,
@@ -31,6 +30,7 @@ from switchyard.api.models.documents import (
     FigureView,
     PageView,
 )
+from switchyard.api.models.values import moment
 from switchyard.broker import patterns
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.citations.formats.export import Format
@@ -174,8 +174,8 @@ async def list_documents(
             source=status.source,
             media_type=status.media_type,
             size=status.size,
-            created_at=models.moment(status.created_at),
-            updated_at=models.moment(status.updated_at),
+            created_at=moment(status.created_at),
+            updated_at=moment(status.updated_at),
             classes=_classes(status),
         )
         for status in page.items
@@ -305,8 +305,8 @@ def _view(status: DocumentStatus, *, duplicate: bool = False) -> DocumentView:
         source=status.source,
         media_type=status.media_type,
         size=status.size,
-        created_at=models.moment(status.created_at),
-        updated_at=models.moment(status.updated_at),
+        created_at=moment(status.created_at),
+        updated_at=moment(status.updated_at),
         classes=_classes(status),
         duplicate=duplicate,
     )

@@ -16,7 +16,7 @@ from switchyard.api.http.event_stream import (
 )
 from switchyard.api.http.problems import responses, try_later
 from switchyard.api.http.routing import Routes
-from switchyard.api.models import jobs as models
+from switchyard.api.routes.job_views import status_view
 from switchyard.api.routes.jobs import JobIdInPath, known_job
 from switchyard.api.state import ApiState, BrokerSide, Shared
 from switchyard.broker import patterns
@@ -150,7 +150,7 @@ async def _status(state: ApiState, job_id: str) -> tuple[dict[str, Any], bool]:
     record = await state.ledger.get(job_id)
     if record is None:  # its publish was refused meanwhile
         return {"job_id": job_id, "state": None}, True
-    return models.status_view(record).model_dump(mode="json"), record.state in FINISHED
+    return status_view(record).model_dump(mode="json"), record.state in FINISHED
 
 
 def _missed(

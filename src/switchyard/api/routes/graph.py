@@ -11,7 +11,7 @@ from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.models import graph as models
-from switchyard.api.models import jobs
+from switchyard.api.models.values import moment
 from switchyard.api.state import Shared
 from switchyard.broker import patterns
 from switchyard.services.access.api_keys import Scope
@@ -63,7 +63,7 @@ async def summary(state: Shared) -> models.GraphView:
         ranking=None
         if ranking is None
         else models.RankingView(
-            finished_at=jobs.moment(ranking.finished_at),
+            finished_at=moment(ranking.finished_at),
             nodes=ranking.nodes,
             edges=ranking.edges,
             communities=ranking.communities,

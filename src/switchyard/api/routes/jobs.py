@@ -14,6 +14,8 @@ from switchyard.api.http.problems import Problem, lane_full, responses, try_late
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.http.routing import Routes
 from switchyard.api.models import jobs as models
+from switchyard.api.models.values import Moment
+from switchyard.api.routes import job_views
 from switchyard.api.state import ApiState, BrokerSide, Shared
 from switchyard.broker import patterns
 from switchyard.broker.errors import LaneFull, PublishError
@@ -130,7 +132,7 @@ async def list_jobs(
     source: PlainText = None,
     parent_id: Annotated[str | None, Query(pattern=patterns.JOB_ID)] = None,
     since: Annotated[
-        models.Moment | None, Query(description="Only jobs created at or after this time.")
+        Moment | None, Query(description="Only jobs created at or after this time.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     cursor: Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)] = None,
@@ -146,7 +148,7 @@ async def list_jobs(
         since=None if since is None else since.timestamp(),
     )
     page = await state.ledger.list_jobs(wanted, limit=limit, cursor=cursor)
-    return models.page_view(page)
+    return job_views.page_view(page)
 
 
 @router.get("/{job_id}", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
@@ -154,7 +156,9 @@ async def show(job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf) -> mod
     """Show a job with its payload, its result and its failed or interrupted attempts."""
     record = await known_job(state, job_id)
     join = await state.ledger.join(job_id) if record.joins else None
-    return models.details_view(record, await _stages(record, desk), await desk.output(record), join)
+    return job_views.details_view(
+        record, await _stages(record, desk), await desk.output(record), join
+    )
 
 
 @router.get("/{job_id}/status", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
@@ -163,7 +167,7 @@ async def show_status(
 ) -> models.JobProgress:
     """Show the state of a job."""
     record = await known_job(state, job_id)
-    return models.progress_view(record, await _stages(record, desk))
+    return job_views.progress_view(record, await _stages(record, desk))
 
 
 @router.get(

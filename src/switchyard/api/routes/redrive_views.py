@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from switchyard.api.models import jobs as models
 from switchyard.api.models.dead import NewRedrive, RedriveDifference, RedrivePlan, RedriveView
+from switchyard.api.models.values import moment
 from switchyard.services.ledger import Ledger
 from switchyard.services.records.bulk import BulkOperation
 from switchyard.services.redrive.sending import Tally
@@ -47,9 +47,9 @@ async def view_of(ledger: Ledger, operation: BulkOperation) -> RedriveView:
         note=operation.note,
         reason=operation.reason,
         created_by=operation.created_by,
-        created_at=models.moment(operation.created_at),
-        started_at=models.moment(operation.started_at),
-        finished_at=models.moment(operation.finished_at),
+        created_at=moment(operation.created_at),
+        started_at=moment(operation.started_at),
+        finished_at=moment(operation.finished_at),
         rate=operation.rate,
         spec=dict(operation.spec),
         **RedriveProgress.of(operation).to_json(),

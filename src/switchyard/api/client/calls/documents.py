@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
@@ -18,8 +18,10 @@ from switchyard.api.client.call import (
     in_path,
     operation,
 )
-from switchyard.api.client.calls.references import BibliographyFormat
 from switchyard.api.models import documents as document_models
+
+if TYPE_CHECKING:
+    from switchyard.api.client.calls.references import BibliographyFormat
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -1,0 +1,12 @@
+"""What all models of the API are."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class ApiModel(BaseModel):
+    """What goes in or out as JSON. How it is checked is worked out when it is first used: a program
+    that calls the API needs a few of a hundred models, and each takes a millisecond."""
+
+    model_config = ConfigDict(defer_build=True)
