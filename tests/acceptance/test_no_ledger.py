@@ -39,3 +39,10 @@ def test_the_doctor_says_so_and_makes_none(jobctl: CommandLine, tmp_path: Path) 
     assert "there is no ledger at" in said
     assert "restore it: docs/backup.md" in said  # a new one would be empty
     assert not elsewhere.exists()
+
+
+def test_a_directory_that_is_made_for_a_ledger_is_its_owners_alone(bare: CommandLine) -> None:
+    """It has payloads and documents; the doctor warns of one that others may read."""
+    bare.ok("db", "upgrade")
+    made = Path(bare.environment["JOBS_DATA_DIR"])
+    assert made.stat().st_mode & 0o077 == 0

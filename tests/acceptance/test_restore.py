@@ -1,19 +1,26 @@
 """docs/backup.md, followed: a broker that is lost, and everything on a new one from a copy."""
 
+import os
 import re
 import sqlite3
 import subprocess
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from switchyard import Client
 from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.ports import free_port
+from switchyard.services.samples.articles import sample
 from tests.acceptance.conftest import ROOT, CommandLine
 from tests.support.brokers import TestBroker, fresh_vhost
+from tests.support.postgres import PostgresServer
 
 FEW, MANY = 6, 20
+PATIENT = 8
+"""Retries until an API that has just been started answers: 50 s."""
 
 
 def publish(jobctl: CommandLine, jobs: int = FEW) -> list[str]:
@@ -106,10 +113,97 @@ def test_copies_of_files_come_back_to_their_place_in_a_new_directory(tmp_path: P
 
 def copy_files(section: str, directory: Path) -> None:
     """Run what a section prints of mkdir and cp, as printed."""
-    commands = re.findall(r"^(?:mkdir|cp) .*$", section, flags=re.MULTILINE)
-    assert len(commands) >= 2
+    assert run_printed(r"mkdir|cp", section, directory, {}) >= 2
+
+
+def run_printed(names: str, section: str, directory: Path, environment: dict[str, str]) -> int:
+    """Run the commands of these names in a section, as printed; how many there are."""
+    commands = re.findall(rf"^(?:{names}) .*$", section, flags=re.MULTILINE)
     for command in commands:
-        subprocess.run(command, shell=True, cwd=directory, check=True)
+        subprocess.run(command, shell=True, cwd=directory, check=True, env=os.environ | environment)
+    return len(commands)
+
+
+@contextmanager
+def system(jobctl: CommandLine) -> Iterator[None]:
+    """Scheduler, workers and API of one machine."""
+    with ExitStack() as running:
+        running.enter_context(jobctl.started("scheduler"))
+        running.enter_context(jobctl.started("worker", "all"))
+        running.enter_context(jobctl.started("api"))
+        with closing(Client(jobctl.environment["JOBS_API_URL"], retries=PATIENT)) as client:
+            client.ready()
+        yield
+
+
+def at_home(jobctl: CommandLine, home: Path, ledger: str) -> None:
+    """As on another machine: all in a directory of its own, and another database."""
+    home.mkdir()
+    port = str(free_port())
+    jobctl.environment |= {
+        "JOBS_DATA_DIR": str(home / ".switchyard"),
+        "JOBS_DATABASE_URL": ledger,
+        "JOBS_API_PORT": port,
+        "JOBS_API_URL": f"http://127.0.0.1:{port}",
+    }
+
+
+@pytest.mark.long
+def test_everything_is_restored_on_postgresql_without_the_index(
+    bare: CommandLine,
+    broker310: TestBroker,
+    empty_postgres_url: str,
+    postgres_server: PostgresServer,
+    tmp_path: Path,
+) -> None:
+    """By the printed commands, on another broker, server and directory."""
+    _, backing_up, restoring, *_ = (ROOT / "docs" / "backup.md").read_text().split("\n## ")
+    old, new = tmp_path / "old", tmp_path / "new"
+    papers = []
+    for number in range(2):
+        papers.append(tmp_path / f"paper-{number}.pdf")
+        papers[-1].write_bytes(sample(number).content)
+
+    at_home(bare, old, empty_postgres_url)
+    bare.ok("db", "upgrade")
+    bare.ok("topology", "apply")
+    with system(bare):
+        sent = bare.ok("documents", "upload", *map(str, papers), "--wait").split()[::2]
+        text = bare.json("documents", "result", sent[0], "--text")["pages"][0]["text"]
+    waiting = bare.publish_all({"n": n} for n in range(FEW))
+    (old / "backup").mkdir()
+    dumped = {"LEDGER": as_printed(empty_postgres_url)}
+    assert run_printed("pg_dump", backing_up, old, dumped) == 1
+    assert run_printed(r"cp -a \.switchyard/files", backing_up, old, {}) == 1
+    after_the_backup = bare.publish(n=FEW)
+
+    server = postgres_server.create_database()
+    at_home(bare, new, server)
+    (old / "backup").rename(new / "backup")
+    (old / "ledger.dump").rename(new / "ledger.dump")
+    restored = {"LEDGER": as_printed(server)}
+    assert run_printed("mkdir|pg_restore|cp -a", restoring, new, restored) == 3
+    with fresh_vhost(broker310.node, broker310.version, "classic") as broker:
+        move_to(bare, broker)
+        for printed in re.findall("^jobctl ([^#\n]*)", restoring, flags=re.MULTILINE)[:4]:
+            bare.ok(*printed.split(), *(["--yes"] if printed.split()[-1] == "adopt" else []))
+        assert "✗" not in bare.run("doctor").stdout
+        with system(bare):
+            for job_id in waiting:
+                bare.ok("jobs", "watch", job_id)
+            words = " ".join(text.split()[:8])
+            assert bare.json("documents", "result", sent[0], "--text")["pages"][0]["text"] == text
+            assert bare.json("search", words) == []
+            (again,) = re.findall("^jobctl (backfill [^\n]*)", restoring, flags=re.MULTILINE)
+            bare.ok(*again.split(), "--watch")
+            found = {each["document_id"] for each in bare.json("search", words)}
+            assert sent[0] in found
+        assert "no job" in bare.fails("jobs", "show", after_the_backup)
+
+
+def as_printed(url: str) -> str:
+    """What the page calls $LEDGER."""
+    return url.replace("+asyncpg", "")
 
 
 def test_bad_requests_are_told(jobctl: CommandLine) -> None:

@@ -128,15 +128,15 @@ def blocked() -> Blocked:
     """A publish that was not sent because of an alarm."""
     return Blocked(
         "the broker blocks publishers (memory or disk alarm); nothing was sent: "
-        "see `jobctl doctor`, free memory or disk, and publish again"
+        "see `jobctl doctor`, free memory or disk"
     )
 
 
 def held() -> BrokerAway:
     """A publish that was on its way when the broker raised an alarm."""
     return BrokerAway(
-        "the broker blocks publishers (memory or disk alarm) and holds what was sent until then: "
-        "see `jobctl doctor`, free memory or disk, and publish again under the same job id",
+        "the broker blocks publishers (memory or disk alarm) and holds what was sent until then, "
+        "which it may take yet: see `jobctl doctor`, free memory or disk",
         maybe_accepted=True,
     )
 

@@ -281,7 +281,8 @@ def _open_file(file: Path, busy_timeout: float, create: bool) -> sqlite3.Connect
     """Raises LedgerMissing where there is no such file and none is to be made: a mistyped address
     must not become an empty ledger."""
     if create:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        # Payloads and documents are nobody else's; a directory that is there stays as it is.
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     mode = "rwc" if create else "rw"
     try:
         return sqlite3.connect(
