@@ -166,6 +166,11 @@ async def test_what_was_used_takes_the_place_of_the_estimate(system: System, job
     for _ in range(2):  # 60 + 60 would be too much
         job_id = await system.publish(f"hot.{job_type}", {"tokens": 60})
         await system.wait_for_state(job_id, State.SUCCEEDED, timeout=60)  # a process starts
+
+    async def is_counted() -> bool:  # a moment after the end of the job is recorded
+        return (await report(system, "tokens", "")).in_use == 0
+
+    await eventually(is_counted, what="what the second used is known")
     assert (await report(system, "tokens", "")).tokens_last_minute == 60
     one_more = await system.publish("hot.counted", {"tokens": 60})
 
