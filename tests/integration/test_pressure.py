@@ -1,10 +1,15 @@
 """Back-pressure where jobs are published: what the publisher does when a queue is slow, or full."""
 
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from switchyard.broker.errors import LaneFull
+from switchyard.broker.lanes import STAND_IN, lane_named
+from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.topology.model import Policy, Queue
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.check import Finding
 from switchyard.services.monitoring.checks.examined import Examined
@@ -73,6 +78,39 @@ async def test_the_publisher_says_when_its_queue_is_slow_and_refuses_what_a_full
     later, full = await jobs.publish_many([JobRequest("backfill.noop", {}, delay=60), NOOP])
     assert getattr(later, "state", None) == "scheduled"
     assert isinstance(full, LaneFull)
+
+
+async def test_a_queue_that_is_being_remade_is_as_full_as_the_one_that_stands_in_for_it(
+    system: System, jobs: JobPublisher, pressure: LanePressure
+) -> None:
+    """As `jobctl topology migrate` has it halfway; a queue that takes nothing is not full."""
+    queue, stand_in = "backfill.llm", STAND_IN + "backfill.llm"
+    url, vhost = system.broker.management_url, system.broker.vhost
+    async with ManagementClient(url, vhost) as client:
+        await client.put_queue(Queue(stand_in, "classic"))
+        for each in await client.bindings():
+            if each.destination == queue:
+                await client.put_binding(replace(each, destination=stand_in))
+                await client.delete_binding(each)
+        closed = {"max-length": 0, "overflow": "reject-publish"}
+        await client.put_policy(Policy(stand_in, "^backfill[.]llm$", closed, priority=100))
+        await system.broker.management.wait_for(queue, policy=stand_in)
+        said = []
+        for _ in range(2):
+            await pressure.snapshot()
+            said.append((await jobs.publish(NOOP)).pressure)
+        depth = (await pressure.snapshot()).queue(queue)
+        assert depth is not None
+        assert said == [Pressure.OK, Pressure.OK]
+        assert (depth.ready, depth.limit, depth.pressure) == (2, 4, Pressure.SLOW)
+        await system.broker.management.wait_until_depth(stand_in, 2)
+        shown = await lane_report(system.settings, system.registry, None, clock=time.time)
+        (told,) = [each for lane in shown.lanes for each in lane.queues if each.name == queue]
+        assert (told.ready, told.limit) == (2, lane_named("backfill").max_length)
+        await client.delete_queue(queue)  # for the moment until it is declared anew
+        depth = (await pressure.snapshot()).queue(queue)
+        assert depth is not None
+        assert depth.ready == 2
 
 
 async def test_jobs_that_wait_for_a_named_limit_count_as_if_they_were_in_their_queue(

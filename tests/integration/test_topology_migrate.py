@@ -12,13 +12,16 @@ import aio_pika
 import pytest
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.broker.lanes import JOBS_EXCHANGE
+from switchyard.broker.lanes import JOBS_EXCHANGE, STAND_IN
 from switchyard.broker.topology import differences
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.migrate import MigrationRefused, alone
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.cli.base.errors import INTERRUPTED
+from switchyard.services.monitoring.check import Finding
+from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.monitoring.checks.topology import topology
 from switchyard.services.records.states import State
 from tests.conftest import broker_of
 from tests.support.brokers import TestBroker
@@ -147,10 +150,23 @@ async def test_who_breaks_it_off_is_told_to_run_it_again(
         assert process.stderr is not None
         first = await asyncio.wait_for(process.stderr.readline(), 30)
         assert first.strip().decode().endswith("…")  # the lane that it has begun
+
+        async def has_begun() -> bool:
+            return any(each.name.startswith(STAND_IN) for each in await client.queues())
+
+        url, vhost = system.broker.management_url, system.broker.vhost
+        async with ManagementClient(url, vhost) as client:
+            await eventually(has_begun, what="a queue stands in for another")
         process.send_signal(signal.SIGTERM)  # as SIGINT, which a background job may ignore
         _, said = await asyncio.wait_for(process.communicate(), 30)
-    assert "Run it again" in said.decode()
-    assert process.returncode == INTERRUPTED
+        assert "Run it again" in said.decode()
+        assert process.returncode == INTERRUPTED
+        async with ManagementClient(url, vhost) as client:
+            seen = Examined(system.settings, system.registry, management=client)
+            (told,) = await topology(seen)
+        assert told.finding == Finding.MIGRATION_UNFINISHED
+        assert "`jobctl topology migrate --to classic`" in (told.remedy or "")
+        assert "`--to quorum`" in (told.remedy or "")
 
 
 @pytest.mark.long

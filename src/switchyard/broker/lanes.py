@@ -16,6 +16,8 @@ CONTROL_EXCHANGE = "jobs.control"
 SYSTEM_EXCHANGE = "jobs.system"
 DEAD_QUEUE = "jobs.dead"
 DEAD_LOG_QUEUE = "jobs.dead.log"
+STAND_IN = "jobs.migrate."
+"""Before the name of a queue: the one that takes its jobs while it is remade with another type."""
 
 HOUR = 3600
 DEAD_TTL_SECONDS = 7 * 24 * HOUR

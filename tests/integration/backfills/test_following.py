@@ -14,6 +14,7 @@ from switchyard.services.records.bulk import BulkState
 from switchyard.services.records.states import State
 from tests.support.backfills import QUEUE, BackfillUser, opened
 from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
 from tests.support.jobs import journal
 
 NEXT: dict[str, Any] = {"then": "noop", "then_payload": {"n": -1}}
@@ -94,7 +95,7 @@ async def test_whoever_goes_on_with_it_lets_the_job_go(
 async def test_cancelled_it_is_not_followed(user: BackfillUser) -> None:
     operation = await user.start("numbers", {"to": 40}, rate=5, **NEXT)
     async with user.running():
-        await user.system.wait_until_ready(QUEUE, 1)
+        await eventually(lambda: user.system.ready(QUEUE), what="it publishes")
         await user.backfills.cancel(operation.id, jobs=False)
         assert await user.system.state(then_id_of(operation.id)) is State.CANCELLED
 

@@ -28,14 +28,13 @@ from aiormq import Connection
 from aiormq.exceptions import ChannelLockedResource
 
 from switchyard.broker.errors import BrokerError
-from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE, lane_of
+from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE, STAND_IN, lane_of
 from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.model import Binding, Exchange, Policy, Queue, Topology
 from switchyard.broker.topology.moving import moving
 from switchyard.broker.wire.away import meaning_away
 from switchyard.broker.wire.channel import open_channel
 
-TEMPORARY = "jobs.migrate."
 LOCK = "jobs.migrate"
 POLICY_PRIORITY = 100
 """Above the lanes' own."""
@@ -100,7 +99,7 @@ async def plan(client: ManagementClient, wanted: Topology) -> list[Step]:
     steps = []
     for queue in wanted.queues:
         there = found.get(queue.name)
-        temporary = found.get(TEMPORARY + queue.name)
+        temporary = found.get(STAND_IN + queue.name)
         if there is None and temporary is None:
             continue  # `apply` makes it
         is_right = there is not None and _same(there.declared, queue)
@@ -117,7 +116,7 @@ def _same(one: Queue, other: Queue) -> bool:
 
 
 def _left_over(policies: Iterable[Policy], name: str) -> bool:
-    return any(each.name == TEMPORARY + name for each in policies)
+    return any(each.name == STAND_IN + name for each in policies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class Migration:
             for policy in {each.name: each for each in map(self._policy_of, names)}.values():
                 await self.client.put_policy(policy)
             for name in names:
-                await self.client.delete_policy(TEMPORARY + name)
+                await self.client.delete_policy(STAND_IN + name)
 
     async def _queue(self, step: Step) -> Migrated:
         name, moved = step.name, 0
@@ -159,7 +158,7 @@ class Migration:
             # it would drop jobs when it is full.
             await self._put_policy(name, self._policy_of(name).definition)
         else:
-            await self.client.delete_policy(TEMPORARY + name)
+            await self.client.delete_policy(STAND_IN + name)
         if name not in live:
             await self.client.put_queue(step.queue)
         await self._fill(name)
@@ -167,7 +166,7 @@ class Migration:
 
     async def _drain(self, queue: Queue) -> tuple[int, bool]:
         """Steps 1 to 3. How many were moved, and whether nothing is left."""
-        name, temporary = queue.name, TEMPORARY + queue.name
+        name, temporary = queue.name, STAND_IN + queue.name
         await self.client.put_queue(replace(queue, name=temporary))
         await self.client.put_exchange(Exchange(temporary, "fanout"))
         await self.client.put_binding(Binding(temporary, temporary))
@@ -207,7 +206,7 @@ class Migration:
 
     async def _fill(self, name: str) -> None:
         """Step 4, and the way back where jobs would not end."""
-        temporary = TEMPORARY + name
+        temporary = STAND_IN + name
         if temporary not in {each.name for each in await self.client.queues()}:
             return
         await self.client.put_exchange(Exchange(temporary, "fanout"))
@@ -228,7 +227,7 @@ class Migration:
             for each in await self.client.bindings()
             if each.destination == one
             and each.destination_type == "queue"
-            and not each.source.startswith(TEMPORARY)
+            and not each.source.startswith(STAND_IN)
         ]
         for each in own:
             await self.client.put_binding(replace(each, destination=other))
@@ -244,7 +243,7 @@ class Migration:
     async def _put_policy(self, name: str, definition: Mapping[str, Any]) -> None:
         pattern = f"^{re.escape(name)}$"
         await self.client.put_policy(
-            Policy(TEMPORARY + name, pattern, definition, priority=POLICY_PRIORITY)
+            Policy(STAND_IN + name, pattern, definition, priority=POLICY_PRIORITY)
         )
 
 

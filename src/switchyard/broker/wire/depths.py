@@ -7,9 +7,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from aiormq.connection import Connection
-from aiormq.exceptions import ChannelLockedResource, ChannelNotFoundEntity
+from aiormq.exceptions import (
+    ChannelAccessRefused,
+    ChannelLockedResource,
+    ChannelNotFoundEntity,
+)
 
 from switchyard.broker.errors import BrokerAway
+from switchyard.broker.lanes import STAND_IN
 from switchyard.broker.wire.away import ANSWER_LIMIT, meaning_away, within
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import closed, connected, underlying
@@ -44,6 +49,19 @@ async def ask_queue(connection: Connection, queue: str) -> Waiting | None:
         return None
     await closed(channel)
     return waiting
+
+
+async def ask_lane_queue(connection: Connection, queue: str, limit: int | None) -> Waiting | None:
+    """The same of a lane's queue, whose length limit that is. While it is remade with another type
+    it takes nothing, or is not there: then, of the queue that stands in for it."""
+    if limit != 0 and (found := await ask_queue(connection, queue)) is not None:
+        return found
+    try:
+        if (stands_in := await ask_queue(connection, STAND_IN + queue)) is not None:
+            return stands_in
+    except ChannelAccessRefused:  # to a user who may see the lanes' queues alone
+        pass
+    return await ask_queue(connection, queue)
 
 
 async def ask_queues(url: str, queues: Iterable[str]) -> dict[str, Waiting | None]:

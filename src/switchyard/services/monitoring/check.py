@@ -23,6 +23,7 @@ class Finding(StrEnum):
     MANAGEMENT_FORBIDS = "management-forbids"
     TOPOLOGY_MISSING = "topology-missing"
     TOPOLOGY_OTHER = "topology-other"
+    MIGRATION_UNFINISHED = "migration-unfinished"
     POLICY_OVERRIDDEN = "policy-overridden"
     TYPES_UNKNOWN = "types-unknown"
     LEFTOVER = "leftover"

@@ -29,7 +29,7 @@ from switchyard.broker.lanes import (
     queue_name,
 )
 from switchyard.broker.wire.away import meaning_away
-from switchyard.broker.wire.depths import Waiting, ask_queue
+from switchyard.broker.wire.depths import Waiting, ask_lane_queue, ask_queue
 from switchyard.broker.wire.link import Link
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.monitoring.levels import Pressure, fullest
@@ -213,7 +213,7 @@ class LanePressure(Closing):
         connection = await self._connection()
         limits = await self._limits_in_force()
         put_off = await self._put_off()
-        depths = await self._within(self._depths(connection))
+        depths = await self._within(self._depths(connection, limits))
         lanes = tuple(
             _lane(
                 lane,
@@ -231,9 +231,11 @@ class LanePressure(Closing):
         with meaning_away("can't ask the broker"):
             return await asyncio.wait_for(work, ASK_TIMEOUT)
 
-    async def _depths(self, connection: Connection) -> dict[str, Waiting | None]:
+    async def _depths(
+        self, connection: Connection, limits: Mapping[str, int]
+    ) -> dict[str, Waiting | None]:
         names = [name for names in self._names.values() for name in names]
-        return {name: await ask_queue(connection, name) for name in names}
+        return {name: await ask_lane_queue(connection, name, limits.get(name)) for name in names}
 
     async def _put_off(self) -> Mapping[str, int]:
         if self._ledger is None:
@@ -285,7 +287,8 @@ class LanePressure(Closing):
     def _queue(
         self, name: str, waiting: Waiting | None, limits: Mapping[str, int], put_off: int
     ) -> QueueDepth:
-        most = limits.get(name, lane_named(lane_of(name), self._lanes).max_length)
+        # None at all has a queue that is being remade, and for a while.
+        most = limits.get(name) or lane_named(lane_of(name), self._lanes).max_length
         marks = Marks.of(self._settings, name, most)
         if waiting is None:
             return QueueDepth(name, None, 0, marks.limit, Pressure.OK)

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from switchyard.broker.errors import ManagementError
-from switchyard.broker.lanes import DEAD_QUEUE, LANES, lane_named, queue_name
+from switchyard.broker.lanes import DEAD_QUEUE, LANES, STAND_IN, lane_named, queue_name
 from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.wire.depths import Waiting, ask_queues
 from switchyard.services.jobs.registry import Registry
@@ -91,6 +91,7 @@ async def lane_report(
                     waiting[name],
                     details.get(name),
                     settings,
+                    stand_in=details.get(STAND_IN + name),
                     most=lane_named(lane).max_length,
                     ttl=lane_named(lane).ttl_seconds,
                     now=now,
@@ -130,19 +131,22 @@ def _queue(
     details: Mapping[str, Any] | None,
     settings: Settings,
     *,
+    stand_in: Mapping[str, Any] | None = None,
     most: int | None,
     ttl: float | None,
     now: float,
 ) -> QueueReport:
     if details is not None:
         policy = details.get("effective_policy_definition") or {}
-        most = policy.get("max-length")
+        # As declared: of a new queue, of which nothing is told for some seconds, and of one that is
+        # being remade, which takes nothing meanwhile.
+        most = policy.get("max-length") or most
         ttl = policy["message-ttl"] / 1000 if "message-ttl" in policy else None
     head = (details or {}).get("head_message_timestamp")
     return QueueReport(
         name=name,
         exists=waiting is not None,
-        ready=waiting.ready if waiting else 0,
+        ready=(waiting.ready if waiting else 0) + int((stand_in or {}).get("messages_ready") or 0),
         unacked=None if details is None else int(details.get("messages_unacknowledged") or 0),
         consumers=waiting.consumers if waiting else 0,
         limit=None if most is None else Marks.of(settings, name, most).limit,

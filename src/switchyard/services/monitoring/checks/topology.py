@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from switchyard.broker.lanes import STAND_IN
 from switchyard.broker.settings import Profile
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import Deviation, Difference, diff
@@ -19,6 +20,8 @@ async def topology(system: Examined) -> list[Check]:
     """All of it, held against the declaration."""
     live = await system.need_management().fetch()
     differences = diff(_declared(system, system.settings.profile), live)
+    if any(each.name.startswith(STAND_IN) for each in differences):
+        return [_half_migrated(system, differences)]
     overridden = [each for each in differences if each.problem is Deviation.OVERRIDDEN]
     extra = [each for each in differences if each.is_extra]
     others = [each for each in differences if each not in overridden and not each.is_extra]
@@ -34,6 +37,10 @@ def _declared(system: Examined, profile: Profile) -> Topology:
     return build(profile, system.registry.routes, retry_delays=delays)
 
 
+def _other(profile: Profile) -> Profile:
+    return "quorum" if profile == "classic" else "classic"
+
+
 def _declared_as_is(system: Examined, live: LiveTopology, differences: list[Difference]) -> Check:
     texts = [each.text for each in differences]
     if not differences:
@@ -41,7 +48,7 @@ def _declared_as_is(system: Examined, live: LiveTopology, differences: list[Diff
     if all(each.fixable for each in differences):
         remedy = "run `jobctl topology apply`"
         return wrong("topology", Finding.TOPOLOGY_MISSING, some(texts), remedy)
-    other: Profile = "quorum" if system.settings.profile == "classic" else "classic"
+    other = _other(system.settings.profile)
     if not any(each.blocking for each in diff(_declared(system, other), live)):
         detail = f"the lanes on the broker are those of the profile {other}: {some(texts)}"
         remedy = (
@@ -51,6 +58,21 @@ def _declared_as_is(system: Examined, live: LiveTopology, differences: list[Diff
         return wrong("topology", Finding.PROFILE_WRONG, detail, remedy)
     remedy = "see docs/topology.md#changing-a-live-broker: empty it, delete it, apply"
     return wrong("topology", Finding.TOPOLOGY_OTHER, some(texts), remedy)
+
+
+def _half_migrated(system: Examined, differences: list[Difference]) -> Check:
+    """What else differs is what that changes: until it has ended nobody is to mend it by hand."""
+    names = {each.name.removeprefix(STAND_IN) for each in differences if each.is_extra}
+    detail = (
+        "queues are being changed to the other profile, or that was broken off; it has come to "
+        f"{some(sorted(names))}"
+    )
+    profile = system.settings.profile
+    remedy = (
+        f"`jobctl topology migrate --to {profile}` goes on where it was, or the same with "
+        f"`--to {_other(profile)}`, if that was begun; either also undoes the other"
+    )
+    return wrong("topology", Finding.MIGRATION_UNFINISHED, detail, remedy)
 
 
 def _policies(system: Examined, live: LiveTopology, overridden: list[Difference]) -> Check:
