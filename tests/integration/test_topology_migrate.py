@@ -19,11 +19,14 @@ from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.migrate import MigrationRefused, alone
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.cli.base.errors import INTERRUPTED
+from switchyard.services.monitoring import lane_pressure
 from switchyard.services.monitoring.check import Finding
 from switchyard.services.monitoring.checks.examined import Examined
 from switchyard.services.monitoring.checks.topology import topology
+from switchyard.services.records.bulk import BulkState
 from switchyard.services.records.states import State
 from tests.conftest import broker_of
+from tests.support.backfills import QUEUE, numbers, opened
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     Effects,
@@ -42,6 +45,7 @@ from tests.support.worker_process import ROOT, Processes, environment_of
 
 pytestmark = pytest.mark.broker43
 
+MANY = 300
 KILLS = 6
 """At most, on each of the two ways: it may be done before."""
 FEWEST_KILLS = 3
@@ -122,6 +126,25 @@ async def test_a_queue_whose_jobs_do_not_end_in_time_is_left_as_it_was(
         assert queue["policy"] == "jobs.lane.backfill"
         write(tmp_path, "free")
         await assert_all_accounted_for(system, accepted)
+
+
+async def test_a_backfill_goes_on_meanwhile(
+    broker43_classic: TestBroker,
+    sqlite_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its queue takes nothing for a while, and is not there for a moment."""
+    # So that it sees each of these, which pass more quickly here than in earnest.
+    monkeypatch.setattr(lane_pressure, "LIMITS_FOR", 0.1)
+    async with opened(broker43_classic, sqlite_url, tmp_path) as (system, user):
+        operation = await user.start("numbers", {"to": MANY}, rate=MANY / 10)
+        running = asyncio.create_task(user.run(operation))
+        await eventually(lambda: system.ready(QUEUE), what="it publishes")
+        assert {each.done for each in await migrate(system.settings, "quorum")} == {True}
+        await system.start_worker()
+        assert (await running).state is BulkState.COMPLETED
+        assert await numbers(system.ledger) == list(range(MANY))
 
 
 async def test_two_at_once_are_one_too_many(broker43_classic: TestBroker) -> None:

@@ -122,7 +122,8 @@ def require_broker(settings: Settings) -> str:
         return settings.require_amqp_url()
     except ValueError as error:
         raise CommandFailed(
-            f"{error}; `jobctl up` starts one and writes its address into .switchyard/env"
+            f"{error}; `jobctl up` starts one and writes its address into "
+            f"{settings.data_dir / 'env'}"
         ) from error
 
 
