@@ -134,7 +134,7 @@ def system(jobctl: CommandLine) -> Iterator[None]:
         running.enter_context(jobctl.started("scheduler"))
         running.enter_context(jobctl.started("worker", "all"))
         running.enter_context(jobctl.started("api"))
-        with closing(Client(jobctl.environment["JOBS_API_URL"], retries=PATIENT)) as client:
+        with Client(jobctl.environment["JOBS_API_URL"], retries=PATIENT) as client:
             client.ready()
         yield
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Self
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from switchyard.api.models.base import ApiModel
 from switchyard.api.models.values import EXAMPLE, Moment, is_finite

@@ -54,14 +54,13 @@ async def ask_queue(connection: Connection, queue: str) -> Waiting | None:
 async def ask_lane_queue(connection: Connection, queue: str, limit: int | None) -> Waiting | None:
     """The same of a lane's queue, whose length limit that is. While it is remade with another type
     it takes nothing, or is not there: then, of the queue that stands in for it."""
-    if limit != 0 and (found := await ask_queue(connection, queue)) is not None:
+    found = await ask_queue(connection, queue)
+    if found is not None and limit != 0:
         return found
     try:
-        if (stands_in := await ask_queue(connection, STAND_IN + queue)) is not None:
-            return stands_in
+        return await ask_queue(connection, STAND_IN + queue) or found
     except ChannelAccessRefused:  # to a user who may see the lanes' queues alone
-        pass
-    return await ask_queue(connection, queue)
+        return found
 
 
 async def ask_queues(url: str, queues: Iterable[str]) -> dict[str, Waiting | None]:
