@@ -26,6 +26,10 @@ from switchyard.cli.main import run
 code = run(sys.argv[1:])
 sys.stderr.write(json.dumps([code, sorted(sys.modules)]))
 """
+NO_METADATA = """
+import importlib.metadata
+del importlib.metadata.distributions  # pydantic's search for plugins
+"""
 
 
 @pytest.mark.parametrize(
@@ -54,7 +58,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 def test_what_calls_the_api_loads_neither_database_nor_broker(arguments: list[str]) -> None:
     nowhere = {"JOBS_API_URL": "http://127.0.0.1:9", "JOBS_AMQP_URL": "amqp://elsewhere"}
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, *arguments],
+        [sys.executable, "-c", NO_METADATA + PROBE, *arguments],
         capture_output=True,
         text=True,
         check=True,
