@@ -67,7 +67,7 @@ async def test_a_job_that_succeeds_in_the_end(
     assert (record.state, record.result) == (State.SUCCEEDED, {"step": "done"})
     assert (journal.runs(record.id), record.attempts) == (runs, attempts)
     assert [line.outcome for line in record.timeline] == timeline
-    assert worker.worker.counters.succeeded == 1
+    await eventually(lambda: worker.worker.counters.succeeded == 1, what="the worker's word")
     assert worker.worker.counters.retried + worker.worker.counters.snoozed == runs - 1
     assert await system.letters() == []
 
@@ -93,7 +93,7 @@ async def test_a_job_that_is_given_up(
     assert record.timeline[-1].outcome == AttemptOutcome.DEAD
     letter = await system.wait_for_letter(record.id)
     assert (letter.certificate.reason, letter.certificate.attempts) == (reason, runs)
-    assert worker.worker.counters.dead == 1
+    await eventually(lambda: worker.worker.counters.dead == 1, what="the worker's word")
     assert await system.state(await run_script(system, "done")) is State.SUCCEEDED
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from switchyard.broker.dead.certificate import Reason
 from switchyard.services.records.states import State
 from switchyard.services.runtime.execution import Executor
+from tests.support.eventually import eventually
 from tests.support.jobs import MEMORY_LIMIT_MB, journal
 from tests.support.system import System
 
@@ -81,7 +82,7 @@ async def test_a_job_that_kills_its_process_twice_is_dead_and_the_worker_lives_o
     assert (await system.record(await crunch(system, "double"))).result == {"n": 42}
     journal.release(other)
     await system.wait_for_state(other, State.SUCCEEDED)
-    assert worker.worker.counters.succeeded == 2
+    await eventually(lambda: worker.worker.counters.succeeded == 2, what="the worker's word")
 
 
 async def test_a_process_that_is_killed_while_it_is_idle_costs_no_later_job(
