@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -27,9 +28,10 @@ from switchyard.services.files.media import (
     refuse_false_pdf,
     refuse_unsupported,
 )
+from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.samples.articles import samples
 from switchyard.services.text.extraction import extract
-from switchyard.services.text.mupdf import _reading
+from switchyard.services.text.mupdf import PyMuPDFNotInstalled, _reading
 from switchyard.services.text.pages import Limits, PdfText
 from switchyard.services.text.pdf import read_pdf
 from tests.integration.pipeline.conftest import outcome_of
@@ -256,3 +258,14 @@ def test_a_scan_of_which_the_library_complains_needs_ocr_and_is_not_broken():
     read = read_pdf(data)
     assert read.needs_ocr
     assert not any(page.is_broken for page in read.pages)
+
+
+def test_without_pymupdf_it_is_said_what_to_do_and_no_attempt_is_wasted(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    content = pdf([TEXT])
+    monkeypatch.setitem(sys.modules, "pymupdf", None)
+    with pytest.raises(PyMuPDFNotInstalled, match="set JOBS_PDF_EXTRACTOR=pypdfium2") as refused:
+        read_pdf(content)
+    assert isinstance(refused.value, PermanentError)
+    assert read_pdf(content, extractor="pypdfium2").pages[0].text

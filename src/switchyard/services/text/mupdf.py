@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
+from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.text.composing import Heading, PageLines, cleaned
 from switchyard.services.text.layout import Line
 from switchyard.services.text.pages import (
@@ -26,6 +27,10 @@ from switchyard.services.text.raised import is_raised, raised
 _BOLD = 16
 """Flag of a span."""
 _MOST_HEADINGS = 5_000
+
+
+class PyMuPDFNotInstalled(PermanentError):
+    """It was left out, because of its licence, of a process that is asked to use it."""
 
 
 @contextmanager
@@ -110,8 +115,14 @@ def opened_page(
 
 
 def _library() -> Any:
-    """PyMuPDF, which is half typed: its objects are `Any` here."""
-    import pymupdf
+    """PyMuPDF, which is half typed: its objects are `Any` here. Raises PyMuPDFNotInstalled."""
+    try:
+        import pymupdf
+    except ImportError as error:
+        raise PyMuPDFNotInstalled(
+            "PyMuPDF is not installed here: set JOBS_PDF_EXTRACTOR=pypdfium2 to read PDFs without "
+            "it, or run `pip install 'pymupdf<2'`; then redrive the job"
+        ) from error
 
     library: Any = pymupdf
     # Its complaints would go to the worker's stderr, without saying of which document.
