@@ -47,12 +47,19 @@ async def test_a_worker_counts_its_jobs_by_type_lane_and_end(system: System) -> 
     held = await system.publish("hot.gated")
     await system.wait_for_state(held, State.RUNNING)
 
-    async def buried() -> Scrape | None:
-        scrape = await scraped(metrics)
-        return scrape if scrape.value("switchyard_deliveries_not_run_total", why="buried") else None
-
-    scrape: Scrape = await eventually(buried)
     attempts = "switchyard_job_attempts_total"
+
+    async def all_counted() -> Scrape | None:
+        """Each is counted a moment after its end is recorded."""
+        scrape = await scraped(metrics)
+        counts = (
+            scrape.value("switchyard_deliveries_not_run_total", why="buried"),
+            scrape.value(attempts, lane="hot", job_type="noop", outcome="succeeded"),
+            scrape.value(attempts, lane="backfill", job_type="scripted", outcome="dead"),
+        )
+        return scrape if all(counts) else None
+
+    scrape: Scrape = await eventually(all_counted)
     assert scrape.value(attempts, lane="hot", job_type="noop", outcome="succeeded") == 1
     assert scrape.value(attempts, lane="backfill", job_type="scripted", outcome="dead") == 1
     assert scrape.value("switchyard_job_deaths_total", reason="permanent") == 1
