@@ -260,7 +260,7 @@ async def test_requests_keep_their_distance_in_all_processes_together(
     hasty: Settings, ledger: Ledger, site: ArxivServer
 ) -> None:
     """Two ledgers are what two processes have."""
-    careful = hasty.model_copy(update={"arxiv_interval": 0.5})
+    careful = hasty.model_copy(update={"arxiv_interval": 1.0})
     async with (
         await Ledger.open(careful.ledger_url) as other,
         ArxivClient.connect(careful, ledger, patience=30) as first,
@@ -277,7 +277,7 @@ async def test_requests_keep_their_distance_in_all_processes_together(
     times = sorted(request.at for request in site.requests)
     assert len(times) == 4
     # They are kept at their start, and seen where they arrive: on a busy machine some take longer.
-    assert min(b - a for a, b in pairwise(times)) > 0.4
+    assert min(b - a for a, b in pairwise(times)) > 0.6
     assert site.most_at_once == 1
 
 
