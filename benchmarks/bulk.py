@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import time
 from pathlib import Path
@@ -88,7 +87,7 @@ def _queued(env: dict[str, str]) -> int:
 
 
 def _settings(stage: Stage, ledger: str) -> dict[str, str]:
-    return stage.switchyard(f"backfill-{os.urandom(3).hex()}", ledger)
+    return stage.switchyard("backfill", ledger)
 
 
 ALL: dict[str, tuple[Measurement, int, int]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 
 from benchmarks.common import end_group, environment, module_command, run_json
@@ -25,8 +24,7 @@ def fairness(stage: Stage, rounds: int, count: int) -> list[Row]:
     }
     for _ in range(rounds):
         for fair_from, row in rows.items():
-            name = f"fairness-{os.urandom(3).hex()}"
-            settings = stage.switchyard(name, "sqlite", modules=(MODULE,))
+            settings = stage.switchyard("fairness", "sqlite", modules=(MODULE,))
             env = environment("", stage.directory / "samples", **settings, JOBS_MODULES=MODULE)
             worker = subprocess.Popen(
                 worker_command(SLOTS, "backfill"), env=dict(env), start_new_session=True

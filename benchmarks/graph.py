@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import resource
 import statistics
@@ -45,7 +44,7 @@ def graph(stage: Stage, rounds: int, count: int) -> list[Row]:
     """A graph of that many citations, some works cited by many thousands: asked, told, ranked."""
     rows: list[Row] = []
     for ledger in ("postgresql", "sqlite"):
-        url = f"sqlite+aiosqlite:///{stage.directory}/graph-{os.urandom(3).hex()}.db"
+        url = f"sqlite+aiosqlite:///{stage.folder('graph') / 'ledger.db'}"
         if ledger == "postgresql":
             url = stage.postgres.create_database()
         rows += asyncio.run(_measured(url, ledger, rounds, count))

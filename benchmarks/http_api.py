@@ -54,7 +54,7 @@ class Server:
 
 @contextmanager
 def _server(stage: Stage, **settings: str) -> Iterator[Server]:
-    own = stage.switchyard(f"api-{os.urandom(3).hex()}", "postgresql", modules=MODULES)
+    own = stage.switchyard("api", "postgresql", modules=MODULES)
     key = asyncio.run(_key(own["JOBS_DATABASE_URL"]))
     key_file = stage.directory / "api-key"
     key_file.write_text(key)

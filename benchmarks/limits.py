@@ -9,8 +9,6 @@ beside half as many.
 
 from __future__ import annotations
 
-import os
-
 from benchmarks.common import drained_rate, environment, module_command, run_json
 from benchmarks.contenders.with_switchyard import worker_command
 from benchmarks.measurements import Measurement, Row
@@ -30,8 +28,7 @@ def limits(stage: Stage, rounds: int, count: int) -> list[Row]:
     }
     for _ in range(rounds):
         for (ledger, every), row in rows.items():
-            name = f"limits-{os.urandom(3).hex()}"
-            settings = stage.switchyard(name, ledger, modules=(MODULE,))
+            settings = stage.switchyard("limits", ledger, modules=(MODULE,))
             env = environment("", stage.directory / "samples", **settings, JOBS_MODULES=MODULE)
             run_json(module_command("limited", "publish", count, every), env)
             row.rounds.append(drained_rate(worker_command(SLOTS, "backfill"), env, count))

@@ -166,7 +166,7 @@ def llm_http(stage: Stage, rounds: int, count: int) -> list[Row]:
                         "llm_concurrency": bounds.start,
                         "llm_concurrency_min": bounds.least,
                         "llm_concurrency_max": bounds.most,
-                        "data_dir": stage.directory,
+                        "data_dir": stage.folder("llm-http"),
                     }
                 )
                 outcomes.append(asyncio.run(_run(settings, rule, url, count)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -90,7 +89,7 @@ def consume(stage: Stage, rounds: int, count: int) -> list[Row]:
     for _ in range(rounds):
         for ledger, name in (("sqlite", names[0]), ("postgresql", names[1])):
             samples = stage.directory / "samples"
-            settings = stage.switchyard(f"consume-{ledger}-{os.urandom(3).hex()}", ledger)
+            settings = stage.switchyard(f"consume-{ledger}", ledger)
             env = environment("", samples, **settings)
             run_json(module_command("with_switchyard", "publish", count), env)
             command = with_switchyard.worker_command(SLOTS)
@@ -116,7 +115,7 @@ def progress(stage: Stage, rounds: int, count: int) -> list[Row]:
         # Whichever comes second finds a warmer machine: they take turns.
         for reports in sorted(rows, reverse=bool(number % 2)):
             samples = stage.directory / "samples"
-            settings = stage.switchyard(f"progress-{os.urandom(3).hex()}")
+            settings = stage.switchyard("progress")
             env = environment("", samples, BENCH_REPORTS=reports, **settings)
             run_json(module_command("with_switchyard", "publish", count), env)
             run_json(module_command("with_switchyard", "reporters"), env)
@@ -143,7 +142,7 @@ def metrics_cost(stage: Stage, rounds: int, count: int) -> list[Row]:
         begun: dict[bool, Callable[[], float]] = {}
         for has_metrics in rows:
             shown = {"JOBS_METRICS_PORT": port} if has_metrics else {}
-            settings = stage.switchyard(f"metrics-{os.urandom(3).hex()}")
+            settings = stage.switchyard("metrics")
             samples = stage.directory / f"samples-{has_metrics}"
             env = environment("", samples, **settings, **shown)
             run_json(module_command("with_switchyard", "publish", count), env)
@@ -178,7 +177,7 @@ def hot_latency(stage: Stage, rounds: int, count: int) -> list[Row]:
     ]
     for _ in range(rounds):
         file = stage.directory / "latencies"
-        ours = stage.switchyard(f"latency-{os.urandom(3).hex()}")
+        ours = stage.switchyard("latency")
         env = environment("", BENCH_LATENCIES=str(file), **ours)
         worker = with_switchyard.worker_command(8, "hot,backfill")
         collect(rows[:2], file, worker, module_command("saturate", "switchyard", count), env)
@@ -235,7 +234,7 @@ def backlog(stage: Stage, rounds: int, count: int) -> list[Row]:
     ]
     for _ in range(rounds):
         for row, waiting in zip(rows, (1_000, count), strict=True):
-            settings = stage.switchyard(f"backlog-{os.urandom(3).hex()}")
+            settings = stage.switchyard("backlog")
             env = environment("", stage.directory / "samples", **settings)
             run_json(module_command("with_switchyard", "publish", waiting), env)
             answer = run_json(module_command("first_jobs", 1_000), env)
@@ -260,7 +259,7 @@ def footprint(stage: Stage, rounds: int, count: int) -> list[Row]:
     )
     nowhere = environment("", JOBS_API_URL="http://127.0.0.1:9")
     for _ in range(rounds):
-        settings = stage.switchyard(f"memory-{os.urandom(3).hex()}")
+        settings = stage.switchyard("memory")
         env = environment("", stage.directory / "samples", **settings)
         run_json(module_command("with_switchyard", "publish", 50), env)
         memory.rounds.append(run_json(module_command("first_jobs", 50), env)["rss_mb"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from benchmarks.bulk import HOT_JOBS, hot_rows, meanwhile
 from benchmarks.common import environment, module_command, run_json
 from benchmarks.contenders import with_switchyard
@@ -63,7 +61,7 @@ def redrive_hot(stage: Stage, rounds: int, count: int) -> list[Row]:
 
 
 def _buried(stage: Stage, ledger: str, count: int, indexed: Row | None = None) -> dict[str, str]:
-    env = environment("", **stage.switchyard(f"redrive-{os.urandom(3).hex()}", ledger))
+    env = environment("", **stage.switchyard("redrive", ledger))
     done = run_json(module_command("run_redrive", "bury", count), env, timeout=1800)
     if indexed is not None:
         indexed.rounds.append(done["indexed"] / done["seconds"])

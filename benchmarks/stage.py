@@ -48,6 +48,11 @@ class Stage:
                 if each["name"] != "/":
                     client.delete(f"/api/vhosts/{quote(each['name'], safe='')}")
 
+    def folder(self, name: str) -> Path:
+        """A new one, whose name begins with that. Who finds storage or index of another system is
+        refused, so no two may share one."""
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.directory))
+
     def switchyard(
         self,
         name: str,
@@ -55,16 +60,19 @@ class Stage:
         max_length: int = 1_000_000,
         modules: Sequence[str] = ("benchmarks.contenders.with_switchyard",),
     ) -> dict[str, str]:
-        """A virtual host with the topology, and a ledger; the settings to reach them.
+        """A new system: a virtual host with the topology, a ledger, and a folder for files; the
+        settings to reach them.
 
         The lanes are made long, also for requests of models, whose queues are full much earlier:
         these runs fill them further than the product would.
         """
-        amqp_url = self.vhost(name)
+        folder = self.folder(name)
+        vhost = folder.name
+        amqp_url = self.vhost(vhost)
         registry = Registry.load(modules)
 
         async def prepare() -> None:
-            async with ManagementClient(self.management_url, name) as client:
+            async with ManagementClient(self.management_url, vhost) as client:
                 await apply(client, build("classic", registry.routes))
                 for policy in await client.policies():
                     if "max-length" in policy.definition:
@@ -74,17 +82,15 @@ class Stage:
                         )
 
         asyncio.run(prepare())
-        url = f"sqlite+aiosqlite:///{self.directory / name}.db"
+        url = f"sqlite+aiosqlite:///{folder / 'ledger.db'}"
         if ledger == "postgresql":
             url = self.postgres.create_database()
-        migrated = upgrade(url)
-        if asyncio.iscoroutine(migrated):
-            asyncio.run(migrated)
+        asyncio.run(upgrade(url))
         return {
             "JOBS_AMQP_URL": amqp_url,
             "JOBS_MANAGEMENT_URL": self.management_url,
             "JOBS_DATABASE_URL": url,
-            "JOBS_DATA_DIR": str(self.directory),
+            "JOBS_DATA_DIR": str(folder),
             "JOBS_LLM_SLOW_AT": str(max_length),
             "JOBS_LLM_FULL_AT": str(max_length),
         }

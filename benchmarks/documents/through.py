@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
@@ -114,14 +113,13 @@ def documents(stage: Stage, rounds: int, count: int) -> list[Row]:
     words = _vocabulary()
     for number in range(rounds):
         randomly = random.Random(number)
-        folder = stage.directory / f"documents-{os.urandom(3).hex()}"
-        folder.mkdir()
+        folder = stage.folder("papers")
         paths = []
         for each in range(count + WARM):
             paths.append(folder / f"{each}.pdf")
             paths[-1].write_bytes(_pdf(randomly, words))
-        own = stage.switchyard(folder.name, "postgresql", modules=BUILT_IN_MODULES)
-        env = environment("", **{**own, "JOBS_DATA_DIR": str(folder / "data")})
+        own = stage.switchyard("documents", "postgresql", modules=BUILT_IN_MODULES)
+        env = environment("", **own)
         with _workers(stage, env):
             row.rounds.append(asyncio.run(_through(env, paths)))
     return [row]
