@@ -54,6 +54,15 @@ def environment(url: str, samples: Path | None = None, /, **more: str) -> dict[s
     return values
 
 
+def resident_memory(what: str = "VmRSS", of: int | str = "self") -> float:
+    """MB that a process has in memory now (`VmRSS`), or had at most so far (`VmHWM`; proc(5)).
+
+    Not `ru_maxrss`, which is at least that of the process that started this one.
+    """
+    told = Path(f"/proc/{of}/status").read_text().partition(f"{what}:")[2]
+    return int(told.split()[0]) * 1024 / 1e6
+
+
 def run_json(
     command: Sequence[str], env: Mapping[str, str], timeout: float = 300
 ) -> dict[str, Any]:

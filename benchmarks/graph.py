@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import resource
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, func, insert, select, text, update
 
+from benchmarks.common import resident_memory
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
 from switchyard.services.graph.describing import cited_works, document_of
@@ -201,7 +201,7 @@ def _rank(edges: Edges) -> tuple[Ranks, float, float]:
     began = time.monotonic()
     ranks = rank(edges)
     seconds = time.monotonic() - began
-    return ranks, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return ranks, seconds, resident_memory("VmHWM")
 
 
 ALL: dict[str, tuple[Measurement, int, int]] = {"graph": (graph, 1, 1_000_000)}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.common import end_group, environment, module_command, run_json
+from benchmarks.common import end_group, environment, module_command, resident_memory, run_json
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
 from switchyard.cli.system.ports import free_port
@@ -42,9 +42,8 @@ class Server:
         return run_json(module_command("http_load", mode, self.port, *rest), self.env)
 
     def memory(self, what: str = "VmRSS") -> float:
-        """Resident memory now (`VmRSS`) or at most so far (`VmHWM`), in MB."""
-        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
+        """As `common.resident_memory`."""
+        return resident_memory(what, of=self.pid)
 
     def cpu(self) -> float:
         """Seconds of CPU so far."""

@@ -6,8 +6,8 @@ import asyncio
 import json
 import sys
 import time
-from pathlib import Path
 
+from benchmarks.common import resident_memory
 from benchmarks.contenders.with_switchyard import MODULE
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
@@ -24,10 +24,6 @@ async def _until(worker: Worker, succeeded: int) -> None:
         await asyncio.sleep(0.001)
 
 
-def _resident_pages() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1])
-
-
 async def work(count: int) -> dict[str, float]:
     configure("warning")
     registry = Registry.load([MODULE])
@@ -41,11 +37,11 @@ async def work(count: int) -> dict[str, float]:
     done, cpu = worker.counters.succeeded, time.process_time()
     await _until(worker, count)
     cpu, done = time.process_time() - cpu, worker.counters.succeeded - done
-    pages = _resident_pages()
+    rss = resident_memory()
     worker.stop()
     await running
     await ledger.close()
-    return {"cpu_us": cpu / max(done, 1) * 1e6, "rss_mb": pages * 4096 / 1e6}
+    return {"cpu_us": cpu / max(done, 1) * 1e6, "rss_mb": rss}
 
 
 if __name__ == "__main__":

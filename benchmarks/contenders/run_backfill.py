@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from benchmarks.common import payload
+from benchmarks.common import payload, resident_memory
 from benchmarks.contenders.with_switchyard import MODULE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.publisher import Publisher
@@ -70,7 +69,7 @@ async def publish(file: Path) -> dict[str, float]:
         runner.stop()
         await running
         assert counts.published == counts.total, counts
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        peak = resident_memory("VmHWM")
         return {"seconds": seconds, "published": counts.published, "rss_mb": peak}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,6 +17,7 @@ from typing import Any
 from pydantic import SecretStr
 from tokenizers import Tokenizer
 
+from benchmarks.common import resident_memory
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
 from switchyard.services.index.chunk_index import ChunkIndex
@@ -68,18 +68,6 @@ def _text(random: Random) -> str:
     )
 
 
-def _resident() -> float:
-    """MiB that this process has now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 1024 / 1024
-
-
-def _peak() -> float:
-    """The most MiB that this process has had since `_forget_peak`."""
-    told = Path("/proc/self/status").read_text().partition("VmHWM:")[2]
-    return int(told.split()[0]) / 1024
-
-
 def _forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")  # proc(5)
 
@@ -105,11 +93,11 @@ async def _fill(index: OpenIndex, count: int, row: Row, memory: Row, peak: Row) 
 
         await index.write(put)
         if not half and number >= count / 2:
-            half = _resident()
+            half = resident_memory()
             _forget_peak()
     row.rounds.append(count / (time.perf_counter() - began))
-    memory.rounds.append(_resident() - half)
-    peak.rounds.append(_peak() - half)
+    memory.rounds.append(resident_memory() - half)
+    peak.rounds.append(resident_memory("VmHWM") - half)
 
 
 async def _timed(index: OpenIndex, ask: Searched, row: Row) -> None:
@@ -178,23 +166,23 @@ async def _measured(kind: str, place: Any, count: int) -> list[Row]:
     async with place() as url:
         settings = Settings(index_url=SecretStr(url), embed_offline="wordllama", amqp_url=None)
         async with open_index(settings) as index:
-            grown = Row(f"{kind}: memory grown in the second half", "MiB", target="flat")
-            peak = Row(f"{kind}: at most, while it is compacted behind the writes", "MiB")
+            grown = Row(f"{kind}: memory grown in the second half", "MB", target="flat")
+            peak = Row(f"{kind}: at most, while it is compacted behind the writes", "MB")
             await _fill(index, count, row("written", "chunks/s"), grown, peak)
             rows += [grown, peak]
-            before = _resident()
+            before = resident_memory()
             began = time.perf_counter()
             async with index.searched() as (table, _):
                 await table.compact()
             row("compacted", "s").rounds.append(time.perf_counter() - began)
-            row("memory grown by that", "MiB", "flat").rounds.append(_resident() - before)
+            row("memory grown by that", "MB", "flat").rounds.append(resident_memory() - before)
             for mode in Mode:
                 within = row(f"search, {mode}: p95", "ms", "under 30 ms")
                 await _timed(index, _asking(mode), within)
-            before = _resident()
+            before = resident_memory()
             await _timed(index, _asking(Mode.HYBRID), Row("", "ms"))
-            row(f"memory grown by {QUERIES} searches more", "MiB", "flat").rounds.append(
-                _resident() - before
+            row(f"memory grown by {QUERIES} searches more", "MB", "flat").rounds.append(
+                resident_memory() - before
             )
             await _recall(index, row("of the ten nearest, found", "%", "at least 95"))
             await _timed(index, _exactly, row("every vector compared: p95", "ms"))
