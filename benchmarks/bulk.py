@@ -28,7 +28,7 @@ def backfill(stage: Stage, rounds: int, count: int) -> list[Row]:
     subprocess.run(module_command("run_backfill", "write", file, count), check=True)
     for _ in range(rounds):
         for ledger, row in rows.items():
-            env = environment("", **_settings(stage, ledger))
+            env = environment("", **stage.switchyard("backfill", ledger))
             done = run_json(module_command("run_backfill", "publish", file), env, timeout=1800)
             row.rounds.append(done["published"] / done["seconds"])
             memory.rounds.append(done["rss_mb"])
@@ -42,7 +42,8 @@ def backfill_hot(stage: Stage, rounds: int, count: int) -> list[Row]:
     subprocess.run(module_command("run_backfill", "write", file, count), check=True)
     for _ in range(rounds):
         latencies = stage.directory / "latencies"
-        env = environment("", BENCH_LATENCIES=str(latencies), **_settings(stage, "postgresql"))
+        own = stage.switchyard("backfill", "postgresql")
+        env = environment("", BENCH_LATENCIES=str(latencies), **own)
         worker = with_switchyard.worker_command(8, "hot")
         driver = module_command("run_backfill", "hot", HOT_JOBS)
         collect(rows[:2], latencies, worker, driver, env)
@@ -84,10 +85,6 @@ def _queued(env: dict[str, str]) -> int:
             return (await ledger.counts()).get("backfill", {}).get(State.QUEUED, 0)
 
     return asyncio.run(count())
-
-
-def _settings(stage: Stage, ledger: str) -> dict[str, str]:
-    return stage.switchyard("backfill", ledger)
 
 
 ALL: dict[str, tuple[Measurement, int, int]] = {

@@ -78,7 +78,7 @@ async def test_delayed_job_runs_at_its_time_and_not_before(
 
         await system.wait_for_state(job_id, State.SUCCEEDED)
         [start] = journal.starts_of(job_id)
-        assert 0.8 <= start.at - published_at < 10
+        assert 0.8 <= start.at - published_at < 3
 
 
 async def test_age_of_a_delayed_job_counts_from_its_time_on(

@@ -277,7 +277,7 @@ async def test_requests_keep_their_distance_in_all_processes_together(
     times = sorted(request.at for request in site.requests)
     assert len(times) == 4
     # They are kept at their start, and seen where they arrive: on a busy machine some take longer.
-    assert min(b - a for a, b in pairwise(times)) > 0.6
+    assert min(b - a for a, b in pairwise(times)) > 0.8
     assert site.most_at_once == 1
 
 
