@@ -123,6 +123,17 @@ def test_what_stands_on_every_page_is_left_out(extractor: ExtractorName):
 
 
 @both
+@pytest.mark.parametrize("last", ["1500", "2021"])
+def test_a_number_below_the_text_of_a_single_page_is_read(extractor: ExtractorName, last: str):
+    def draw(page: Any, _: int) -> None:
+        page.insert_text((50, 100), "Please pay the following amount:", fontsize=11)
+        page.insert_text((50, 140), last, fontsize=11)
+
+    (page,) = read_pdf(made(draw), extractor=extractor).pages
+    assert page.text.split("\n\n")[-1].endswith(last)
+
+
+@both
 def test_a_table_is_markdown(extractor: ExtractorName):
     rows = [("Port", "Depth", "Ships"), ("Brest", "14 m", "310"), ("Cork", "11 m", "95")]
     rows += [("Turku", "9 m", "120"), ("A|B", "8 m", "7")]

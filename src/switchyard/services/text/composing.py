@@ -12,25 +12,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from switchyard.services.text.layout import Line, blocks_of, paragraphs_of, rows_of
+from switchyard.services.text.layout import Line, blocks_of, paragraphs_of
 from switchyard.services.text.plain import clean, unwrap
+from switchyard.services.text.running import without_running
 from switchyard.services.text.tables import rows_with_tables, with_tables
 from switchyard.services.text.vertical import laid_level
 
-_EDGE = 0.12
-"""Part of a page's height, above and below, in which running heads and page numbers stand."""
-_RUNNING = 3
-"""Pages, at least, on which a running head stands; and a quarter of all."""
 _LARGER = 1.15
 """From how much larger letters than the text's on, a line is a heading."""
 _LEVELS = 4
 _HEADLINE_WORDS = 24
-_NUMBER = re.compile(
-    r"[-–—·|\s]*(?:(?:page|seite|página|p\.|s\.)\s*)?(?:\d{1,4}|[ivxlc]{1,7})"
-    r"(?:\s*(?:/|of|von|de|sur)\s*\d{1,4})?[-–—·|.\s]*",
-    re.IGNORECASE,
-)
-_DIGITS = re.compile(r"\d+")
 _RTL = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]")
 _OPEN_END = re.compile(r"[^\W\d_][-\u2010]$|[\w,;]$")
 
@@ -59,7 +50,7 @@ class Heading:
 
 def compose(pages: Sequence[PageLines], outline: Sequence[Heading] = ()) -> list[str]:
     """The text of each page, in Markdown: blank lines between paragraphs, each one line."""
-    kept = _without_running(pages)
+    kept = without_running(pages)
     levels = _levels(kept)
     titles = {_key(entry.title): min(entry.level, 6) for entry in outline}
     return [
@@ -92,60 +83,6 @@ def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str
                 found.append(text)
             may_go_on = not level and bool(found)
     return "\n\n".join(found)
-
-
-# --- what stands on page after page ---------------------------------------------------------
-
-
-def _without_running(pages: Sequence[PageLines]) -> list[list[Line]]:
-    """The lines of each page without its number and running heads."""
-    edges = [_edge_rows(page) for page in pages]
-    seen = Counter(key for rows in edges for key in {key for key, _ in rows})
-    least = max(_RUNNING, len(pages) / 4)
-    kept = []
-    for page, rows in zip(pages, edges, strict=True):
-        gone = {
-            id(line)
-            for key, row in rows
-            if (seen[key] >= least and len(pages) >= _RUNNING) or _is_number(row)
-            for line in row
-        }
-        gone |= _number_at_an_end(page)
-        lines = [line for line in page.lines if id(line) not in gone]
-        kept.append(lines or list(page.lines))
-    return kept
-
-
-def _edge_rows(page: PageLines) -> list[tuple[str, list[Line]]]:
-    """The rows at the upper and the lower edge, two of each, with what they have in common with
-    those of other pages: their words, and where they stand."""
-    top, bottom = page.height * _EDGE, page.height * (1 - _EDGE)
-    found = []
-    for lines, nearest in (
-        ([line for line in page.lines if line.y1 < top], False),
-        ([line for line in page.lines if line.y0 > bottom], True),
-    ):
-        rows = rows_of(lines)
-        for row in rows[-2:] if nearest else rows[:2]:
-            words = _DIGITS.sub("0", " ".join(line.text for line in row))
-            found.append((f"{words.strip()} {row[0].y0 / page.height * 50:.0f}", row))
-    return found
-
-
-def _number_at_an_end(page: PageLines) -> set[int]:
-    """A number alone that is the first or the last that stands on a page, wherever that is."""
-    if len(page.lines) < 2:
-        return set()
-    ends = (
-        min(page.lines, key=lambda line: line.y0),
-        max(page.lines, key=lambda line: line.y1),
-    )
-    return {id(line) for line in ends if line.text.isdecimal() and len(line.text) < 5}
-
-
-def _is_number(row: Sequence[Line]) -> bool:
-    text = " ".join(line.text for line in row).strip()
-    return len(text) < 24 and _NUMBER.fullmatch(text) is not None
 
 
 # --- headings -------------------------------------------------------------------------------

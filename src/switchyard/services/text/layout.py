@@ -9,8 +9,9 @@ to n log n of the lines, and gives up finer order beyond limits that no page for
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import isfinite
 from statistics import median
 
 MAX_LINES = 20_000
@@ -52,14 +53,18 @@ class Line:
 def reading_order(lines: Iterable[Line]) -> list[list[Line]]:
     """The lines in blocks, one for each column or line across columns, in the order of reading.
 
-    Lines without text, or without a place, are left out.
+    Lines without text are left out; one without height or width is given a little of it.
     """
     return [[line for row in rows for line in row] for rows in blocks_of(lines)]
 
 
 def blocks_of(lines: Iterable[Line]) -> list[list[list[Line]]]:
     """As `reading_order`, each block in rows."""
-    found = [line for line in lines if line.text.strip() and line.x1 > line.x0 and line.height > 0]
+    found = [
+        line if line.x1 > line.x0 and line.y1 > line.y0 else _with_a_place(line)
+        for line in lines
+        if line.text.strip()
+    ]
     if not found:
         return []
     if len(found) > MAX_LINES:
@@ -68,6 +73,15 @@ def blocks_of(lines: Iterable[Line]) -> list[list[list[Line]]]:
     blocks: list[list[list[Line]]] = []
     _order(found, unit, blocks, 0)
     return blocks
+
+
+def _with_a_place(line: Line) -> Line:
+    """Return a line that has an area: fonts may say that their letters have none, and damaged
+    files place letters nowhere. What can be read is content nevertheless."""
+    x0, y0, x1, y1 = (
+        place if isfinite(place) else 0.0 for place in (line.x0, line.y0, line.x1, line.y1)
+    )
+    return replace(line, x0=x0, y0=y0, x1=max(x1, x0 + 1), y1=max(y1, y0 + 1))
 
 
 def paragraphs_of(rows: Sequence[Sequence[Line]]) -> list[list[Line]]:

@@ -21,7 +21,10 @@ _UNSEEN = re.compile("[\u00ad\u2060]")
 """Soft hyphens and joiners: inside of words, and no part of them."""
 _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 _SPACES = re.compile(r"[ \t\u00a0\u2000-\u200a\u202f\u3000]+")
-_HYPHENATED = re.compile(r"(?<=[^\W\d_])[-\u2010]\n(?=[^\W\d_])")
+_HYPHENATED = re.compile(r"(?<=[^\W_])([-\u2010])\n(?=[^\W_])")
+_ADDRESS = re.compile(r"(?:://|www\.|@)\S*$")
+_LONGEST_ADDRESS = 200
+"""Characters before a line's end among which an address is looked for."""
 
 _FOREIGN = re.compile(r"[^\x00-\x7f]+")
 """What is not as it is in every form."""
@@ -91,13 +94,26 @@ def clean(text: str) -> str:
 
 
 def unwrap(block: str) -> str:
-    """One paragraph as one line: lines joined, a word that was broken between two of them whole."""
+    """One paragraph as one line: lines joined, a word that was broken between two of them whole;
+    a hyphen that is not known to be of that break stays."""
     block = block.strip()
     if "\n" in block:
-        block = _HYPHENATED.sub("", block)
+        block = _HYPHENATED.sub(_hyphen_at_a_line_end, block)
         if not block.isascii():
             block = _CJK_BREAK.sub("", block)
     return " ".join(block.split())
+
+
+def _hyphen_at_a_line_end(found: re.Match[str]) -> str:
+    """Return what stays of a hyphen between two lines: nothing where it cut a word in two; itself
+    before a capital (`Jean-Pierre`), beside a digit (`COVID-19`) and in an address."""
+    text, at, end = found.string, found.start(), found.end()
+    if not (text[at - 1].isalpha() and text[end].isalpha()):
+        return found[1]
+    if text[end].isupper() and not (text[max(at - 2, 0) : at + 1] + text[end : end + 2]).isupper():
+        return found[1]
+    is_address = _ADDRESS.search(text[max(0, at - _LONGEST_ADDRESS) : at]) is not None
+    return found[1] if is_address else ""
 
 
 def paragraphs(text: str) -> list[str]:
