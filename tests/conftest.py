@@ -141,6 +141,17 @@ def broker(request: pytest.FixtureRequest) -> Iterator[TestBroker]:
     yield from broker_of(*request.param)
 
 
+@pytest.fixture(
+    params=[
+        pytest.param(("3.10-small", "classic"), id="3.10", marks=pytest.mark.broker310),
+        pytest.param(("4.3-small", "quorum"), id="4.3", marks=pytest.mark.broker43),
+    ]
+)
+def small_broker(request: pytest.FixtureRequest) -> Iterator[TestBroker]:
+    """Either version, with a small `max_message_size`: `tests.support.brokers.SMALL`."""
+    yield from broker_of(*request.param)
+
+
 @pytest.fixture
 def broker310() -> Iterator[TestBroker]:
     """RabbitMQ 3.10, classic profile, where one broker says enough."""

@@ -26,6 +26,9 @@ CONFIG = {"collect_statistics_interval": "250"} | {
     f"management.sample_retention_policies.{kind}.minute": "1"
     for kind in ("global", "basic", "detailed")
 }
+SMALL = 64 * 1024
+"""Most bytes that the nodes named "…-small" take in one message."""
+SMALL_MESSAGES = {"extra_config": CONFIG | {"max_message_size": str(SMALL)}}
 
 
 class TestBroker:

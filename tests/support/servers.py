@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from switchyard.cli.system.node import LocalNode
-from tests.support.brokers import new_node
+from tests.support.brokers import SMALL_MESSAGES, new_node
 from tests.support.commands import Template
 from tests.support.postgres import PostgresServer
 
 ADDRESS = "SWITCHYARD_TEST_SERVERS"
 KEY = "SWITCHYARD_TEST_SERVERS_KEY"
-NAMES = ("3.10", "4.3", "postgres", "pgvector", "commands")
+NAMES = ("3.10", "4.3", "3.10-small", "4.3-small", "postgres", "pgvector", "commands")
 
 Server = LocalNode | PostgresServer | Template
 
@@ -115,7 +115,8 @@ class Servers:
             if name == "postgres":
                 server.make_template()
         else:
-            server = new_node(name, base_dir)
+            version, _, small = name.partition("-")
+            server = new_node(version, base_dir, **(SMALL_MESSAGES if small else {}))
             server.start()
         return server
 
@@ -134,7 +135,7 @@ def shared_node(version: str) -> tuple[LocalNode, str]:
     """The run's node of that version, and its full version."""
     known = ask_for(version)
     full_version = known.pop("version")
-    return new_node(version, **known), full_version
+    return new_node(version.partition("-")[0], **known), full_version
 
 
 @cache

@@ -20,8 +20,11 @@ from switchyard.broker.errors import (
     BrokerError,
     LaneFull,
     MalformedMessage,
+    NeverTaken,
+    NotPermitted,
     PublishError,
     Refused,
+    TooLarge,
     Unroutable,
 )
 from switchyard.broker.message import JobMessage
@@ -29,7 +32,7 @@ from switchyard.broker.publish.blocking import BlockingPublisher
 from switchyard.broker.publish.outcome import Outage, Outgoing, lane_full, letter_to_park
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire.away import CHANNEL_ERRORS
+from switchyard.broker.wire.away import CHANNEL_ERRORS, Loss
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.confirms import Unconfirmed
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, connect, connected, underlying
@@ -368,6 +371,42 @@ def test_an_exchange_that_is_missing_is_unroutable_and_says_what_to_do() -> None
     ended = waiting.lost("NOT_FOUND - no exchange 'jobs.topic' in vhost '/'")
     assert outcomes(ended) == [(1, Unroutable), (2, BrokerAway)]
     assert "jobctl topology apply" in str(ended[0][1])
+
+
+SIZES = "PRECONDITION_FAILED - message size 70001 is larger than configured max size 65536"
+TOPIC = (
+    "ACCESS_REFUSED - access to topic 'hot.crawl' in exchange 'jobs.topic' in vhost '/' refused "
+    "for user 'a'"
+)
+INTERNAL = "ACCESS_REFUSED - cannot publish to internal exchange 'jobs.topic' in vhost '/'"
+
+
+@pytest.mark.parametrize(
+    ("reason", "size", "alone", "error", "perhaps_refused"),
+    [
+        (SIZES, 70_001, False, TooLarge, None),
+        (SIZES, 65_537, False, TooLarge, None),
+        (SIZES, 65_536, False, BrokerAway, True),
+        (SIZES, 10, True, BrokerAway, True),
+        (TOPIC, 10, False, NotPermitted, None),
+        (TOPIC.replace("crawl", "other"), 10, False, BrokerAway, True),
+        (INTERNAL, 10, False, NotPermitted, None),
+        ("PRECONDITION_FAILED - invalid expiration 'x'", 10, True, NeverTaken, None),
+        ("PRECONDITION_FAILED - invalid expiration 'x'", 10, False, BrokerAway, True),
+        ("SYNTAX_ERROR - no such thing", 10, True, NeverTaken, None),
+        ("CONNECTION_FORCED - broker forced connection closure", 10, True, BrokerAway, False),
+        ("RESOURCE_ERROR - no memory", 10, True, BrokerAway, False),
+        ("INTERNAL_ERROR", 10, True, BrokerAway, False),
+        ("PRECONDITION_FAILED - unknown delivery tag 7", 10, True, BrokerAway, False),
+        ("Server connection reset: ConnectionResetError()", 10, True, BrokerAway, False),
+    ],
+)
+def test_a_refusal_is_told_apart_from_an_outage_and_its_message_from_others(
+    reason: str, size: int, alone: bool, error: type, perhaps_refused: bool | None
+) -> None:
+    told = Loss(reason).error_of("jobs.topic", "hot.crawl", size, alone=alone)
+    assert type(told) is error
+    assert getattr(told, "perhaps_refused", None) is perhaps_refused
 
 
 @pytest.mark.parametrize(

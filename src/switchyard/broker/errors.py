@@ -10,6 +10,9 @@ BrokerError
     ├── Refused               the broker answered with a nack
     │   └── LaneFull          the queue is at its maximum length; says what became of the message
     ├── Unroutable            no queue for this routing key
+    ├── NeverTaken            the message itself is refused, however often it is sent
+    │   └── TooLarge          it has more bytes than the broker takes, or a worker reads
+    ├── NotPermitted          this user of the broker may not publish there
     ├── Blocked               the broker has a memory or disk alarm and takes nothing in
     └── BrokerAway            no connection, or it was cut before the confirm
         └── BrokerRefuses     it is there, and lets nobody in by this user, password and vhost
@@ -96,6 +99,35 @@ class Unroutable(PublishError):
         super().__init__(f"{missing}: run `jobctl topology apply`")
 
 
+class NeverTaken(PublishError, ValueError):
+    """The broker refuses the message itself, now and later; nothing of it is on the broker.
+
+    A ValueError as well: what was given to be published can't be.
+    """
+
+
+class TooLarge(NeverTaken):
+    """The message has more bytes than the broker takes (`max_message_size`), or a worker reads."""
+
+    def __init__(self, size: int, limit: int, *, who: str = "the broker takes") -> None:
+        self.size = size
+        self.limit = limit
+        super().__init__(
+            f"the message has {size:,} bytes, and {who} at most {limit:,}: put the large input "
+            "into storage and pass its key"
+        )
+
+
+class NotPermitted(PublishError):
+    """The broker lets this user not publish there; nothing of the message is on the broker."""
+
+    def __init__(self, exchange: str, routing_key: str, reason: str) -> None:
+        super().__init__(
+            f"the user of JOBS_AMQP_URL may not publish {routing_key!r} to the exchange "
+            f"{exchange!r} ({reason}): grant it, `jobctl topology users` shows how"
+        )
+
+
 class Blocked(PublishError):
     """The broker blocks publishers (memory or disk alarm). Nothing was sent."""
 
@@ -107,8 +139,13 @@ class BrokerAway(PublishError):
     queue, so publish it again under the same job id.
     """
 
-    def __init__(self, message: str, *, maybe_accepted: bool) -> None:
+    def __init__(
+        self, message: str, *, maybe_accepted: bool, perhaps_refused: bool = False
+    ) -> None:
+        """`perhaps_refused`: the broker closed the channel because it refuses one of several
+        messages on it, and does not say which. Sent alone, as both publishers do, each shows."""
         self.maybe_accepted = maybe_accepted
+        self.perhaps_refused = perhaps_refused
         super().__init__(message)
 
     @property

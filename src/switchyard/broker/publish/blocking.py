@@ -15,7 +15,12 @@ from types import TracebackType
 from typing import Self
 
 from switchyard.broker.addresses import nodes_of
-from switchyard.broker.errors import LaneFull, PublishError, Refused
+from switchyard.broker.errors import (
+    BrokerAway,
+    LaneFull,
+    PublishError,
+    Refused,
+)
 from switchyard.broker.lanes import DEAD_EXCHANGE, JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import (
@@ -24,6 +29,7 @@ from switchyard.broker.publish.outcome import (
     Outage,
     Outgoing,
     Result,
+    SizeLimit,
     blocked,
     envelope_of,
     held,
@@ -56,6 +62,7 @@ class BlockingPublisher:
         self._timeout = settings.confirm_timeout
         self._name = name
         self._session: Session | None = None
+        self._size_limit = SizeLimit(settings.max_message_size)
 
     def __enter__(self) -> Self:
         return self
@@ -77,7 +84,8 @@ class BlockingPublisher:
     def publish(self, message: JobMessage, routing_key: str) -> Accepted:
         """Publish one job and wait for its confirm.
 
-        Raises LaneFull, Unroutable, Blocked or BrokerAway (all PublishError).
+        Raises LaneFull, Unroutable, NeverTaken, NotPermitted, Blocked or BrokerAway (all
+        PublishError).
         """
         result = self.publish_many([Outgoing(message, routing_key)])[0]
         if isinstance(result, PublishError):
@@ -107,7 +115,9 @@ class BlockingPublisher:
 
     def _start(self, job: Outgoing) -> Sent | PublishError:
         try:
-            return self._send(JOBS_EXCHANGE, job.routing_key, envelope_of(job.message))
+            envelope = envelope_of(job.message)
+            self._size_limit.check_job(len(envelope.body))
+            return self._send(JOBS_EXCHANGE, job.routing_key, envelope)
         except PublishError as error:
             return error
 
@@ -131,15 +141,35 @@ class BlockingPublisher:
         if isinstance(sent, PublishError):
             return sent
         try:
-            self._confirmed(sent)
+            try:
+                self._confirmed(sent)
+            except BrokerAway as error:
+                if not error.perhaps_refused:
+                    raise
+                self._send_alone(JOBS_EXCHANGE, job.routing_key, envelope_of(job.message))
         except Refused:
             try:
                 return self._lane_full(job)
             except PublishError as error:
                 return error
         except PublishError as error:
+            self._size_limit.learn(error)
             return error
         return Accepted(job.message.job_id, job.routing_key)
+
+    def _send_alone(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
+        """Publish with nothing beside it and wait for the confirm: if the broker closes the channel
+        now, it is the fault of this message."""
+        self._size_limit.check(len(envelope.body))
+        try:
+            session = self._open()
+            session.drive(lambda: not (session.unconfirmed and session.is_open), self._timeout)
+            if session.unconfirmed:
+                raise no_room(self._timeout)
+            session = self._open()  # another one where that was lost
+        except PublishError as error:  # it had been sent before
+            raise BrokerAway(str(error), maybe_accepted=True) from error
+        self._confirmed(session.publish(exchange, routing_key, envelope))
 
     def _lane_full(self, job: Outgoing) -> LaneFull:
         letter = letter_to_park(job, self._settings.profile)

@@ -15,17 +15,23 @@ from switchyard.broker.errors import (
     Blocked,
     BrokerAway,
     LaneFull,
+    NeverTaken,
+    NotPermitted,
     PublishError,
+    TooLarge,
     Unroutable,
 )
 from switchyard.broker.lanes import LANES, lane_of
-from switchyard.broker.message import JobMessage, now
+from switchyard.broker.message import MAX_BODY_BYTES, JobMessage, now
 from switchyard.broker.settings import Profile
 from switchyard.broker.wire.envelope import Envelope
 
 PATIENCE = 0.5
 """Seconds that a publish under way waits for its confirm on a connection that is blocked. The
 broker says so only when something is published, and keeps that until the alarm is over."""
+LIMIT_KNOWN_FOR = 60.0
+"""Seconds for which a size is refused unsent that the broker has refused: it may be configured
+anew, or another node may be asked."""
 OUTAGE_PAUSE = 1.0
 """Seconds in which a batch that found the broker away does not look for it again."""
 
@@ -56,13 +62,16 @@ _OUTCOMES: tuple[tuple[type, str], ...] = (
     (Accepted, "accepted"),
     (LaneFull, "full"),
     (Unroutable, "unroutable"),
+    (NeverTaken, "invalid"),
+    (NotPermitted, "forbidden"),
     (Blocked, "blocked"),
     (BrokerAway, "away"),
 )
 
 
 def outcome_name(result: Result) -> str:
-    """accepted, full, unroutable, blocked, away, or refused: a closed set, for counting."""
+    """accepted, full, unroutable, invalid, forbidden, blocked, away, or refused: a closed set, for
+    counting."""
     return next((name for kind, name in _OUTCOMES if isinstance(result, kind)), "refused")
 
 
@@ -76,9 +85,14 @@ def envelope_of(
     message: JobMessage, headers: dict[str, Any] | None = None, *, body: bytes | None = None
 ) -> Envelope:
     """The message as it travels: AMQP properties repeat what routing and tools need. `body` is the
-    one that it came with, where nothing has changed in it."""
+    one that it came with, where nothing has changed in it. Raises NeverTaken for a job that can't
+    be written as JSON."""
+    try:
+        encoded = message.encode() if body is None else body
+    except ValueError as error:  # half of a surrogate pair; a value that JSON has no form for
+        raise NeverTaken(f"the message can't be written as JSON: {error}") from error
     return Envelope(
-        body=message.encode() if body is None else body,
+        body=encoded,
         message_id=message.job_id,
         type=message.job_type,
         priority=message.priority,
@@ -173,3 +187,39 @@ class Outage:
         if self._error is not None and time.monotonic() >= self._until:
             self._error = None
         return self._error
+
+
+class SizeLimit:
+    """How large a message may be: what a publisher knows without asking the broker, which closes
+    the channel on one that is larger, and says only then what its limit is."""
+
+    def __init__(self, most: int | None = None) -> None:
+        """`most`: bytes of a job's message, as the settings say; never more than workers read."""
+        self._job_limit = MAX_BODY_BYTES if most is None else most
+        self._learned: int | None = None
+        self._until = 0.0
+
+    def learn(self, error: BaseException | None) -> None:
+        """What became of a message that was sent."""
+        if isinstance(error, TooLarge):
+            self._learned = error.limit
+            self._until = time.monotonic() + LIMIT_KNOWN_FOR
+
+    def check(self, size: int) -> None:
+        """Raises TooLarge for a message of so many bytes that the broker is known not to take."""
+        if self._learned is not None and size > self._learned:
+            if time.monotonic() < self._until:
+                raise TooLarge(size, self._learned)
+            self._learned = None
+
+    def check_job(self, size: int) -> None:
+        """As `check`, for the message of a job. Whatever the broker takes, a job that is larger
+        than workers read would be accepted and never run."""
+        self.check(size)
+        if size > self._job_limit:
+            read = self._job_limit == MAX_BODY_BYTES
+            raise TooLarge(
+                size,
+                self._job_limit,
+                who="a worker reads" if read else "JOBS_MAX_MESSAGE_SIZE allows",
+            )

@@ -11,13 +11,16 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from switchyard.broker.addresses import nodes_of
 from switchyard.broker.closing import Closing
 from switchyard.broker.errors import (
+    BrokerAway,
     LaneFull,
+    NeverTaken,
     PublishError,
     Refused,
 )
@@ -30,6 +33,7 @@ from switchyard.broker.publish.outcome import (
     Outage,
     Outgoing,
     Result,
+    SizeLimit,
     blocked,
     counted_lane,
     envelope_of,
@@ -78,13 +82,19 @@ class Publisher(Closing):
         self._profile = settings.profile
         self._window = settings.publish_window
         self._timeout = settings.confirm_timeout
-        log = structlog.get_logger("publisher")
+        log = self._log = structlog.get_logger("publisher")
         self._link = Link(settings.require_amqp_url(), name, log, guard=guard)
         self._has_other_nodes = len(nodes_of(settings.require_amqp_url())) > 1
         self._channel: PipelinedChannel | None = None
         self._opening: asyncio.Task[PipelinedChannel] | None = None
         self.counts: dict[tuple[str, str], int] = {}
         """How many jobs ended how, by lane and outcome (`outcome_name`), since it was made."""
+        self._size_limit = SizeLimit(settings.max_message_size)
+        self._lone_link = Link(settings.require_amqp_url(), f"{name}-alone", log, guard=guard)
+        self._lone_channel: PipelinedChannel | None = None
+        """For what was on a channel that the broker has closed: one publish at a time, on a
+        connection of its own, which is made when it is needed."""
+        self._one_alone = asyncio.Lock()
         self._queues = KnownQueues(self._ask_queue)
         self._unheard = Unheard()
 
@@ -94,11 +104,13 @@ class Publisher(Closing):
             await asyncio.gather(self._opening, return_exceptions=True)
         await self._queues.close()
         await self._link.close()
+        await self._lone_link.close()
 
     async def publish(self, message: JobMessage, routing_key: str) -> Accepted:
         """Publish one job and wait for its confirm.
 
-        Raises LaneFull, Unroutable, Blocked or BrokerAway (all PublishError).
+        Raises LaneFull, Unroutable, NeverTaken, NotPermitted, Blocked or BrokerAway (all
+        PublishError).
         """
         result = (await self.publish_many([Outgoing(message, routing_key)]))[0]
         if isinstance(result, PublishError):
@@ -138,11 +150,18 @@ class Publisher(Closing):
     async def send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
         """Publish anything to any exchange and wait for the confirm.
 
-        For retries, dead letters and redrives. Raises Refused, Unroutable, Blocked, BrokerAway.
+        For retries, dead letters and redrives. Raises Refused, Unroutable, NeverTaken,
+        NotPermitted, Blocked, BrokerAway.
         """
+        self._size_limit.check(len(envelope.body))
         channel = self._ready() or await self._until_ready()
         confirm = channel.publish(exchange, routing_key, envelope)
-        await self._confirmed(_Sent(confirm, channel, time.monotonic()))
+        sent = _Sent(confirm, channel, time.monotonic())
+        await self._settled(sent, exchange, routing_key, lambda: envelope)
+
+    def check(self, message: JobMessage) -> None:
+        """Raises NeverTaken for a job that is known, unsent, to be refused for what it is."""
+        self._size_limit.check_job(len(envelope_of(message).body))
 
     async def probe(self) -> None:
         """See that the broker takes something in: a message for nobody, confirmed. Raises Blocked
@@ -162,7 +181,14 @@ class Publisher(Closing):
             return
         channel = self._ready()
         if channel is not None:
-            confirm = channel.publish(exchange, routing_key, make())
+            envelope = make()
+            try:
+                self._size_limit.check(len(envelope.body))
+                confirm = channel.publish(exchange, routing_key, envelope)
+            except NeverTaken as error:
+                self._log.warning("event dropped", routing_key=routing_key, error=str(error))
+                return
+            confirm.add_done_callback(self._learn)
             self._unheard.sent(exchange, routing_key, confirm)
         else:
             self.connect_soon()
@@ -182,8 +208,10 @@ class Publisher(Closing):
 
     async def _start(self, job: Outgoing) -> _Sent | PublishError:
         try:
+            envelope = envelope_of(job.message)
+            self._size_limit.check_job(len(envelope.body))
             channel = self._ready() or await self._until_ready()
-            confirm = channel.publish(JOBS_EXCHANGE, job.routing_key, envelope_of(job.message))
+            confirm = channel.publish(JOBS_EXCHANGE, job.routing_key, envelope)
         except PublishError as error:
             return error
         return _Sent(confirm, channel, time.monotonic())
@@ -229,9 +257,9 @@ class Publisher(Closing):
         if isinstance(sent, PublishError):
             return sent
         try:
-            if not sent.confirm.done():
-                await self._confirmed(sent)
-            sent.confirm.result()
+            if not sent.confirm.done() or sent.confirm.exception() is not None:
+                make = partial(envelope_of, job.message)
+                await self._settled(sent, JOBS_EXCHANGE, job.routing_key, make)
         except Refused:
             try:
                 return await self._lane_full(job)
@@ -246,6 +274,48 @@ class Publisher(Closing):
         if letter is not None:
             await self.send(DEAD_EXCHANGE, job.routing_key, letter)
         return lane_full(job.routing_key)
+
+    async def _settled(
+        self, sent: _Sent, exchange: str, routing_key: str, make: Callable[[], Envelope]
+    ) -> None:
+        """Wait for the confirm of a publish; `make` gives its envelope, to publish it again where
+        the broker may have closed the channel because of another one. Raises as `send`."""
+        try:
+            try:
+                await self._confirmed(sent)
+            except BrokerAway as error:
+                if not error.perhaps_refused:
+                    raise
+                await self._send_alone(exchange, routing_key, make())
+        except PublishError as error:
+            self._size_limit.learn(error)
+            raise
+
+    async def _send_alone(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
+        """Publish with nothing beside it: if the broker closes this channel, it is the fault of
+        this message. Raises as `send`."""
+        async with self._one_alone:
+            self._size_limit.check(len(envelope.body))
+            try:
+                channel = await self._open_lone()
+            except PublishError as error:  # it had been sent before
+                raise BrokerAway(str(error), maybe_accepted=True) from error
+            confirm = channel.publish(exchange, routing_key, envelope)
+            await self._confirmed(_Sent(confirm, channel, time.monotonic()))
+
+    async def _open_lone(self) -> PipelinedChannel:
+        channel = self._lone_channel
+        if channel is not None and channel.unconfirmed:  # whose publisher has given up waiting
+            await leave(channel)
+        if channel is None or channel.closed.done():
+            channel = self._lone_channel = await self._open_channel(self._lone_link)
+        if is_blocked(channel.connection):
+            raise blocked()
+        return channel
+
+    def _learn(self, confirm: asyncio.Future[None]) -> None:
+        if not confirm.cancelled():
+            self._size_limit.learn(confirm.exception())
 
     async def _confirmed(self, sent: _Sent) -> None:
         confirm = sent.confirm
@@ -276,8 +346,8 @@ class Publisher(Closing):
             raise blocked()
         return channel
 
-    async def _open_channel(self) -> PipelinedChannel:
-        connection = await self._link.connection_now()
+    async def _open_channel(self, link: Link | None = None) -> PipelinedChannel:
+        connection = await (link or self._link).connection_now()
         if is_blocked(connection):
             raise blocked()
         with meaning_away("can't open a channel"):

@@ -22,7 +22,7 @@ from pika.adapters.utils.connection_workflow import (
     AMQPConnectorStackTimeout,
 )
 from pika.channel import Channel
-from pika.exceptions import ChannelWrongStateError, ConnectionOpenAborted, ShortStringTooLong
+from pika.exceptions import ChannelWrongStateError, ConnectionOpenAborted
 from pika.spec import Basic
 
 from switchyard.broker.addresses import AMQP_PORTS, address_of, nodes_of, vhost_of
@@ -30,7 +30,7 @@ from switchyard.broker.errors import BrokerAway, PublishError
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.confirms import Unconfirmed
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT
-from switchyard.broker.wire.envelope import Envelope
+from switchyard.broker.wire.envelope import Envelope, encode_head
 from switchyard.broker.wire.silence import TCP_OPTIONS
 
 HEARTBEAT = 60
@@ -120,9 +120,11 @@ class Session:
     def publish(self, exchange: str, routing_key: str, envelope: Envelope) -> Sent:
         """Send one persistent, mandatory message.
 
-        Raises BrokerAway when the channel is closed, ValueError when a name or id is longer than
-        AMQP allows (255 bytes).
+        Raises BrokerAway when the channel is closed, NeverTaken when the message does not fit into
+        AMQP.
         """
+        # pika sends headers of any size, for which a broker closes the connection.
+        encode_head(exchange, routing_key, envelope, self._connection.params.frame_max)
         properties = pika.BasicProperties(
             content_type=envelope.content_type,
             headers=envelope.headers,
@@ -140,10 +142,9 @@ class Session:
             )
         except ChannelWrongStateError as error:
             raise BrokerAway("the channel is closed", maybe_accepted=False) from error
-        except ShortStringTooLong as error:
-            raise ValueError(f"AMQP takes at most 255 bytes here: {error}") from error
         sent = Sent(self, time.monotonic())
-        self._unconfirmed.sent(sent, envelope.message_id, exchange, routing_key)
+        size = len(envelope.body)
+        self._unconfirmed.sent(sent, envelope.message_id, exchange, routing_key, size)
         return sent
 
     def drive(self, until: Callable[[], bool], seconds: float) -> None:

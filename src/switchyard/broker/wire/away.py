@@ -1,5 +1,8 @@
 """What "the broker is away" can look like, whatever the AMQP library makes of it.
 
+A broker that is there, and closes the channel because it refuses what it was sent, is told apart
+from that by `Loss`, for both publishers.
+
 aiormq fails with its own errors, and while a connection goes down with whatever its inner parts
 have raised: `StopAsyncIteration` where the peer closes at once (under uvloop), a bare `Exception`
 where a channel is opened on a connection that has just ended, `ValueError` where the peer knows
@@ -10,12 +13,22 @@ no confirms, a cancellation that nobody has asked for. Who calls aiormq does so 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 
-from switchyard.broker.errors import BrokerAway, BrokerError
+from switchyard.broker.errors import (
+    BrokerAway,
+    BrokerError,
+    NeverTaken,
+    NotPermitted,
+    PublishError,
+    TooLarge,
+    Unroutable,
+)
 
 CHANNEL_ERRORS = (AMQPError, ChannelInvalidStateError, OSError)
 """What a call fails with whose channel or connection fails, is refused, or is gone already."""
@@ -70,3 +83,63 @@ def meaning_away(what: str) -> Iterator[None]:
         silent = isinstance(error, TimeoutError)
         reason = str(error) or ("no answer in time" if silent else type(error).__name__)
         raise BrokerAway(f"{what}: {reason}", maybe_accepted=False) from error
+
+
+_NAMES = {
+    "ACCESS_REFUSED": 403,
+    "NOT_FOUND": 404,
+    "PRECONDITION_FAILED": 406,
+    "CONTENT_TOO_LARGE": 311,
+    "FRAME_ERROR": 501,
+    "SYNTAX_ERROR": 502,
+    "COMMAND_INVALID": 503,
+    "UNEXPECTED_FRAME": 505,
+    "NOT_IMPLEMENTED": 540,
+}
+"""AMQP 0-9-1's reply codes for what a publish may have done wrong, as RabbitMQ's texts begin. All
+others say how the broker is: forced, out of resources, broken inside."""
+_CONSUMING = re.compile(r"unknown delivery tag|delivery acknowledgement|consumer")
+"""What the broker closes a channel for, and no publish has done."""
+_SIZES = re.compile(r"message size (\d+).* max(?:imum)? (?:message )?size (\d+)")
+"""RabbitMQ's text of a message that is too large: its bytes, and the most that are taken."""
+_TOPIC = re.compile(r"access to topic '(.*)' in exchange '(.*)' in vhost")
+_EXCHANGE = re.compile(r"(?:access to|no|to internal) exchange '(.*?)' in vhost")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The end of a channel or its connection, as the broker or the library has told it."""
+
+    reason: str
+
+    def error_of(self, exchange: str, routing_key: str, size: int, *, alone: bool) -> PublishError:
+        """What the loss means for one of the publishes that waited for their confirm; `alone`: it
+        was the only one. `size` is that of its body in bytes.
+
+        The broker does not say which message it has refused, but what it was: its size, where it
+        went. Of others, whichever was alone is to blame; if several were, any of them may be.
+        """
+        told = f"{routing_key!r} was not confirmed: {self.reason}"
+        code = next((code for name, code in _NAMES.items() if name in self.reason), None)
+        if code is None or _CONSUMING.search(self.reason) is not None:
+            return BrokerAway(
+                f"the connection was lost before {routing_key!r} was confirmed: {self.reason}",
+                maybe_accepted=True,
+            )
+        if (sizes := _SIZES.search(self.reason)) is not None:
+            is_it = size > int(sizes[2])
+        elif (topic := _TOPIC.search(self.reason)) is not None:
+            is_it = topic.groups() == (routing_key, exchange)
+        elif (named := _EXCHANGE.search(self.reason)) is not None:
+            is_it = named[1] == exchange
+        else:
+            is_it = alone
+        if not is_it:
+            return BrokerAway(told, maybe_accepted=True, perhaps_refused=True)
+        if sizes is not None:
+            return TooLarge(size, int(sizes[2]))
+        if code == _NAMES["ACCESS_REFUSED"]:
+            return NotPermitted(exchange, routing_key, self.reason)
+        if code == _NAMES["NOT_FOUND"]:
+            return Unroutable(exchange, routing_key)
+        return NeverTaken(f"the broker refuses the message: {self.reason}")

@@ -85,8 +85,9 @@ class PipelinedChannel(Channel):
     ) -> asyncio.Future[None]:
         """Send one persistent message; the future ends with its confirm.
 
-        The future fails with Unroutable, Refused (nack) or BrokerAway. Raises BrokerAway at once
-        when the channel is closed, ValueError when the message does not fit into AMQP.
+        The future fails with Unroutable, Refused (nack), NeverTaken, NotPermitted, or BrokerAway.
+        Raises BrokerAway at once when the channel is closed, NeverTaken when the message does not
+        fit into AMQP.
         """
         if self.closed.done():
             raise BrokerAway("the channel is closed", maybe_accepted=False)
@@ -99,7 +100,8 @@ class PipelinedChannel(Channel):
             mandatory=mandatory,
         )
         confirm: asyncio.Future[None] = self.loop.create_future()
-        self._unconfirmed.sent(confirm, envelope.message_id, exchange, routing_key)
+        size = len(envelope.body)
+        self._unconfirmed.sent(confirm, envelope.message_id, exchange, routing_key, size)
         self._write(frames)
         return confirm
 

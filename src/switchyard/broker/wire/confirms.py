@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Generic, TypeVar
 
-from switchyard.broker.errors import BrokerAway, PublishError, Refused, Unroutable
+from switchyard.broker.errors import PublishError, Refused, Unroutable
+from switchyard.broker.wire.away import Loss
 
 W = TypeVar("W")
 _Key = tuple[str, str, str]
@@ -21,17 +22,21 @@ class Unconfirmed(Generic[W]):
 
     def __init__(self) -> None:
         self._last_tag = 0
-        self._waiting: dict[int, tuple[W, _Key]] = {}
+        self._waiting: dict[int, tuple[W, _Key, int]] = {}
+        """By delivery tag; the last is the size of the body in bytes."""
         # Counted: one job sent twice can come back twice before either is confirmed.
         self._returned: Counter[_Key] = Counter()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def sent(self, waiter: W, message_id: str, exchange: str, routing_key: str) -> None:
-        """The next publish has left. The broker counts them too, from 1: that is its tag."""
+    def sent(
+        self, waiter: W, message_id: str, exchange: str, routing_key: str, size: int = 0
+    ) -> None:
+        """The next publish has left, with a body of so many bytes. The broker counts them too,
+        from 1: that is its tag."""
         self._last_tag += 1
-        self._waiting[self._last_tag] = (waiter, (message_id, exchange, routing_key))
+        self._waiting[self._last_tag] = (waiter, (message_id, exchange, routing_key), size)
 
     def returned(self, message_id: str, exchange: str, routing_key: str) -> None:
         """basic.return: no queue took it. It comes before the confirm, without a tag."""
@@ -61,10 +66,15 @@ class Unconfirmed(Generic[W]):
 
     def lost(self, reason: str) -> list[tuple[W, PublishError | None]]:
         """The channel or its connection is gone: all that waited, and each one's error."""
+        loss = Loss(reason)
         waiting = list(self._waiting.values())
         self._waiting.clear()
         self._returned.clear()
-        return [(waiter, _loss(reason, key[1], key[2])) for waiter, key in waiting]
+        alone = len(waiting) == 1
+        return [
+            (waiter, loss.error_of(exchange, routing_key, size, alone=alone))
+            for waiter, (_, exchange, routing_key), size in waiting
+        ]
 
     def _error(self, key: _Key, accepted: bool) -> PublishError | None:
         if key in self._returned:
@@ -74,13 +84,3 @@ class Unconfirmed(Generic[W]):
         if not accepted:
             return Refused(f"the broker refused {key[2]!r} (nack)")
         return None
-
-
-def _loss(reason: str, exchange: str, routing_key: str) -> PublishError:
-    # The broker closes the channel of whoever publishes to an exchange that is not there.
-    if f"no exchange '{exchange}'" in reason:
-        return Unroutable(exchange, routing_key)
-    return BrokerAway(
-        f"the connection was lost before {routing_key!r} was confirmed: {reason}",
-        maybe_accepted=True,
-    )

@@ -8,6 +8,7 @@ from typing import Any
 
 from pamqp.encode import field_table
 
+from switchyard.broker.errors import NeverTaken
 from switchyard.broker.wire.frames import (
     BASIC,
     BODY,
@@ -27,6 +28,8 @@ from switchyard.broker.wire.frames import (
 
 _MANDATORY = 1
 _PERSISTENT = 2
+_UNENCODABLE = (ValueError, TypeError, OverflowError, RecursionError, struct.error)
+"""What encoding fails with: too long a name, a number without room, a header of no AMQP type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,35 @@ def _short_string(text: str) -> bytes:
     return bytes((len(data),)) + data
 
 
+def encode_head(
+    exchange: str,
+    routing_key: str,
+    envelope: Envelope | Forwarded,
+    frame_max: int,
+    *,
+    mandatory: bool = True,
+) -> tuple[bytes, bytes]:
+    """Encode a publish but for its body: what its method frame and its header frame carry.
+
+    Raises NeverTaken when a name, id or header does not fit into AMQP: names and ids have at most
+    255 bytes, all properties together fit into one frame. Sent nevertheless, a broker would close
+    the connection.
+    """
+    try:
+        method = struct.pack(">HHH", BASIC, PUBLISH, 0)
+        method += _short_string(exchange) + _short_string(routing_key)
+        method += bytes((_MANDATORY if mandatory else 0,))
+        header = struct.pack(">HHQ", BASIC, 0, len(envelope.body)) + envelope.properties()
+    except _UNENCODABLE as error:
+        raise NeverTaken(f"the message does not fit into AMQP: {error}") from error
+    if len(header) > frame_max - FRAME_OVERHEAD:
+        raise NeverTaken(
+            f"the message does not fit into AMQP: its properties have {len(header):,} bytes, and "
+            f"one frame of this broker carries {frame_max - FRAME_OVERHEAD:,}"
+        )
+    return method, header
+
+
 def encode_publish(
     channel: int,
     exchange: str,
@@ -94,15 +126,10 @@ def encode_publish(
 ) -> bytes:
     """The frames of one persistent basic.publish, ready to be written.
 
-    Raises ValueError when a name or id is longer than AMQP allows (255 bytes).
+    Raises NeverTaken when a name, id or header does not fit into AMQP.
     """
-    method = struct.pack(">HHH", BASIC, PUBLISH, 0)
-    method += _short_string(exchange) + _short_string(routing_key)
-    method += bytes((_MANDATORY if mandatory else 0,))
+    method, header = encode_head(exchange, routing_key, envelope, frame_max, mandatory=mandatory)
     body = envelope.body
-    header = struct.pack(">HHQ", BASIC, 0, len(body)) + envelope.properties()
-    if len(header) > frame_max - FRAME_OVERHEAD:
-        raise ValueError(f"the headers have {len(header)} bytes, more than one frame can carry")
     parts = [
         struct.pack(">BHI", METHOD, channel, len(method)),
         method,

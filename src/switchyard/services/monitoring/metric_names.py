@@ -158,7 +158,8 @@ CONSUMING = Metric(
 PUBLISHES = Metric(
     "switchyard_publishes_total",
     "counter",
-    "Jobs sent to the broker; `outcome`: accepted, full, unroutable, blocked, away or refused.",
+    "Jobs sent to the broker; `outcome`: accepted, full, unroutable, invalid (too large, or not to "
+    "be put into AMQP), forbidden, blocked, away or refused.",
     ("lane", "outcome"),
 )
 LEDGER_SECONDS = Metric(

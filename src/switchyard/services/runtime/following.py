@@ -18,7 +18,14 @@ from switchyard.broker.dead.certificate import (
     letter_id,
     unreadable_properties,
 )
-from switchyard.broker.errors import ForeignCopy, LaneFull, PublishError, Refused, Unroutable
+from switchyard.broker.errors import (
+    ForeignCopy,
+    LaneFull,
+    NeverTaken,
+    PublishError,
+    Refused,
+    Unroutable,
+)
 from switchyard.broker.lanes import DEAD_EXCHANGE, retry_name
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import Accepted, Result, envelope_of
@@ -250,11 +257,13 @@ class FollowUp:
         await self._send(DEAD_EXCHANGE, certificate.routing_key, envelope)
 
     async def _send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
-        """Publish, and again for as long as the broker does not confirm it."""
+        """Publish, and again for as long as the broker does not confirm it. Raises NeverTaken."""
         delay = FIRST_BACKOFF
         while True:
             try:
                 return await self.publisher.send(exchange, routing_key, envelope)
+            except NeverTaken:
+                raise
             except PublishError as error:
                 self._log.warning("publish again", error=str(error), next_try_in=delay)
             await asyncio.sleep(delay)
