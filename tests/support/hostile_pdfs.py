@@ -6,10 +6,14 @@ and a few that ask for more memory or time than there is.
 
 from __future__ import annotations
 
+import io
 import random
 import re
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+
+from PIL import Image
 
 from tests.support.pdfs import TEXT, encrypted, pdf, scanned
 
@@ -108,6 +112,79 @@ def bomb(megabytes: int = 300) -> bytes:
     return _whole(b"4 0 R", [_stream(4, form, packed)])
 
 
+def deep_outline(depth: int = 100_000) -> bytes:
+    """An outline of which each entry is below the one before, by a name at the end of a tree that
+    is as deep."""
+    last = 10 + 2 * depth
+    entries = [
+        b"%d 0 obj\n<</Title(Entry)/Parent %d 0 R/First %d 0 R/Dest(there)>>\nendobj\n"
+        % (at, at - 2, at + 2)
+        for at in range(10, last, 2)
+    ]
+    names = [b"%d 0 obj\n<</Kids[%d 0 R]>>\nendobj\n" % (at, at + 2) for at in range(11, last, 2)]
+    leaf = b"%d 0 obj\n<</Names[(there)[998001 0 R/Fit]]>>\nendobj\n" % (last + 1)
+    page = b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 600 800]/Contents 998002 0 R/Resources<<>>>>"
+    return b"".join(
+        (
+            b"%PDF-1.7\n1 0 obj\n<</Type/Catalog/Pages 2 0 R/Outlines 8 0 R",
+            b"/Names<</Dests 11 0 R>>>>\nendobj\n8 0 obj\n<</First 10 0 R>>\nendobj\n",
+            b"2 0 obj\n<</Type/Pages/Count 1/Kids[998001 0 R]>>\nendobj\n",
+            *entries,
+            *names,
+            leaf,
+            b"998001 0 obj\n" + page + b"\nendobj\n",
+            _stream(998002, b"", b"BT /H 9 Tf (word) Tj ET"),
+            b"trailer\n<</Root 1 0 R>>\nstartxref\n0\n%%EOF\n",
+        )
+    )
+
+
+def not_pdfs() -> dict[str, bytes]:
+    """Files of formats that MuPDF opens as well, each with a PDF's object in its beginning."""
+    page = b"<html><body><p>\n1 0 obj\n</p>%s</body></html>" % (b"<p>The tide rises.</p>" * 2_000)
+    container = (
+        b'<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
+        b'<rootfile full-path="a.opf" media-type="application/oebps-package+xml"/></rootfiles>'
+        b"</container>"
+    )
+    book = (
+        b'<package xmlns="http://www.idpf.org/2007/opf" version="2.0"><manifest><item id="a" '
+        b'href="a.html" media-type="application/xhtml+xml"/></manifest><spine><itemref idref="a"/>'
+        b"</spine></package>"
+    )
+    picture = io.BytesIO()
+    Image.new("L", (9, 9)).save(picture, "PNG")
+    gif = io.BytesIO()
+    Image.new("L", (9, 9)).save(gif, "GIF", comment=b"\n1 0 obj\n")
+    return {
+        "EPUB": _archive(
+            {
+                "mimetype": b"application/epub+zip",
+                "note": b"\n1 0 obj\n",
+                "META-INF/container.xml": container,
+                "a.opf": book,
+                "a.html": page,
+            }
+        ),
+        "CBZ": _archive({"note": b"\n1 0 obj\n", "1.png": picture.getvalue()}),
+        "GIF": gif.getvalue(),
+        "HTML": page,
+        "SVG": b'<svg xmlns="http://www.w3.org/2000/svg" width="99" height="99">\n1 0 obj\n</svg>',
+        "FB2": (
+            b'<?xml version="1.0"?>\n<FictionBook xmlns="http://www.gribuser.ru/xml/fictionbook/2.0">'
+            b"<body><section><p>\n1 0 obj\n</p></section></body></FictionBook>"
+        ),
+    }
+
+
+def _archive(files: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return made.getvalue()
+
+
 def _stream(number: int, about: bytes, content: bytes) -> bytes:
     head = b"%d 0 obj\n<<%s/Length %d>>\nstream\n" % (number, about, len(content))
     return head + content + b"\nendstream\nendobj\n"
@@ -141,7 +218,8 @@ def hostile_pdfs(count: int, seed: int = 1) -> Iterator[tuple[str, bytes]]:
     }
     yield "nested forms", nested_forms()
     yield "bomb", bomb()
-    for number in range(count - 2):
+    yield "deep outline", deep_outline()
+    for number in range(count - 3):
         chance = random.Random(f"{seed}/{number}")
         name = chance.choice(list(bases))
         mutation = MUTATIONS[number % len(MUTATIONS)]

@@ -33,8 +33,9 @@ from switchyard.services.samples.articles import samples
 from switchyard.services.text.extraction import extract
 from switchyard.services.text.mupdf import PyMuPDFNotInstalled, _reading
 from switchyard.services.text.pages import Limits, PdfText
-from switchyard.services.text.pdf import read_pdf
+from switchyard.services.text.pdf import ExtractorName, read_pdf
 from tests.integration.pipeline.conftest import outcome_of
+from tests.support.hostile_pdfs import deep_outline, not_pdfs
 from tests.support.pdfs import TEXT, encrypted, pdf, scanned, sized, with_a_broken_page
 
 WHOLE = {
@@ -118,6 +119,62 @@ def test_a_damaged_pdf_never_hangs_or_crashes_the_caller(
 def test_what_only_begins_like_a_pdf_is_corrupt(data: bytes):
     with pytest.raises(CorruptDocument):
         read_pdf(data)
+
+
+@pytest.mark.parametrize("name", not_pdfs())
+@pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
+def test_only_a_pdf_is_opened_as_one_whatever_else_the_library_reads(
+    name: str, extractor: ExtractorName
+):
+    with pytest.raises(CorruptDocument):
+        read_pdf(not_pdfs()[name], extractor=extractor)
+    with pytest.raises(CorruptDocument):
+        read_pdf(not_pdfs()[name].replace(b"1 0 obj", b"%PDF-1.7"), extractor=extractor)
+
+
+@pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
+def test_an_outline_of_any_depth_is_read_as_far_as_anybody_would_look(
+    extractor: ExtractorName, process_pool: pebble.ProcessPool
+):
+    read = outcome_of(
+        process_pool.schedule(
+            read_pdf,
+            args=[deep_outline()],
+            kwargs={"extractor": extractor},
+            timeout=3 * SECONDS,
+        )
+    )
+    assert isinstance(read, PdfText), read
+    assert 5 <= len(read.outline) <= 100
+    assert {entry.page for entry in read.outline} <= {0, 1}
+
+
+def test_entries_of_an_outline_lead_to_pages_by_whatever_way():
+    made = pymupdf.open("pdf", pdf([TEXT] * 3))
+    first, second, third = (made.page_xref(at) for at in range(3))
+    targets = [
+        f"/Dest[{second} 0 R/Fit]",
+        "/Dest(by\\377name)",
+        "/Dest/old",
+        f"/A<</S/GoTo/D[{third} 0 R/XYZ 0 0 0]>>",
+        "/A<</S/GoTo/D(with-more)>>",
+        "/Dest[1/Fit]",
+        "/A<</S/URI/URI(https://example.org)>>",
+        "/Dest(nowhere)",
+        "",
+    ]
+    entries = [made.get_new_xref() for _ in targets]
+    following = [*(f"/Next {xref} 0 R" for xref in entries[1:]), f"/Next {entries[0]} 0 R"]
+    for xref, target, next_one in zip(entries, targets, following, strict=True):
+        made.update_object(xref, f"<</Title(Tide){target}{next_one}>>")
+    catalog = made.pdf_catalog()
+    made.xref_set_key(catalog, "Outlines", f"<</First {entries[0]} 0 R>>")
+    made.xref_set_key(catalog, "Dests", f"<</old[{third} 0 R/Fit]>>")
+    names = f"(by\\377name)[{second} 0 R/Fit](with-more)<</D[{first} 0 R/Fit]>>"
+    made.xref_set_key(catalog, "Names", f"<</Dests<</Kids[<</Names[{names}]>>]>>>>")
+    outline = read_pdf(made.tobytes()).outline
+    assert [entry.page for entry in outline] == [2, 2, 3, 3, 1, 2, 0, 0, 0]
+    assert {(entry.level, entry.title) for entry in outline} == {(1, "Tide")}
 
 
 def test_a_wrong_cross_reference_is_repaired_when_the_file_is_whole():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+
 import pytest
 
 from switchyard.services.files.errors import UnsupportedDocument
@@ -16,6 +18,7 @@ from switchyard.services.files.media import (
     WEBP,
     media_type_of,
 )
+from tests.support.hostile_pdfs import not_pdfs
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,11 @@ from switchyard.services.files.media import (
         (b"Hello", None, PLAIN_TEXT),
         (b"Hello", "paper.txt", PLAIN_TEXT),
         (b"# Title", "README.MD", MARKDOWN),
+        (b"<br/>Notice\n%PDF-1.4", None, PDF),
+        (b"<html>Notice</html>\n%PDF-1.4", None, PDF),
+        (b"%!PS-Adobe-3.0 PDF-1.2\n1 0 obj\n\0", None, PDF),
+        (b"BMW builds cars.", None, PLAIN_TEXT),
+        (b"MZ is a postal code.", None, PLAIN_TEXT),
         ("Grüße".encode(), "a.txt", PLAIN_TEXT),
         ("\ufeffGrüße".encode(), "a.txt", PLAIN_TEXT),
         ("Grüße".encode("utf-16"), "a.txt", PLAIN_TEXT),
@@ -61,6 +69,14 @@ def test_type_follows_from_the_content(data: bytes, filename: str | None, expect
         (b"\xfc\xfd\xfe not UTF-8", "save text as UTF-8"),
         (b"good " * 2000 + b"\xff", "byte 10,000 .*save text as UTF-8"),
         (b"not a pdf at all\n", "no PDF"),
+        (b"BM\x36\x00\x00", "bitmap"),
+        (b"MZ\x90\x00\x03", "program"),
+        (b"PK\x03\x04a stored paper.pdf\n%PDF-1.4", "ZIP"),
+        (b"<html><p>A PDF begins with %PDF-1.4</p></html>", "HTML"),
+        (codecs.BOM_UTF8 + b"<html>", "HTML"),
+        *((data, name) for name, data in not_pdfs().items() if name in ("GIF", "HTML", "SVG")),
+        *((data, "ZIP") for name, data in not_pdfs().items() if name in ("EPUB", "CBZ")),
+        (not_pdfs()["FB2"], "XML"),
     ],
 )
 def test_anything_else_is_refused_and_named(data: bytes, said: str):

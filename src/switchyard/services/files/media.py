@@ -28,15 +28,23 @@ _HEADER_WITHIN = 1024
 _PDF_BODY = re.compile(rb"(?:^|[\r\n])\d{1,10} \d{1,5} obj\b")
 """An object of a PDF, at a line's beginning: what is left where `%PDF-` was lost."""
 
-_NAMED = (
+_PDF_LINE = re.compile(rb"(?:^|[\r\n])%(?:PDF-|!PS-Adobe-\d\.\d PDF-)")
+"""Its first line; the second form was allowed to those of the nineties."""
+
+_BINARY = (
     (b"PK\x03\x04", "a ZIP archive or an Office document"),
-    (b"GIF8", "a GIF image"),
+    (b"PK\x05\x06", "an empty ZIP archive"),
+    (b"GIF87a", "a GIF image"),
+    (b"GIF89a", "a GIF image"),
     (b"\x89PNG", "a PNG image that is broken"),
-    (b"BM", "a bitmap"),
     (b"\x1f\x8b", "a gzip file"),
     (b"\xd0\xcf\x11\xe0", "an old Office document"),
     (b"\x7fELF", "a program"),
-    (b"MZ", "a program"),
+)
+"""Formats that are not taken, whatever their file says further on."""
+_SHORT = ((b"BM", "a bitmap"), (b"MZ", "a program"))
+"""The same, by two letters with which a text may begin as well."""
+_TEXTUAL = (
     (b"{\\rtf", "a Rich Text document"),
     (b"%!PS", "a PostScript file"),
     (b"<!doctype html", "an HTML page"),
@@ -44,6 +52,7 @@ _NAMED = (
     (b"<?xml", "an XML file"),
     (b"<svg", "an SVG image"),
 )
+"""Those that are text, and that servers may have put before a PDF."""
 
 _IMAGE_MAGIC = (
     (b"\x89PNG\r\n\x1a\n", PNG),
@@ -66,14 +75,15 @@ def refuse_unsupported(head: bytes) -> None:
     """
     if not head:
         raise UnsupportedDocument("the file is empty")
-    if _is_pdf(head) or _has_pdf_body(head) or _image_type(head) is not None:
+    if _image_type(head) is not None:
         return
-    start = head.lstrip()[:16].lower()
-    for magic, name in _NAMED:
-        if head.startswith(magic) or start.startswith(magic):
-            raise UnsupportedDocument(f"{name}: {TAKEN}")
+    other = _other_format(head)
+    if other is not None:
+        raise UnsupportedDocument(f"{other}: {TAKEN}")
+    if _is_pdf(head) or _has_pdf_body(head):
+        return
     encoding = _encoding(head)
-    if encoding == "utf-8" and any(byte < 32 and byte not in _TEXT_CONTROLS for byte in head):
+    if encoding == "utf-8" and _has_controls(head):
         raise UnsupportedDocument(f"binary data: {TAKEN}")
     decoder = codecs.getincrementaldecoder(encoding)("strict")
     try:
@@ -112,6 +122,25 @@ def media_type_of(data: bytes, filename: str | None = None) -> str:
     refuse_false_pdf(data, filename)
     markdown = filename is not None and filename.lower().endswith((".md", ".markdown"))
     return MARKDOWN if markdown else PLAIN_TEXT
+
+
+def _other_format(head: bytes) -> str | None:
+    """The name of a format that is not taken: of a beginning that may have a PDF's objects, too,
+    as readers would go by the one or by the other."""
+    start = head.removeprefix(codecs.BOM_UTF8).lstrip()[:16].lower()
+    for magics, begins in (
+        (_BINARY, head),
+        (_SHORT, head if _has_controls(head) else b""),
+        (_TEXTUAL, start if _PDF_LINE.search(head[:_HEADER_WITHIN]) is None else b""),
+    ):
+        for magic, name in magics:
+            if begins.startswith(magic):
+                return name
+    return None
+
+
+def _has_controls(head: bytes) -> bool:
+    return any(byte < 32 and byte not in _TEXT_CONTROLS for byte in head)
 
 
 def _image_type(head: bytes) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,14 @@ from switchyard.services.text.raised import is_raised, raised
 
 _BOLD = 16
 """Flag of a span."""
-_MOST_HEADINGS = 5_000
+_METADATA = {"format": "format"} | {
+    name: f"info:{name[0].upper()}{name[1:]}"
+    for name in (
+        *("title", "author", "subject", "keywords", "creator", "producer"),
+        *("creationDate", "modDate", "trapped"),
+    )
+}
+"""By the name that it has here: MuPDF's own."""
 
 
 class PyMuPDFNotInstalled(PermanentError):
@@ -59,12 +66,17 @@ class _Pdf:
 
     @property
     def outline(self) -> list[Heading]:
-        return _outline(self.document)
+        from switchyard.services.text.mupdf_outline import read_outline
+
+        return read_outline(self.library, self.document)
 
     @property
     def metadata(self) -> dict[str, str]:
-        said = self.document.metadata or {}
-        return {name: value for name, value in said.items() if isinstance(value, str)}
+        found = {}
+        for name, key in _METADATA.items():
+            with suppress(RuntimeError, ValueError, self.library.mupdf.FzErrorBase):  # not said
+                found[name] = self.library.mupdf.fz_lookup_metadata2(self.document.this, key)
+        return found
 
     def page(self, number: int) -> PageLines:
         with _reading(self.library, self.data, f"page {number}"):
@@ -97,7 +109,7 @@ class _Pdf:
 def opened(data: bytes, limits: Limits) -> Iterator[tuple[Any, Any]]:
     """The library, and a PDF opened with it. Raises as `Extractor.opening`."""
     library = _library()
-    with _reading(library, data, "it"), library.open(stream=data, filetype="pdf") as document:
+    with _reading(library, data, "it"), _open(library, data) as document:
         _check_document(document, data, limits)
         yield library, document
 
@@ -112,6 +124,18 @@ def opened_page(
         page = document.load_page(number - 1)
         _check_pixels(library, page, number, limits)
         yield page
+
+
+def _open(library: Any, data: bytes) -> Any:
+    """The document, which is a PDF or an error: `library.open` goes by what the content looks like,
+    whatever type it is told, and lays out an EPUB, HTML or SVG; and it reads the outline at once.
+    """
+    low = library.mupdf
+    document = library.open()  # an empty PDF, whose place the file takes
+    document.stream = data  # is read from as long as the document is open
+    stream = low.fz_open_memory(low.python_buffer_data(data), len(data))
+    document.this = low.FzDocument(low.pdf_open_document_with_stream(stream))
+    return document
 
 
 def _library() -> Any:
@@ -275,18 +299,6 @@ def _pictures(page: Any) -> list[Box]:
         for kind, box in page.get_bboxlog()
         if kind in {"fill-image", "fill-imgmask"}
     ]
-
-
-def _outline(document: Any) -> list[Heading]:
-    # Asking reads it, and the metadata, anew: damage may have hidden them when it was opened.
-    first = document.outline
-    if not document.is_repaired and (first is None or not first.this.m_internal):
-        return []
-    try:
-        entries = document.get_toc(simple=True)[:_MOST_HEADINGS]
-    except (RuntimeError, ValueError, LookupError):  # damaged: the text is there all the same
-        return []
-    return [Heading(max(level, 1), title or "", max(page, 0)) for level, title, page in entries]
 
 
 def _first_line(error: Exception) -> str:
