@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from switchyard.broker.message import JobMessage, Metadata
+from switchyard.services.backfill.spec import item_job_id, then_id_of
 from switchyard.services.jobs.outcomes import Job
 from switchyard.services.jobs.registry import (
     InvalidPayload,
@@ -79,6 +80,23 @@ def test_one_idempotency_key_of_one_type_is_one_job() -> None:
     ids.add(made(idempotency_key="b").message.job_id)
     ids.add(made("hot.gated", idempotency_key="a").message.job_id)
     assert len(ids) == 3
+
+
+def test_no_key_makes_the_id_of_another_space() -> None:
+    """A job may be called `key`: its followers had the ids of the keys of their numbers."""
+    follower = job_id_of("key", "noop", 0)
+    assert made(idempotency_key="0").message.job_id != follower
+    operation = "backfill-1"
+    keys = ["then", "item/then", "item/item/then", "item/", "a", "notice"]
+    ids = {item_job_id(operation, key) for key in keys}
+    assert len(ids) == len(keys)
+    assert then_id_of(operation) not in ids
+
+
+@pytest.mark.parametrize("key", ["api:0b0f6c1e order-1", "webhook:github webhook/github/1"])
+def test_a_program_may_not_take_the_key_of_an_api_key_or_a_webhook(key: str) -> None:
+    with pytest.raises(InvalidJob, match="choose another"):
+        made(idempotency_key=key)
 
 
 @pytest.mark.parametrize(

@@ -368,3 +368,75 @@ async def test_what_a_key_sends_to_other_paths_is_of_its_source_too(
     [own] = [key.id for key in await system.ledger.list_api_keys() if key.name == "publish"]
     jobs = (await system.ledger.list_jobs()).items
     assert [each.source for each in jobs] == [f"api:{own}"] * len(sent)
+
+
+async def test_each_key_has_idempotency_keys_of_its_own(
+    system: System, locked: RunningApi, keys: dict[str, str]
+) -> None:
+    """Or one would take another's, and be answered with what was made for it."""
+    question = {"type": "classify", "payload": {"text": "The tide.", "labels": ["a", "b"]}}
+    crawl = {"start": ["https://example.org/a"]}
+    other = (await create_key(system.ledger, "other", [Scope.PUBLISH])).key
+    for path, body in (("/jobs", NOOP), ("/llm/requests", question), ("/crawl", crawl)):
+        made = []
+        for key in (keys["publish"], other, keys["publish"]):
+            headers = bearer(key) | {"Idempotency-Key": f"order{path}"}
+            answer = await locked.client.post(path, json=body, headers=headers)
+            assert answer.status_code == 202, answer.text
+            made.append(answer.json().get("job_id") or answer.json()["id"])
+        assert made[0] == made[2] != made[1]
+    headers = bearer(other) | {"Idempotency-Key": "order/jobs"}
+    changed = await locked.client.post("/jobs", json=NOOP | {"priority": 1}, headers=headers)
+    said = problem(changed, 409, "idempotency-conflict")
+    assert "api:" not in said["detail"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["api:{other}", "API:{other} ", "api:{other}/mine", "webhook:github", "schedule a", "jobctl"],
+)
+async def test_a_key_can_not_publish_under_the_name_of_another(
+    system: System, locked: RunningApi, keys: dict[str, str], source: str
+) -> None:
+    found = {key.name: key.id for key in await system.ledger.list_api_keys()}
+    headers = bearer(keys["publish"])
+    named = source.format(other=found["admin"])
+    question = {"type": "classify", "payload": {"text": "The tide.", "labels": ["a", "b"]}}
+    for path, body in (("/jobs", NOOP), ("/llm/requests", question)):
+        answer = await locked.client.post(path, json=body | {"source": named}, headers=headers)
+        assert "source" in problem(answer, 422, "invalid")["detail"] + answer.text
+    own = f"api:{found['publish']}"
+    for allowed in (own, f"{own}/nightly", "nightly", "file-watch"):
+        answer = await locked.client.post("/jobs", json=NOOP | {"source": allowed}, headers=headers)
+        assert answer.status_code == 202, answer.text
+    jobs = (await system.ledger.list_jobs()).items
+    assert {each.source for each in jobs} == {own, f"{own}/nightly", "nightly", "file-watch"}
+
+
+async def test_of_a_crawl_or_backfill_of_another_a_key_that_only_publishes_sees_id_and_state(
+    system: System, locked: RunningApi, keys: dict[str, str]
+) -> None:
+    client, mine = locked.client, bearer(keys["admin"])
+    crawl = {"start": ["https://example.org/secret"]}
+    started = (await client.post("/crawl", json=crawl, headers=mine)).json()
+    files = {"file": ("a.jsonl", b'{"n": 1}\n')}
+    stored = (await client.post("/backfills/inputs", files=files, headers=mine)).json()
+    options = {name: stored[name] for name in ("key", "format")}
+    plan = {"source": "file", "options": options, "job_type": "noop", "reason": "secret"}
+    backfill = (await client.post("/backfills", json=plan, headers=mine)).json()
+    asked = [
+        ("DELETE", f"/crawl/{started['id']}", None),
+        ("POST", f"/backfills/{backfill['id']}/pause", None),
+        ("PATCH", f"/backfills/{backfill['id']}", {"rate": 2}),
+        ("POST", f"/backfills/{backfill['id']}/resume", None),
+    ]
+    for method, path, body in asked:
+        whole, part = [
+            await client.request(method, path, json=body, headers=headers)
+            for headers in (mine, bearer(keys["publish"]))
+        ]
+        assert part.status_code == 200, part.text
+        assert "secret" in whole.text
+        assert "secret" not in part.text
+        assert options["key"] not in part.text
+        assert part.json()["id"] in path

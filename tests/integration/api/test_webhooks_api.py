@@ -402,3 +402,36 @@ async def test_one_webhook_makes_a_document_that_is_searched_and_linked(
                 assert document_id in {hit["document_id"] for hit in found}
                 result = (await api.client.get(f"/documents/{document_id}/result")).json()
                 assert result["links"]
+
+
+async def test_nobody_takes_a_delivery_s_key_before_it_comes(
+    system: System, hooked: RunningApi
+) -> None:
+    """The key is made of what is public: a star's of repository and time, a release's of a body
+    that can be read on GitHub."""
+    body = json.dumps(release()).encode()
+    digest = hashlib.sha256(body).hexdigest()
+    key = (await create_key(system.ledger, "publisher", [Scope.PUBLISH])).key
+    wanted = {"routing_key": "hot.ingest_github", "payload": {"repository": "psf/requests"}}
+    taken = set()
+    for guessed in (f"webhook/github/{digest}", f"webhook:github/webhook/github/{digest}"):
+        for payload in (wanted["payload"], {"repository": "somebody/else"}):
+            headers = {"X-API-Key": key, "Idempotency-Key": f"{guessed}"}
+            answer = await hooked.client.post(
+                "/jobs", json=wanted | {"payload": payload, "delay": 60}, headers=headers
+            )
+            taken.add(answer.json()["job_id"])
+    with_blank = {"X-API-Key": key, "Idempotency-Key": f"webhook:github webhook/github/{digest}"}
+    answer = await hooked.client.post("/jobs", json=wanted, headers=with_blank)
+    problem(answer, 422, "invalid")
+    delivered = await deliver(hooked.client, body)
+    assert (delivered.status_code, delivered.json()["duplicate"]) == (202, False), delivered.text
+    assert delivered.json()["job_id"] not in taken
+    assert (await deliver(hooked.client, body)).json()["duplicate"] is True
+
+
+async def test_a_delivery_id_with_another_content_is_a_conflict(hooked: RunningApi) -> None:
+    other = PRODUCT | {"product": {"page": "other.html", "public": True}}
+    assert (await tell(hooked.client, PRODUCT)).status_code == 202
+    again = await tell(hooked.client, other)
+    assert problem(again, 409, "idempotency-conflict")["job_id"]

@@ -66,6 +66,35 @@ async def whole_result(pipeline: Pipeline) -> dict[str, Any]:
     return dict(json.loads(pipeline.storage.get(key)))
 
 
+async def claim(pipeline: Pipeline, source: str, text: str, **more: str) -> Document:
+    """Send a document that says it comes from there."""
+    key = "uploads/incoming/0123456789abcdef0123456789abcdef"
+    pipeline.storage.put(key, text.encode())
+    await pipeline.run("ingest_document", {"key": key, "source": source, **more})
+    assert pipeline.ledger is not None
+    [claimed] = (await pipeline.ledger.list_documents(source=source)).items
+    return claimed
+
+
+@pytest.mark.parametrize("filename", ["mine.md", "psf.requests@0123456789ab.md"])
+async def test_nobody_takes_the_place_of_a_repository_with_a_text_of_his_own(
+    sourced: Pipeline, filename: str
+) -> None:
+    source = "github:psf/requests"
+    claimed = await claim(sourced, source, "# Lies\n\nA text of my own.", filename=filename)
+    assert await sourced.run("ingest_github", REPOSITORY) == ["ingest_github", *STAGES]
+    assert sourced.ledger is not None
+    [real] = (await sourced.ledger.list_documents(source=source)).items
+    assert (real.title, real.state) == ("psf/requests", "completed")
+    assert real.id != claimed.id
+    left = await sourced.ledger.get_document(claimed.id)
+    assert left is not None
+    assert (left.source, left.state) == (None, "completed")
+    assert await sourced.run("ingest_github", REPOSITORY) == ["ingest_github"]
+    again = await claim(sourced, source, "# Lies\n\nAnother one.")
+    assert again.id == real.id
+
+
 # --- GitHub -------------------------------------------------------------------------------------
 
 

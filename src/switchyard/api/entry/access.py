@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
 from fastapi.security.http import HTTPAuthorizationCredentials
+from pydantic import BaseModel
 
 from switchyard.api.addresses import is_loopback
 from switchyard.api.http.problems import Problem
@@ -16,12 +17,17 @@ from switchyard.api.state import ApiState, state_of
 from switchyard.services.access.api_keys import Principal, Scope
 from switchyard.services.access.rate_limit import Allowance
 from switchyard.services.errors import Misconfigured
+from switchyard.services.publishing.requests import check_source
 from switchyard.services.records.errors import LedgerUnavailable
+from switchyard.services.records.requests import spaced_key
 
 BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API key.")
 HEADER = APIKeyHeader(
     name="X-API-Key", auto_error=False, scheme_name="header", description="An API key."
 )
+RECEIPT = frozenset({"id", "document_id", "job_id", "state", "duplicate"})
+"""What an answer tells anyone who may publish."""
+V = TypeVar("V", bound=BaseModel)
 ANYBODY = Principal("anybody", frozenset(Scope))
 """Everyone on this machine, as long as there are no keys."""
 
@@ -75,15 +81,71 @@ async def identify(request: Request) -> Principal:
         _require_this_machine(request)
         principal = ANYBODY
     request.state.principal = principal.id
+    request.state.asks = principal
     if principal is not ANYBODY:
         limit(request, state.key_limiter.take(principal.id))
     return principal
 
 
 def source_of(request: Request, said: str | None) -> str:
-    """Who asks, for jobs: as the request says, or each API key for itself."""
+    """Who asks, for jobs: as the request says, or each API key for itself. Raises InvalidRequest
+    for what is another's."""
     principal: str = request.state.principal
-    return said or ("api" if principal == ANYBODY.id else f"api:{principal}"[:100])
+    if principal == ANYBODY.id:
+        return said or "api"
+    own = f"api:{principal}"
+    if said is not None:
+        check_source(said, own)
+    return said or own
+
+
+def own_key(request: Request, idempotency_key: str | None) -> str | None:
+    """Return the idempotency key in the space of the API key that sends it. Without API keys, all
+    who are served have the ledger, and share the space of its programs."""
+    principal = request.state.principal
+    if idempotency_key is None or principal == ANYBODY.id:
+        return idempotency_key
+    return spaced_key(f"api:{principal}", idempotency_key)
+
+
+def starter_of(request: Request) -> str:
+    """Return the name under which an operation that this request starts is recorded."""
+    return f"api: {request.state.principal}"
+
+
+def may(request: Request, scope: Scope) -> bool:
+    """Return whether the request's key has the scope."""
+    principal: Principal = request.state.asks
+    return principal.may(scope)
+
+
+def may_be_told(request: Request, *, is_own: bool) -> bool:
+    """Return whether the answer may have content: the rule for all that a key may change.
+
+    A key without the scope `read` sees what it has handed in itself, and what was made of that
+    alone; `is_own` says that it is so. Of all else it gets a `receipt`.
+    """
+    return is_own or may(request, Scope.READ)
+
+
+def receipt(request: Request, view: V, *, is_own: bool) -> V:
+    """Return the view as the request's key may see it: whole, or ids and state alone."""
+    if may_be_told(request, is_own=is_own):
+        return view
+    fields = type(view).model_fields
+    hidden = {
+        name: _nothing(fields[name].annotation, value)
+        for name, value in view
+        if name not in RECEIPT
+    }
+    return view.model_copy(update=hidden)
+
+
+def _nothing(annotation: Any, value: Any) -> Any:
+    """Return what stands for a value that is not told, of the same type."""
+    if value is None or type(None) in get_args(annotation):
+        return None
+    return type(value)() if isinstance(value, (str, int, float, list, dict)) else value
 
 
 def key_in(request: Request) -> str | None:

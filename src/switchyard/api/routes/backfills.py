@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import Path, Query, Request, Response
 from pydantic import ValidationError
 
-from switchyard.api.entry.access import PrincipalOf, needs, require_scope
+from switchyard.api.entry.access import PrincipalOf, needs, require_scope, starter_of
 from switchyard.api.entry.uploads import InvalidUpload, UploadForm
 from switchyard.api.http.problems import invalid, responses
 from switchyard.api.http.routing import Routes
@@ -96,7 +96,7 @@ async def start(
     state.require_broker()
     operation = await _allowed(state, body, asks).start(
         _spec(body),
-        created_by=f"api: {request.state.principal}",
+        created_by=starter_of(request),
         reason=body.reason,
         rate=body.rate,
         max_open=body.max_open,
@@ -156,9 +156,12 @@ async def store_file(
     dependencies=[needs(Scope.PUBLISH)],
     responses=responses("invalid", "not-found", "wrong-state", "ledger-away"),
 )
-async def set_limits(backfill_id: BackfillId, body: BackfillLimits, state: Shared) -> BackfillView:
+async def set_limits(
+    backfill_id: BackfillId, body: BackfillLimits, request: Request, state: Shared
+) -> BackfillView:
     """Change its limits, also while it runs."""
-    return await BACKFILLS.set_limits(state, backfill_id, body.model_dump(exclude_unset=True))
+    changes = body.model_dump(exclude_unset=True)
+    return await BACKFILLS.set_limits(state, request, backfill_id, changes)
 
 
 @router.post(

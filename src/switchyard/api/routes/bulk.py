@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
-from fastapi import Path, Query
+from fastapi import Path, Query, Request
 from fastapi.params import Depends
 from pydantic import BaseModel
 
+from switchyard.api.entry.access import receipt, starter_of
 from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.state import ApiState, Shared
@@ -46,13 +47,24 @@ class BulkRoutes(Generic[V]):
         operation = await control.require_bulk(state.ledger, operation_id, self.kind)
         return await self.view_of(state.ledger, operation)
 
+    async def changed(self, state: ApiState, request: Request, operation_id: str) -> V:
+        """Return `found` as the key may see it that has changed the operation: whole where it has
+        started it. Raises as `found` does."""
+        operation = await control.require_bulk(state.ledger, operation_id, self.kind)
+        view = await self.view_of(state.ledger, operation)
+        return receipt(request, view, is_own=operation.created_by == starter_of(request))
+
     async def set_limits(
-        self, state: ApiState, operation_id: str, changes: Mapping[str, float | int | None]
+        self,
+        state: ApiState,
+        request: Request,
+        operation_id: str,
+        changes: Mapping[str, float | int | None],
     ) -> V:
         """Change its limits. Raises UnknownBulkOperation, BulkConflict, LedgerUnavailable."""
         if changes:
             await control.set_limits(state.ledger, operation_id, changes, kind=self.kind)
-        return await self.found(state, operation_id)
+        return await self.changed(state, request, operation_id)
 
     def add_to(self, router: Routes) -> None:
         """Give the router what they have in common."""
@@ -105,10 +117,10 @@ class BulkRoutes(Generic[V]):
             dependencies=self.changes,
             responses=acted,
         )
-        async def pause(state: Shared, operation_id: str = operation_id) -> V:
+        async def pause(state: Shared, request: Request, operation_id: str = operation_id) -> V:
             """Pause it within a second, until it is resumed."""
             await control.pause(state.ledger, operation_id, kind=self.kind)
-            return await self.found(state, operation_id)
+            return await self.changed(state, request, operation_id)
 
         @router.post(
             f"{one}/resume",
@@ -117,7 +129,7 @@ class BulkRoutes(Generic[V]):
             dependencies=self.changes,
             responses=acted,
         )
-        async def resume(state: Shared, operation_id: str = operation_id) -> V:
+        async def resume(state: Shared, request: Request, operation_id: str = operation_id) -> V:
             """Resume it where it stopped, also after a halt."""
             await self.resume(state.ledger, operation_id)
-            return await self.found(state, operation_id)
+            return await self.changed(state, request, operation_id)

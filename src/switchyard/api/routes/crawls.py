@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Path, Query, Request, Response
 
-from switchyard.api.entry.access import needs
+from switchyard.api.entry.access import needs, own_key, receipt, starter_of
 from switchyard.api.http.problems import Problem, invalid, responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.models import crawls as models
@@ -70,24 +70,33 @@ async def start(
     """
     bounds = _bounds(body, state)
     desk = _desk(state)
+    idempotency_key = own_key(request, idempotency_key)
     try:
         known = None if idempotency_key is None else await desk.started(bounds, idempotency_key)
         if known is not None:
             response.headers["Idempotency-Replayed"] = "true"
-            return await _accepted(desk, known, response)
+            return await _accepted(request, desk, known, response)
         pressure = await _pressure_with_room(state)
-        by = f"api: {request.state.principal}"
+        by = starter_of(request)
         crawl = await desk.start(bounds, created_by=by, key=idempotency_key)
     except CrawlKeyTaken as error:
         raise Problem("idempotency-conflict", str(error)) from error
     if pressure is not None:
         response.headers["X-Lane-Pressure"] = pressure
-    return await _accepted(desk, crawl, response)
+    return await _accepted(request, desk, crawl, response)
 
 
-async def _accepted(desk: Crawls, crawl: CrawlRecord, response: Response) -> models.CrawlView:
+async def _accepted(
+    request: Request, desk: Crawls, crawl: CrawlRecord, response: Response
+) -> models.CrawlView:
     response.headers["Location"] = f"/crawl/{crawl.id}"
-    return _view(await desk.show(crawl.id))
+    return _told(request, await desk.show(crawl.id))
+
+
+def _told(request: Request, progress: CrawlProgress) -> models.CrawlView:
+    """Return what the key sees of it that has changed it."""
+    is_own = progress.crawl.created_by == starter_of(request)
+    return receipt(request, _view(progress), is_own=is_own)
 
 
 async def _pressure_with_room(state: ApiState) -> Pressure | None:
@@ -157,9 +166,9 @@ async def pages(
 
 
 @router.delete("/{crawl_id}", dependencies=CHANGES, responses=responses("not-found", "ledger-away"))
-async def cancel(crawl_id: CrawlId, state: Shared) -> models.CrawlView:
+async def cancel(crawl_id: CrawlId, request: Request, state: Shared) -> models.CrawlView:
     """Cancel a crawl: it visits no more pages. Results are kept."""
-    return _view(await _desk(state).cancel(crawl_id))
+    return _told(request, await _desk(state).cancel(crawl_id))
 
 
 async def _pressure(state: ApiState) -> Pressure | None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Path, Query, Request, Response
 
-from switchyard.api.entry.access import needs
+from switchyard.api.entry.access import needs, starter_of
 from switchyard.api.http.answers import JSONAnswer
 from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
@@ -88,7 +88,7 @@ async def start_redrive(
     operation = await redrive_spec.start_redrive(
         state.ledger,
         spec,
-        created_by=f"api: {request.state.principal}",
+        created_by=starter_of(request),
         reason=body.reason,
         rate=body.rate,
     )
@@ -100,9 +100,11 @@ async def start_redrive(
     "/redrives/{redrive_id}",
     responses=responses("invalid", "not-found", "wrong-state", "ledger-away"),
 )
-async def set_redrive_rate(redrive_id: RedriveId, body: RedriveRate, state: Shared) -> RedriveView:
+async def set_redrive_rate(
+    redrive_id: RedriveId, body: RedriveRate, request: Request, state: Shared
+) -> RedriveView:
     """Change its rate, also while it runs."""
-    return await REDRIVES.set_limits(state, redrive_id, {"rate": body.rate})
+    return await REDRIVES.set_limits(state, request, redrive_id, {"rate": body.rate})
 
 
 @router.post(

@@ -8,7 +8,7 @@ from fastapi import Path as InPath
 from fastapi import Query, Request, Response
 
 from switchyard.api.dependencies import DocumentsOf
-from switchyard.api.entry.access import PrincipalOf, needs, source_of
+from switchyard.api.entry.access import may, may_be_told, needs, receipt, source_of
 from switchyard.api.entry.uploads import UploadForm
 from switchyard.api.http.document_errors import (
     READ_PROBLEMS,
@@ -31,11 +31,12 @@ from switchyard.api.models.documents import (
     PageView,
 )
 from switchyard.api.models.values import moment
+from switchyard.api.state import state_of
 from switchyard.broker import patterns
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.citations.formats.export import Format
-from switchyard.services.documents.desk import NotFinished
-from switchyard.services.documents.inbox import About, Inbox
+from switchyard.services.documents.desk import DocumentDesk, NotFinished
+from switchyard.services.documents.inbox import About, Inbox, check_claim
 from switchyard.services.documents.status import DocumentStatus
 from switchyard.services.files.uploads import Upload
 from switchyard.services.records.requests import MAX_NOTIFY_URL
@@ -46,10 +47,6 @@ PICTURE: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 
 POLL_AFTER = "1"
 """Seconds, as `Retry-After` of a document that is on its way."""
-
-_NOT_TOLD: dict[str, Any] = dict.fromkeys(("title", "filename", "source", "error"))
-_NOT_TOLD |= {"classes": []}
-"""Of a document that was known: what others have said and made of it."""
 
 DocumentIdOf = Annotated[
     str,
@@ -92,7 +89,14 @@ async def receive_upload(request: Request, inbox: Inbox) -> tuple[Upload, About]
     upload = await inbox.receive(form.file(), lambda: form.filename)
     try:
         await form.rest()
-        about = About.of(form.filename, form.fields, asked_by=source_of(request, None))
+        about = About.of(
+            form.filename,
+            form.fields,
+            asked_by=source_of(request, None),
+            may_read=may(request, Scope.READ),
+        )
+        if about.source is not None and not may(request, Scope.ADMIN):
+            check_claim(about.source, state_of(request).registry)
         inbox.check(about)
     except BaseException:
         await inbox.discard(upload)
@@ -112,24 +116,22 @@ async def receive_upload(request: Request, inbox: Inbox) -> tuple[Upload, About]
     },
 )
 async def send_document(
-    request: Request, response: Response, documents: DocumentsOf, asks: PrincipalOf
+    request: Request, response: Response, documents: DocumentsOf
 ) -> DocumentView:
     """Upload a document: PDF, image, Markdown or plain text, detected from its content. It is
     summarised, indexed and linked. A document whose content or source is already known is not
-    processed again; a key without the scope `read` then gets only its id and state.
+    processed again. A key without the scope `read` gets only the id and state of a document that
+    was sent before.
     """
     upload, about = await receive_upload(request, documents.inbox)
     submitted = await documents.submit(upload, about)
     status = submitted.status
     response.headers["Location"] = f"/documents/{status.document_id}"
-    view = _view(status, duplicate=submitted.duplicate)
-    if submitted.duplicate and not asks.may(Scope.READ):
-        view = view.model_copy(update=_NOT_TOLD)
+    view = receipt(request, _view(status, duplicate=submitted.duplicate), is_own=submitted.is_own)
     if documents.inbox.is_inline and status.has_ended:
-        if not status.is_finished:
-            raise unreadable(NotFinished(status))
-        view.result = await documents.result(status.document_id)
         response.status_code = 201
+        if may_be_told(request, is_own=submitted.is_own):
+            view.result = await _result(request, documents, status)
     if submitted.duplicate:
         response.status_code = 200
     if not status.has_ended:
@@ -281,6 +283,17 @@ async def document_figure(
     """Get the image of a figure, as PNG or JPEG."""
     content, media_type = await documents.figure(document_id, number)
     return Response(content, media_type=media_type)
+
+
+async def _result(
+    request: Request, documents: DocumentDesk, status: DocumentStatus
+) -> dict[str, Any]:
+    """Return the result for the answer to an upload. Raises Problem where it has failed."""
+    if not status.is_finished:
+        raise unreadable(NotFinished(status))
+    if may_be_told(request, is_own=False):
+        return await documents.result(status.document_id)
+    return await documents.own_result(status.document_id)
 
 
 def _view(status: DocumentStatus, *, duplicate: bool = False) -> DocumentView:

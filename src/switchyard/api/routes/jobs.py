@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Header, Path, Query, Request, Response
 
 from switchyard.api.dependencies import ReferenceDeskOf
-from switchyard.api.entry.access import needs, source_of
+from switchyard.api.entry.access import needs, own_key, source_of
 from switchyard.api.http.document_errors import RESULT_PROBLEMS
 from switchyard.api.http.problems import Problem, lane_full, responses, try_later
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
@@ -94,7 +94,8 @@ async def publish(
     if body.notify_url is not None:
         _check_notify_url(state, body.notify_url)
     source = source_of(asked, body.source)
-    request = _request(body, source, idempotency_key, traceparent, state.ledger.clock.now())
+    key = own_key(asked, idempotency_key)
+    request = _request(body, source, key, traceparent, state.ledger.clock.now())
     job = prepared(broker, request, by_routing_key=body.routing_key is not None)
     done = await published(broker, job)
     if done.duplicate:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import structlog
 from fastapi import Header, Query, Request, Response
 
-from switchyard.api.entry.access import needs, source_of
+from switchyard.api.entry.access import needs, own_key, source_of
 from switchyard.api.http.event_stream import HEARTBEAT, MEDIA_TYPE, EventStream, frame
 from switchyard.api.http.problems import lane_full, responses, try_later
 from switchyard.api.http.routing import Routes
@@ -101,6 +101,7 @@ async def ask(
     `offset` in the answer (0 if it starts again); `end` with the complete answer.
     """
     source = source_of(request, body.source)
+    idempotency_key = own_key(request, idempotency_key)
     body = body.model_copy(update={"wait": max(body.wait, wait)})
     if stream or MEDIA_TYPE in (accept or ""):
         return await _streamed(body, state, source, idempotency_key)

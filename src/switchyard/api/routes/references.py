@@ -3,6 +3,7 @@ id out."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -10,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
 from switchyard.api.dependencies import ReferenceDeskOf
-from switchyard.api.entry.access import needs, source_of
+from switchyard.api.entry.access import may_be_told, needs, source_of
 from switchyard.api.http.document_errors import UPLOAD_PROBLEMS, unreadable
 from switchyard.api.http.problems import Problem
 from switchyard.api.http.routing import Routes
@@ -57,8 +58,8 @@ async def order_references(
 ) -> OrderedReferences:
     """Extract the references of a paper as raw text, with label and page."""
     most = state.settings.api_max_body
-    job_id = await _ordered(request, desk, "extract_references", TextWithReferences, most)
-    return await _answer(job_id, response, desk)
+    ordered = await _ordered(request, desk, "extract_references", TextWithReferences, most)
+    return await _answer(ordered, request, response, desk)
 
 
 @router.post(
@@ -75,8 +76,8 @@ async def order_parsing(
     between references.
     """
     most = state.settings.api_max_body
-    job_id = await _ordered(request, desk, "parse_references", ReferencesToParse, most)
-    return await _answer(job_id, response, desk)
+    ordered = await _ordered(request, desk, "parse_references", ReferencesToParse, most)
+    return await _answer(ordered, request, response, desk)
 
 
 @router.post(
@@ -93,28 +94,37 @@ async def order_processing(
     in the text.
     """
     most = state.settings.api_max_body
-    job_id = await _ordered(request, desk, "process_references", TextWithReferences, most)
-    return await _answer(job_id, response, desk)
+    ordered = await _ordered(request, desk, "process_references", TextWithReferences, most)
+    return await _answer(ordered, request, response, desk)
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """A job that was started."""
+
+    job_id: str
+    is_own: bool
+    """It reads what the request itself has brought, and no document."""
 
 
 async def _ordered(
     request: Request, desk: ReferenceDesk, order: Order, model: type[M], most: int
-) -> str:
+) -> Ordered:
     asked_by = source_of(request, None)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         upload, about = await receive_upload(request, desk.inbox)
-        return await desk.order_from_file(order, upload, about)
+        return Ordered(await desk.order_from_file(order, upload, about), is_own=True)
     if kind == "text/plain":
         upload = await desk.inbox.receive(request.stream())
-        return await desk.order_from_file(
-            order, upload, About(filename="references.txt", asked_by=asked_by)
-        )
+        about = About(filename="references.txt", asked_by=asked_by)
+        return Ordered(await desk.order_from_file(order, upload, about), is_own=True)
     if kind == "application/json":
         body = _read(model, await _body(request, most))
         payload = body.model_dump(exclude_none=True, exclude={"lane"})
         about = About(lane="hot" if body.lane == "hot" else "backfill", asked_by=asked_by)
-        return await desk.order_from_text(order, payload, about)
+        job_id = await desk.order_from_text(order, payload, about)
+        return Ordered(job_id, is_own="document_id" not in payload)
     raise Problem(
         "unsupported-media-type",
         "send a form with a file (multipart/form-data), text/plain, or application/json",
@@ -139,12 +149,17 @@ def _read(model: type[M], body: bytes) -> M:
         raise RequestValidationError(errors) from error
 
 
-async def _answer(job_id: str, response: Response, desk: ReferenceDesk) -> OrderedReferences:
+async def _answer(
+    ordered: Ordered, request: Request, response: Response, desk: ReferenceDesk
+) -> OrderedReferences:
+    job_id = ordered.job_id
     response.headers["Location"] = f"/jobs/{job_id}"
     if not desk.inbox.is_inline:
         response.headers["Retry-After"] = POLL_AFTER
         return OrderedReferences(job_id=job_id)
     response.status_code = 200
+    if not may_be_told(request, is_own=ordered.is_own):
+        return OrderedReferences(job_id=job_id)
     try:
         return OrderedReferences(job_id=job_id, result=await desk.references(job_id))
     except ExtractionNotFinished as error:

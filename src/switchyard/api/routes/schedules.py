@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Path, Query, Request, Response
 
-from switchyard.api.entry.access import needs
+from switchyard.api.entry.access import needs, starter_of
 from switchyard.api.http.problems import invalid, responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.models import schedules as models
@@ -51,7 +51,7 @@ async def add(
 ) -> models.ScheduleView:
     """Add a schedule. The rules for its payload are those of `POST /jobs`."""
     entry = ScheduleEntry.of(body.model_dump())
-    by = f"api: {request.state.principal}"
+    by = starter_of(request)
     try:
         record = await _book(state).add(entry, remote=True, created_by=by)
     except InvalidSchedule as error:
@@ -103,7 +103,7 @@ async def resume(name: Name, state: Shared) -> models.ScheduleView:
 async def run(name: Name, request: Request, state: Shared) -> models.FiringView:
     """Fire a schedule now, even if it is paused. A scheduler publishes its job within a second."""
     try:
-        firing = await _book(state).run(name, f"api: {request.state.principal}")
+        firing = await _book(state).run(name, starter_of(request))
     except InvalidSchedule as error:
         raise invalid(Complaint((), str(error))) from error
     return _firing(firing)

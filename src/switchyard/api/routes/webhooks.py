@@ -20,6 +20,7 @@ from switchyard.services.access.signing import is_signed
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import Published
 from switchyard.services.publishing.requests import job_id_for
+from switchyard.services.records.requests import spaced_key
 from switchyard.services.webhooks.deliveries import (
     Ignored,
     Wanted,
@@ -73,7 +74,7 @@ async def _done(
 ) -> DeliveryView:
     if isinstance(wanted, Ignored):
         return DeliveryView(ignored=wanted.why)
-    done = await _published(state, wanted, f"webhook:{source}"[:100])
+    done = await _published(state, wanted, f"webhook:{source}")
     response.status_code = 202
     response.headers["Location"] = f"/jobs/{done.job_id}"
     return DeliveryView(job_id=done.job_id, duplicate=done.duplicate)
@@ -83,12 +84,13 @@ async def _published(state: Shared, wanted: Wanted, source: str) -> Published:
     """The job published, or recorded for later. Raises Problem, InvalidRequest, LedgerError."""
     broker = state.require_broker()
     job_type = wanted.routing_key.partition(".")[2]
+    key = spaced_key(source, wanted.key)
     request = JobRequest(
         wanted.routing_key,
         wanted.payload,
         source=source,
-        idempotency_key=wanted.key,
-        job_id=job_id_for(wanted.key, job_type, wanted.payload),
+        idempotency_key=key,
+        job_id=job_id_for(key, job_type, wanted.payload),
     )
     job = prepared(broker, request, by_routing_key=True)
     try:
@@ -101,7 +103,7 @@ async def _published(state: Shared, wanted: Wanted, source: str) -> Published:
         request.payload,
         source=source,
         delay=LATER,
-        idempotency_key=wanted.key,
+        idempotency_key=key,
         job_id=request.job_id,
     )
     return await broker.jobs.publish_one(prepared(broker, later, by_routing_key=True))

@@ -41,6 +41,7 @@ NOTE_LENGTH = 300
 """Characters of what is noted about an item that can't be used."""
 
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/backfills")
+_THEN, _ITEM = "then", "item/"
 
 
 class BackfillSpec(BaseModel):
@@ -139,7 +140,7 @@ class Plan:
             priority=self.spec.priority,
             max_attempts=self.spec.max_attempts,
             source=self.source.name,
-            job_id=str(uuid5(_NAMESPACE, f"{self.operation_id}/{item.key}")),
+            job_id=item_job_id(self.operation_id, item.key),
             operation_id=self.operation_id,
             vouched=values if self.source.vouches else None,
         )
@@ -147,9 +148,17 @@ class Plan:
         return made if self.then is None else replace(made, join_id=self.then.message.job_id)
 
 
+def item_job_id(operation_id: str, key: str) -> str:
+    """Return the id of an item's job. No key, whoever has chosen it, makes that of the job which
+    follows at the end."""
+    if key == _THEN or key.startswith(_ITEM):
+        key = f"{_ITEM}{key}"
+    return str(uuid5(_NAMESPACE, f"{operation_id}/{key}"))
+
+
 def then_id_of(operation_id: str) -> str:
     """The id of the job that follows a backfill's end."""
-    return str(uuid5(_NAMESPACE, f"{operation_id}/then"))
+    return str(uuid5(_NAMESPACE, f"{operation_id}/{_THEN}"))
 
 
 def _then(

@@ -10,6 +10,7 @@ from switchyard.services.errors import Unknown, WrongState
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
 from switchyard.services.records.crawls import CrawlProgress, CrawlRecord, ListedPage
+from switchyard.services.records.requests import plain_key
 from switchyard.services.records.results import Page
 from switchyard.services.settings import Settings
 
@@ -31,8 +32,8 @@ class CrawlKeyTaken(WrongState):
 
     def __init__(self, key: str, crawl_id: str) -> None:
         super().__init__(
-            f"idempotency key {key!r} belongs to crawl {crawl_id}, which has other bounds: choose "
-            "another key"
+            f"idempotency key {plain_key(key)!r} belongs to crawl {crawl_id}, which has other "
+            "bounds: choose another key"
         )
 
 

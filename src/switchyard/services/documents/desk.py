@@ -63,6 +63,9 @@ class Submitted:
     status: DocumentStatus
     duplicate: bool
     """The content or the source was known: nothing was started."""
+    is_own: bool = False
+    """Nobody has sent it before, under any source: all that is told of it comes from this upload.
+    False also for one that failed before, which may keep its first sender's title and source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,7 @@ class DocumentDesk:
             await self.inbox.discard(upload)
         job_id = submitted.status.job_id
         if about.notify_url is not None and submitted.duplicate and job_id is not None:
-            await self.inbox.tell_as_well(about.notify_url, job_id, asked_by=about.asked_by)
+            await self.inbox.tell_as_well(about, job_id)
         return submitted
 
     async def _ended(self, submitted: Submitted) -> Submitted:
@@ -149,7 +152,8 @@ class DocumentDesk:
             if not status.has_ended:
                 await self.inbox.see_through(status.job_id)
                 status = await self.status(status.document_id)
-        return Submitted(status, submitted.duplicate)
+        is_own = submitted.is_own and status.document_id == submitted.status.document_id
+        return replace(submitted, status=status, is_own=is_own)
 
     async def _submit(self, upload: Upload, about: About) -> Submitted:
         document_id = document_id_of(upload.sha256)
@@ -172,7 +176,8 @@ class DocumentDesk:
             notify_url=about.notify_url,
         )
         published = await self.inbox.start(request, upload)
-        return Submitted(await self.status(document_id), published.duplicate)
+        is_new = known is None and not runs.latest and not published.duplicate
+        return Submitted(await self.status(document_id), published.duplicate, is_new)
 
     # --- out --------------------------------------------------------------------------------
 
@@ -209,6 +214,10 @@ class DocumentDesk:
             )
             for each in statuses
         ]
+
+    async def own_result(self, document_id: str) -> dict[str, Any]:
+        """Return `result` without its links, which name other documents. Raises as it does."""
+        return await self.result(document_id) | {"links": []}
 
     async def result(self, document_id: str, *, with_text: bool = False) -> dict[str, Any]:
         """All that the pipeline has made of a document; with its text, page by page.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from switchyard.broker.errors import PublishError
 from switchyard.services.errors import InvalidInput
 from switchyard.services.files.quota import Quota
 from switchyard.services.files.storage import Storage
 from switchyard.services.files.uploads import Upload, receive
-from switchyard.services.jobs.registry import InvalidPayload
+from switchyard.services.jobs.registry import InvalidPayload, Registry
 from switchyard.services.publishing.preparing import (
     NOTICE_KEY,
     InvalidJob,
@@ -49,9 +49,18 @@ class About:
     """Is told of the end."""
     asked_by: str = "api"
     """The source of the job: fair shares and spend go by it. `source` is that of the file."""
+    may_read: bool = True
+    """The sender may see what others have sent."""
 
     @classmethod
-    def of(cls, filename: str | None, fields: Mapping[str, str], *, asked_by: str) -> About:
+    def of(
+        cls,
+        filename: str | None,
+        fields: Mapping[str, str],
+        *,
+        asked_by: str,
+        may_read: bool = True,
+    ) -> About:
         """From a form: `source`, `title`, `lane`, `notify_url`. Raises InvalidAbout for a field
         that does not exist, is too long, or names another lane."""
         said = {name: clean(value) for name, value in fields.items()}
@@ -77,12 +86,25 @@ class About:
             lane="hot" if lane == "hot" else "backfill",
             notify_url=said.get("notify_url") or None,
             asked_by=asked_by,
+            may_read=may_read,
         )
 
     def payload(self, upload: Upload, *names: str) -> dict[str, str]:
         """The payload of a job that reads the upload, with those of the fields that are set."""
         said = {name: getattr(self, name) for name in names}
         return {"key": upload.key} | {name: value for name, value in said.items() if value}
+
+
+def check_claim(source: str, registry: Registry) -> None:
+    """Raises InvalidAbout for the source of what a job type asks a server for: `arxiv:…` of
+    `ingest_arxiv`. That a document comes from there is for the server to say."""
+    place, colon, _ = source.partition(":")
+    name = f"ingest_{place.strip().lower()}"
+    if colon and any(each.name == name for each in registry):
+        raise InvalidAbout(
+            f"source {place}:… is for documents that {name} has fetched from there: publish that "
+            "job, or name another source"
+        )
 
 
 class Inbox:
@@ -155,10 +177,13 @@ class Inbox:
         """Start a job that reads no upload. Raises as `start` does."""
         return await self._starter.publish(request)
 
-    async def tell_as_well(self, url: str, job_id: str, *, asked_by: str) -> None:
-        """Tell somebody of the end of a run that another has started. Raises as `start` does."""
-        notice = {"url": url, "job_id": job_id}
-        await self.publish(JobRequest(NOTICE_KEY, notice, source=asked_by, vouched=notice))
+    async def tell_as_well(self, about: About, job_id: str) -> None:
+        """Tell a sender of the end of a run that another has started: of the errors only one who
+        may read. Raises as `start` does."""
+        notice: dict[str, Any] = {"url": about.notify_url, "job_id": job_id}
+        if not about.may_read:
+            notice["errors"] = False
+        await self.publish(JobRequest(NOTICE_KEY, notice, source=about.asked_by, vouched=notice))
 
     async def see_through(self, job_id: str | None) -> None:
         """Inline, return when the job and all that follow from it have ended; else at once."""

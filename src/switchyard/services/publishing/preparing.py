@@ -25,11 +25,12 @@ from switchyard.services.errors import InvalidInput
 from switchyard.services.jobs.outcomes import Job
 from switchyard.services.jobs.registry import InvalidPayload, JobType, Registry
 from switchyard.services.records.joins import Joining, WhenDead
-from switchyard.services.records.requests import MAX_DELAY, MAX_NOTIFY_URL, NewJob
+from switchyard.services.records.requests import MAX_DELAY, MAX_NOTIFY_URL, NewJob, is_spaced
 from switchyard.services.settings import Settings
 from switchyard.services.tracing import current_traceparent
 
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/jobs")
+_KEY_NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/keys")
 
 
 class InvalidJob(InvalidInput):
@@ -97,6 +98,9 @@ def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) ->
     if not 0 <= request.delay <= MAX_DELAY:
         text = f"delay must be 0 to {MAX_DELAY:,} seconds, not {request.delay}"
         raise InvalidJob(text, at="delay")
+    if not remote and request.idempotency_key is not None and is_spaced(request.idempotency_key):
+        text = "an idempotency key of this form belongs to an API key or a webhook: choose another"
+        raise InvalidJob(text)
     if remote:
         job_type.validate_remote(request.payload, request.vouched)
     else:
@@ -271,5 +275,5 @@ def _id_for(request: JobRequest, job_type: str) -> str:
     if request.job_id is not None:
         return request.job_id
     if request.idempotency_key is not None:
-        return str(uuid5(_NAMESPACE, f"key/{job_type}/{request.idempotency_key}"))
+        return str(uuid5(_KEY_NAMESPACE, f"{job_type}/{request.idempotency_key}"))
     return str(uuid4())

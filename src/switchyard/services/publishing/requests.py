@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,6 +32,16 @@ SAME_MOMENT = 2.0
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/requests")
 
 
+NAMED_SOURCES = re.compile(
+    r"(api|webhook|crawl|schedule)([:/\s].*)?"
+    r"|jobctl|user|python|search|demo|unknown"
+    r"|arxiv|github|huggingface|file|documents",
+    re.IGNORECASE,
+)
+"""The sources that this system gives to jobs itself: those of API keys, webhooks, crawls and
+schedules, of programs and of backfills."""
+
+
 @dataclass(frozen=True, slots=True)
 class Complaint:
     """One thing that is wrong with a request."""
@@ -46,6 +57,16 @@ class InvalidRequest(InvalidInput):
     def __init__(self, *complaints: Complaint) -> None:
         self.complaints = complaints
         super().__init__("; ".join(each.message for each in complaints))
+
+
+def check_source(said: str, own: str) -> None:
+    """Raises InvalidRequest for a job's source that is somebody else's. `own` is that of the API
+    key that says it; it may be divided further, as `own/nightly`."""
+    if said == own or said.startswith(f"{own}/"):
+        return
+    if NAMED_SOURCES.fullmatch(said.strip()):
+        text = f"source {said!r} is not yours: use {own}, {own}/NAME or another name"
+        raise InvalidRequest(Complaint(("source",), text))
 
 
 def routing_key_of(routing_key: str | None, lane: str | None, job_type: str | None) -> str:

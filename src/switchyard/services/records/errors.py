@@ -27,6 +27,7 @@ from switchyard.services.errors import (
     SwitchyardError,
     WrongState,
 )
+from switchyard.services.records.requests import plain_key
 
 
 class LedgerError(SwitchyardError):
@@ -88,8 +89,8 @@ class IdempotencyConflict(LedgerError, WrongState):
         self.idempotency_key = idempotency_key
         self.job_id = job_id
         super().__init__(
-            f"idempotency key {idempotency_key!r} belongs to job {job_id}, which has another "
-            "type or payload: choose another key"
+            f"idempotency key {plain_key(idempotency_key)!r} belongs to job {job_id}, which has "
+            "another type or payload: choose another key"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,26 @@ MAX_NOTIFY_URL = 2_000
 """Characters."""
 MAX_SOURCE = 2_000
 """Characters of a document's source, and bytes: an index of PostgreSQL takes 2,704."""
+
+
+_SPACED_KEY = re.compile(r"(?:api|webhook):[!-~]{1,100} ")
+
+
+def spaced_key(space: str, key: str) -> str:
+    """Return an idempotency key as the ledger keeps it for those who have a space of their own:
+    `api:KEY_ID` or `webhook:SOURCE`. Nobody's key is another space's: one that comes over HTTP has
+    no blank in it, and a program may not use this form (`is_spaced`)."""
+    return f"{space} {key}"
+
+
+def is_spaced(key: str) -> bool:
+    """Return whether a key has the form that `spaced_key` makes."""
+    return _SPACED_KEY.match(key) is not None
+
+
+def plain_key(key: str) -> str:
+    """Return a key without its space, as its owner wrote it."""
+    return _SPACED_KEY.sub("", key, count=1)
 
 
 def checked_source(source: str) -> str:

@@ -75,6 +75,8 @@ class Notice(BaseModel):
     url: Annotated[str, LocalOnly("give notify_url where the job is published"), Field()]
     job_id: str | None = None
     backfill_id: str | None = None
+    errors: Annotated[bool, LocalOnly("it is decided by who asks")] = True
+    """Tell the errors of jobs that did not succeed."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -155,7 +157,8 @@ async def _told(
     ended = [each.state for each in jobs]
     counts = {state.value: ended.count(state) for state in sorted(FINISHED)}
     found_dead = [each for each in jobs if each.state is State.DEAD][:SHOWN]
-    return _of_job(first, counts, [_shown(each.id, each) for each in found_dead])
+    shown = [_shown(each.id, each) for each in found_dead]
+    return _of_job(first, counts, shown if payload.errors else [])
 
 
 def _of_job(

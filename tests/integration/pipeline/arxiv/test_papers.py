@@ -85,6 +85,37 @@ async def test_two_papers_with_the_same_words_are_one_document(
     assert arxiv.result(JOB)["duplicate"] is True
 
 
+@pytest.mark.parametrize("text", ["# Lies\n\nA text of my own.", None])
+async def test_nobody_takes_the_place_of_a_paper(arxiv: Pipeline, text: str | None) -> None:
+    """Not with a text of his own, and not with the paper's, which becomes the paper's document."""
+    paper = f"# {Paper(ID).title}\n\n{Paper(ID).abstract}\n"
+    key = "uploads/incoming/0123456789abcdef0123456789abcdef"
+    arxiv.storage.put(key, (text or paper).encode())
+    sent = {"key": key, "source": f"arxiv:{ID}", "title": "Lies", "filename": f"{ID}v99.md"}
+    await arxiv.run("ingest_document", sent)
+    assert await arxiv.run(JOB, {"id": ID}) == STAGES
+    assert arxiv.ledger is not None
+    [real] = (await arxiv.ledger.list_documents(source=f"arxiv:{ID}")).items
+    assert (real.title, real.filename, real.state) == (Paper(ID).title, f"{ID}v1.md", "completed")
+    assert await arxiv.run(JOB, {"id": ID}) == [JOB]
+    assert arxiv.result(JOB)["document_id"] == real.id
+
+
+async def test_a_paper_that_has_failed_keeps_its_source(arxiv: Pipeline) -> None:
+    await arxiv.run(JOB, {"id": ID})
+    assert arxiv.ledger is not None
+    real = await the_document(arxiv)
+    await arxiv.ledger.set_stage(real.id, "extract_text", "failed")
+    key = "uploads/incoming/0123456789abcdef0123456789abcdef"
+    arxiv.storage.put(key, b"# Lies\n\nA text of my own.")
+    await arxiv.run("ingest_document", {"key": key, "source": f"arxiv:{ID}"})
+    documents = (await arxiv.ledger.list_documents()).items
+    assert {each.id: each.source for each in documents if each.id == real.id} == {
+        real.id: f"arxiv:{ID}"
+    }
+    assert [each.source for each in documents if each.id != real.id] == [None]
+
+
 async def test_an_entry_that_the_job_carries_is_not_asked_for(
     arxiv: Pipeline, site: ArxivServer
 ) -> None:

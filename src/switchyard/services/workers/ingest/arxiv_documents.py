@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from switchyard.services.files.errors import UnsupportedDocument
 from switchyard.services.files.hashes import content_hash
@@ -18,14 +17,12 @@ from switchyard.services.sources.arxiv.feed import ArxivId, Entry
 from switchyard.services.sources.errors import SourceNonsense
 from switchyard.services.workers.ingest.intake import (
     Arrival,
+    document_of,
     extract_next,
     is_taken,
     known_already,
 )
 from switchyard.services.workers.stages import document_id_of
-
-if TYPE_CHECKING:
-    from switchyard.services.records.results import Document
 
 LOOK_AGAIN = 1.0
 """Seconds until a job looks again at a paper that another one has taken up meanwhile."""
@@ -54,7 +51,7 @@ class Taken:
 
 def takes_over(known: Taken | None, offered: Taken) -> bool:
     """Whether what is offered replaces what a document has: a newer version does, and the whole
-    text of the same one. A document of that source that somebody sent himself stays his."""
+    text of the same one."""
     if known is None:
         return False
     if offered.version != known.version:
@@ -69,7 +66,7 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
     its pipeline has not come to an end. A document that was made of the PDF stays so.
     """
     source = entry.arxiv_id.source
-    known = await _known(ctx, source)
+    known, claim = await document_of(ctx, source)
     before = Taken.of(known.filename) if known else None
     whole = full_text or (before is not None and before.full_text)
     offered = Taken(entry.version, whole and not entry.withdrawn and entry.pdf_url is not None)
@@ -98,13 +95,13 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
             if known is not None:
                 mine = await arrival.renew(ctx.ledger, known)
             else:
-                document, created = await arrival.upsert(ctx.ledger, document_id)
-                if not created and document.source != source:
-                    return known_already(document)
-                mine = document if created else None
+                mine = await arrival.place(ctx, claim)
+                if mine is not None and mine.pipeline != ctx.pipeline:
+                    return known_already(mine)
             if mine is None:
                 # Another job was faster, perhaps with an older version.
                 return Snooze(LOOK_AGAIN, f"{source} is being taken in by another job")
+            document_id = mine.id
             await arrival.keep(ctx, document_id)
     again = known is not None and known.pipeline != ctx.pipeline
     return extract_next(
@@ -116,13 +113,6 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
         full_text=offered.full_text,
         updated=renews,
     )
-
-
-async def _known(ctx: JobContext, source: str) -> Document | None:
-    if ctx.ledger is None:
-        return None
-    page = await ctx.ledger.list_documents(source=source, limit=1)
-    return page.items[0] if page.items else None
 
 
 async def _content(entry: Entry, ctx: JobContext, offered: Taken) -> tuple[bytes, Identity]:

@@ -35,6 +35,7 @@ from switchyard.services.records.requests import MAX_SOURCE, checked_source
 from switchyard.services.workers.ingest.intake import (
     Arrival,
     extract_next,
+    is_claim,
     is_taken,
     known_already,
 )
@@ -120,7 +121,10 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
         if document.content_hash != identity.sha256:
             if await is_taken(ctx, document):
                 return known_already(document)
-            document, created = await arrival.upsert(ctx.ledger, document_id, instead_of=document)
+            claimed = document if is_claim(document) else None
+            if claimed is None:  # it stays its source's own, although it has failed
+                arrival = replace(arrival, source=None)
+            document, created = await arrival.upsert(ctx.ledger, document_id, instead_of=claimed)
             if not created:
                 return known_already(document)
         elif not created:
@@ -132,7 +136,7 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
             arrival = replace(
                 arrival,
                 filename=document.filename if is_paper else name or document.filename,
-                title=payload.title or document.title,
+                title=document.title if is_paper else payload.title or document.title,
             )
             if duplicate:
                 renewed = await arrival.renew(ctx.ledger, document)

@@ -17,7 +17,7 @@ from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Job, Next
 from switchyard.services.records.document_states import FINISHED_STATES
 from switchyard.services.workers.outputs import DocumentFiles
-from switchyard.services.workers.stages import EXTRACT, INGEST, at_stage, note
+from switchyard.services.workers.stages import EXTRACT, INGEST, at_stage, document_id_of, note
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
@@ -50,6 +50,26 @@ class Arrival:
             instead_of=instead_of,
             **self._described(),
         )
+
+    async def place(self, ctx: JobContext, claim: Document | None) -> Document | None:
+        """Make the document of a source that was asked for it, in the place of a `claim` to that
+        source: other content loses the source, the same content is this document.
+
+        Gives that of another source where that has this very content, and None when another job
+        was faster.
+        """
+        if ctx.ledger is None or self.source is None:
+            raise ValueError("a source's document needs the ledger and the source")
+        document_id = document_id_of(self.source)
+        found, created = await self.upsert(ctx.ledger, document_id, instead_of=claim)
+        if created or found.source != self.source:
+            return found
+        if not is_claim(found):
+            return None
+        as_it_is = (found.filename, found.title, found.source)
+        if as_it_is == (self.filename, self.title, self.source) and await is_taken(ctx, found):
+            return found
+        return await self.renew(ctx.ledger, found)
 
     async def renew(self, ledger: Ledger, document: Document) -> Document | None:
         """The document with this content from now on; None when another run has it since it was
@@ -92,6 +112,23 @@ class Arrival:
             # stage, and no job names the document yet.
             await files.reuse_or_run_async(INGEST, input_hash, work, content=None, force=True)
         await note(ctx, document_id, EXTRACT, "queued")
+
+
+async def document_of(ctx: JobContext, source: str) -> tuple[Document | None, Document | None]:
+    """Return the document that was taken in from a source, or the one that claims the source."""
+    if ctx.ledger is None:
+        return None, None
+    page = await ctx.ledger.list_documents(source=source, limit=1)
+    if not page.items:
+        return None, None
+    found = page.items[0]
+    return (None, found) if is_claim(found) else (found, None)
+
+
+def is_claim(document: Document) -> bool:
+    """Return whether a document has its source by its sender's word alone. What was taken in from
+    its source has the source's id, which no upload can have: an upload's comes from its content."""
+    return document.source is None or document.id != document_id_of(document.source)
 
 
 async def is_taken(ctx: JobContext, document: Document) -> bool:

@@ -12,7 +12,7 @@ import random
 import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from pydantic import BaseModel
 
@@ -28,14 +28,12 @@ from switchyard.services.sources.document import DocumentSource, FoundDocument
 from switchyard.services.sources.errors import SourceBusy
 from switchyard.services.workers.ingest.intake import (
     Arrival,
+    document_of,
     extract_next,
     is_taken,
     known_already,
 )
 from switchyard.services.workers.stages import document_id_of
-
-if TYPE_CHECKING:
-    from switchyard.services.records.results import Document
 
 LOOK_AGAIN = 1.0
 """Seconds until a job looks again at what another one has taken up meanwhile."""
@@ -147,13 +145,11 @@ async def take_in(
     else:
         # One at a time, or the files of one state could end under the record of another.
         async with ctx.ledger.holding_lease(f"document {document_id}"):
-            known = await document_of(ctx, source)
+            known, claim = await document_of(ctx, source)
             if known is not None:
                 document_id = known.id
                 same = f"@{mark}." in (known.filename or "")
                 if same and not force and await is_taken(ctx, known):
-                    return _with(known_already(known), also)
-                if not is_ours(known):
                     return _with(known_already(known), also)
                 resumed = known.pipeline == ctx.pipeline
                 if not same and not resumed and known.updated_at > asked_at:
@@ -161,11 +157,12 @@ async def take_in(
                 renewed = not same
                 mine = await arrival.renew(ctx.ledger, known)
             else:
-                mine, created = await arrival.upsert(ctx.ledger, document_id)
-                if not created and mine.source != source:
+                mine = await arrival.place(ctx, claim)
+                if mine is not None and mine.pipeline != ctx.pipeline:
                     return _with(known_already(mine), also)
             if mine is None:
                 return Snooze(LOOK_AGAIN, f"{source} is being taken in by another job")
+            document_id = mine.id
             await arrival.keep(ctx, document_id)
     following = extract_next(
         document_id,
@@ -177,11 +174,6 @@ async def take_in(
     return _with(following, also)
 
 
-def is_ours(document: Document) -> bool:
-    """Whether a document was taken in from its source, and not sent by somebody under its name."""
-    return re.fullmatch(r"[\w.-]*@[0-9a-f]{12}\.[a-z]{2,4}", document.filename or "") is not None
-
-
 def _slug(name: str) -> str:
     return re.sub(r"[^\w-]+", ".", name).strip(".")[:100]
 
@@ -191,13 +183,6 @@ def _with(outcome: Done | Next, also: Sequence[Job]) -> Done | Next:
         return outcome
     jobs = outcome.jobs if isinstance(outcome, Next) else ()
     return Next([*jobs, *also], outcome.result)
-
-
-async def document_of(ctx: JobContext, source: str) -> Document | None:
-    if ctx.ledger is None:
-        return None
-    page = await ctx.ledger.list_documents(source=source, limit=1)
-    return page.items[0] if page.items else None
 
 
 def _now(ctx: JobContext) -> float:

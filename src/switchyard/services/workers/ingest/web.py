@@ -28,8 +28,8 @@ from switchyard.services.sources.errors import SourceBusy
 from switchyard.services.sources.web.addresses import page_address
 from switchyard.services.sources.web.visiting import VisitedPage, Visitor
 from switchyard.services.text.web import MEMORY_MB, TIMEOUT, WebText, read_page
-from switchyard.services.workers.ingest.intake import is_taken, known_already
-from switchyard.services.workers.ingest.sourced import document_of, snoozed, take_in
+from switchyard.services.workers.ingest.intake import document_of, is_taken, known_already
+from switchyard.services.workers.ingest.sourced import snoozed, take_in
 
 SOURCE = "url:"
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]{1,40})", re.IGNORECASE)
@@ -63,7 +63,7 @@ async def ingest_url(payload: IngestUrl, ctx: JobContext) -> Outcome:
     except SourceBusy as busy:
         return snoozed(busy, ctx)
     if page.status == 304:
-        known = await document_of(ctx, f"{SOURCE}{payload.url}")
+        known, _ = await document_of(ctx, f"{SOURCE}{payload.url}")
         if known is not None and await is_taken(ctx, known):
             return known_already(known)
         try:

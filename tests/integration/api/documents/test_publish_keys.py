@@ -1,0 +1,152 @@
+"""A key that may publish and not read, without a broker: it gets what was made of its own upload,
+and of what others have sent the id and the state."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from switchyard.services.samples.articles import sample
+from switchyard.services.settings import Settings
+from tests.integration.api.document_server import send, serving
+from tests.integration.api.standing import client_of, standing
+from tests.support.pdfs import encrypted, pdf
+
+OWNER, SENDER, READER = ("owner-key-" + "x" * 24, "sender-key-" + "x" * 24, "reader-" + "x" * 24)
+RECEIPT = {"document_id", "job_id", "state", "duplicate"}
+SECRET = "The owner's secret: the tide of the moon rises."
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """One API, three keys."""
+
+    owner: httpx.AsyncClient
+    """May publish and read."""
+    sender: httpx.AsyncClient
+    """May publish."""
+    reader: httpx.AsyncClient
+    """May publish and read, and has sent nothing."""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    keys = f"{OWNER}:publish+read,{SENDER}:publish,{READER}:publish+read"
+    settings = Settings(
+        data_dir=tmp_path_factory.mktemp("keys"),
+        amqp_url=None,
+        retry_delays=(0.05, 0.1),
+        api_keys=SecretStr(keys),
+    )
+    with standing(serving(settings)) as client:
+        yield str(client.base_url)
+
+
+@pytest.fixture
+async def clients(address: str) -> AsyncIterator[Clients]:
+    """Of an API that the tests share, each with contents and sources that no other one sends."""
+    async with (
+        client_of(address) as owner,
+        client_of(address) as sender,
+        client_of(address) as reader,
+    ):
+        for client, key in ((owner, OWNER), (sender, SENDER), (reader, READER)):
+            client.headers["X-API-Key"] = key
+        yield Clients(owner, sender, reader)
+
+
+def told(answer: httpx.Response) -> set[str]:
+    """The fields that say something."""
+    return {name for name, value in answer.json().items() if value not in (None, [], {})}
+
+
+async def test_it_gets_the_result_of_its_own_upload_without_the_names_of_other_documents(
+    clients: Clients,
+) -> None:
+    content = pdf([f"{SECRET} " * 20])
+    first = await send(clients.owner, content, title="A secret title", source="there")
+    assert first.status_code == 201, first.text
+    alike = pdf([f"{SECRET} " * 20 + "And again."])
+    own = await send(clients.sender, alike, title="Mine")
+    assert own.status_code == 201, own.text
+    assert own.json()["result"]["title"] == "Mine"
+    assert own.json()["result"]["links"] == []
+    assert first.json()["document_id"] not in own.text
+    assert "A secret title" not in own.text
+    links = (await clients.owner.get(f"/documents/{own.json()['document_id']}/result")).json()
+    assert "A secret title" in [each["title"] for each in links["links"]]
+
+
+@pytest.mark.parametrize("same", ["content", "source"])
+async def test_of_what_was_sent_before_it_gets_id_and_state(clients: Clients, same: str) -> None:
+    content = pdf([f"{SECRET} Known by its {same}."])
+    first = await send(
+        clients.owner, content, name="secret.pdf", title="A secret title", source=f"known {same}"
+    )
+    fields = {"source": f"known {same}"} if same == "source" else {}
+    sent = content if same == "content" else pdf(["Something else."])
+    again = await send(clients.sender, sent, **fields)
+    assert again.status_code == 200, again.text
+    assert told(again) <= RECEIPT
+    assert (again.json()["document_id"], again.json()["state"], again.json()["duplicate"]) == (
+        first.json()["document_id"],
+        "completed",
+        True,
+    )
+    assert "ecret" not in again.text
+    whole = await send(clients.reader, sent, **fields)
+    assert whole.json()["result"]["title"] == "A secret title"
+
+
+async def test_of_one_that_failed_before_it_is_not_told_what_its_first_sender_said(
+    clients: Clients,
+) -> None:
+    content = encrypted("again")
+    await send(clients.owner, content, name="secret.pdf", title="A secret title", source="s")
+    again = await send(clients.sender, content, name="mine.pdf")
+    assert again.json()["state"] == "failed", again.text
+    assert told(again) <= RECEIPT
+    assert "ecret" not in again.text
+
+
+@pytest.mark.parametrize("path", ["/extract/references", "/process/references"])
+async def test_it_gets_references_of_its_own_text_and_not_those_of_a_document(
+    clients: Clients, path: str
+) -> None:
+    listed = """References
+[1] R. Roe and J. Doe. On secrets and their causes. Journal of Physics, 12(3):33-40, 1999.
+[2] A. Smith. The sea. Oxford University Press, Oxford, 2004."""
+    first = await send(clients.owner, pdf([f"{SECRET} It rises [1]. Others disagree [2].", listed]))
+    wanted = {"document_id": first.json()["document_id"]}
+    answer = await clients.sender.post(path, json=wanted)
+    assert answer.status_code == 200, answer.text
+    assert told(answer) == {"job_id"}
+    whole = await clients.reader.post(path, json=wanted)
+    assert "On secrets" in whole.text
+    own = await clients.sender.post(path, json={"text": f"It rises [1].\n{listed}"})
+    assert "On secrets" in own.text
+    unknown = await clients.sender.post(path, json={"document_id": "doc-0000"})
+    assert told(unknown) == {"job_id"}, unknown.text
+
+
+async def test_its_text_is_its_own_whoever_has_sent_the_same_before(clients: Clients) -> None:
+    await send(clients.owner, sample(0).content, name="secret.pdf", title="A secret title")
+    answer = await send(clients.sender, sample(0).content, to="/extract/text")
+    assert answer.json()["result"]["pages"]
+    assert "A secret title" not in answer.text
+
+
+@pytest.mark.parametrize("source", ["arxiv:1605.08386", "URL:https://example.org/", "github:a/b"])
+async def test_nobody_says_himself_that_a_document_comes_from_a_server_that_is_asked(
+    clients: Clients, source: str
+) -> None:
+    answer = await send(clients.owner, pdf(["A text of my own."]), source=source)
+    assert answer.status_code == 422, answer.text
+    assert "publish that job" in answer.text
+    assert (await clients.owner.get("/documents", params={"source": source})).json()[
+        "documents"
+    ] == []
