@@ -26,7 +26,7 @@ from switchyard.services.redrive.returning import Returner
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
-from tests.support.system import System, lanes_with, open_system
+from tests.support.system import System, declare, lanes_with, open_system
 
 LENGTH, HELD = 4, 2
 SMALL = lanes_with(max_length={"hot": LENGTH, "backfill": LENGTH})
@@ -167,22 +167,99 @@ async def test_what_has_ended_meanwhile_is_taken_away_and_does_not_run_again(
         assert journal.runs("gone") == 0
 
 
-async def test_what_no_queue_takes_any_more_waits_for_somebody_as_other_letters_do(
+async def test_what_was_thrown_out_goes_back_into_its_queue_whatever_is_bound(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
         await displace(system, ["raw"], "backfill.noop")
-        async with system.channel() as channel:
-            queue = await channel.get_queue("backfill.llm", ensure=False)
-            await queue.unbind("jobs.topic", "backfill.noop")
+        await unbind(system, "backfill.noop")
         assert await returner(system).turn() == 1
+        assert await system.ready("backfill.llm") == 1
+
+
+# --- jobs that no queue was bound for ---------------------------------------------------------
+
+
+async def unbind(system: System, routing_key: str) -> None:
+    """As of a job type that is new: no `topology apply` has bound it."""
+    lane, _, _ = routing_key.partition(".")
+    async with system.channel() as channel:
+        queue = await channel.get_queue(f"{lane}.llm", ensure=False)
+        await queue.unbind("jobs.topic", routing_key)
+
+
+async def test_an_accepted_job_that_no_queue_was_bound_for_goes_into_its_queue(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        await unbind(system, "hot.noop")
+        job_id = await system.publish("hot.noop", {"n": 7})
         await eventually(lambda: letters_are(system, 1))
         await index(system)
-        record = await system.record("raw")
-        assert (record.state, record.reason) == (State.DEAD, "unroutable")
+        assert await system.state(job_id) is State.QUEUED
         (letter,) = (await system.ledger.list_dead()).items
-        assert (letter.state, letter.reason) == ("waiting", "unroutable")
+        assert (letter.reason, letter.worker) == ("displaced", "llm")
+        examined = cast("Examined", SimpleNamespace(need_ledger=lambda: system.ledger, broker=None))
+        checks = {each.name: each for each in await dead(examined)}
+        assert checks["unbound jobs"].detail == "no queue was bound for 1 accepted job"
+        assert "`jobctl topology apply`" in checks["unbound jobs"].remedy
+        assert "displaced jobs" not in checks
+
+        assert await returner(system).turn() == 1
+        await system.start_worker()
+        record = await system.wait_for_state(job_id, State.SUCCEEDED)
+        assert (record.result, record.redrives, journal.runs(job_id)) == ({"n": 7}, 0, 1)
+        assert await system.letters() == []
         assert await returner(system).turn() == 0
+
+
+async def test_it_waits_for_its_queue_and_holds_nothing_else_up(
+    broker310: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("switchyard.services.redrive.returning.MOST", 2)
+    async with open_system(broker310, sqlite_url) as system:
+        for lane in ("hot", "backfill"):
+            await unbind(system, f"{lane}.noop")
+        ids = [await system.publish("hot.noop") for _ in range(3)]
+        await eventually(lambda: letters_are(system, 3))
+        await index(system)
+        later = await system.publish("backfill.noop")
+        await eventually(lambda: letters_are(system, 4))
+        await index(system)
+        await broker310.management.delete("/queues/{vhost}/hot.llm")
+        assert await returner(system).turn() == 1  # of the lane whose queue is there
+        assert await system.ready("backfill.llm") == 1
+        assert await returner(system).turn() == 0
+        assert set((await system.ledger.states([*ids, later])).values()) == {State.QUEUED}
+
+        await declare(broker310, system.registry, lanes=system.lanes)
+        assert await returner(system).turn() == 2
+        assert await returner(system).turn() == 1
+        await system.start_worker()
+        await system.wait_until_all([*ids, later], State.SUCCEEDED)
+
+
+async def test_what_others_send_astray_is_not_sent_back(
+    broker310: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker310, sqlite_url) as system:
+        await unbind(system, "hot.noop")
+        message = JobMessage(job_id="foreign", job_type="noop", payload={})
+        for number in range(1, 4):  # it has a record of its death by the second time
+            await system.wire.publish(message, "hot.noop")
+            await eventually(lambda: letters_are(system, number))  # noqa: B023
+            await index(system)
+            record = await system.record("foreign")
+            assert (record.state, record.reason) == (State.DEAD, "unroutable")
+            assert await returner(system).turn() == 0
+        # Nor what bears the id of a job of ours, and is none.
+        ours = await system.publish("backfill.noop", {"n": 1})
+        other = message.model_copy(update={"job_id": ours, "payload": {"n": 2}})
+        await system.wire.publish(other, "hot.noop")
+        await eventually(lambda: letters_are(system, 4))
+        await index(system)
+        assert await returner(system).turn() == 0
+        assert await system.state(ours) is State.QUEUED
 
 
 async def test_a_purge_ends_the_jobs_that_would_have_gone_back(

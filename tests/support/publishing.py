@@ -139,9 +139,6 @@ class SlowPublisher(Publisher):
     answered: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def has_queue(self, queue: str, **options: float) -> bool | None:
-        return await self.behind.has_queue(queue, **options)
-
     async def publish_many(self, jobs: Iterable[Outgoing]) -> list[Result]:
         results = await self.behind.publish_many(jobs)
         self.answered.set()

@@ -30,6 +30,8 @@ UNREADABLE = "UnreadableProperties"
 """The error type of a message whose properties could not be read."""
 BROKER = "Broker"
 """The error type of what the broker itself has dead-lettered."""
+UNBOUND = "Unbound"
+"""The error type of a recorded job that no queue was bound to the key of, and goes back."""
 FOREIGN = ForeignCopy.__name__
 """The error type of a message with the id of a job that it is not."""
 MOST_ATTEMPTS = 1_000_000
@@ -53,8 +55,9 @@ class Reason(StrEnum):
     OVERFLOWED = "overflowed"
     """Its lane was full."""
     DISPLACED = "displaced"
-    """The broker had taken it, and threw it out of its full lane, as a classic queue does that has
-    more than its length when the broker restarts. Nobody's fault: it goes back by itself."""
+    """The broker had taken it, and it is not in its lane: a classic queue that has more than its
+    length when the broker restarts threw it out, or no queue was bound to its key yet. Nobody's
+    fault: it goes back by itself."""
     UNROUTABLE = "unroutable"
     """No queue is bound for its routing key."""
     MALFORMED = "malformed"

@@ -1,11 +1,17 @@
-"""Which queues are there, as a publisher has to know: `jobs.topic` passes a job without one on to
-the dead letters, and confirms it as if all were well."""
+"""Which queues can be published to, as a publisher has to know: `jobs.topic` passes a job without
+one on to the dead letters, and confirms it as if all were well.
+
+What is known holds for one connection: behind the next one there may be another broker, an empty
+one, whose topology is just being made.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+
+from aiormq.connection import Connection
 
 from switchyard.broker.errors import BrokerAway
 from switchyard.broker.wire.away import CHANNEL_ERRORS
@@ -16,24 +22,37 @@ THERE_FOR, MISSING_FOR = 30.0, 0.5
 """Seconds for which an answer is believed: queues seldom go, and come as soon as somebody has read
 that they are missing."""
 
+Ask = Callable[[Connection, str], Awaitable[bool]]
+
 
 class KnownQueues:
     """Asks for each queue once for all who publish at the same time, and again after a while."""
 
-    def __init__(self, ask: Callable[[str], Awaitable[bool]]) -> None:
-        self._ask = ask
+    def __init__(self, is_there: Ask, is_unbound: Ask) -> None:
+        """`is_unbound` is asked only where the queue is there, and on each connection until it was
+        bound: a queue that is being made is there before its bindings are, and to ask for the mark
+        of that leaves a line in the broker's log."""
+        self._is_there = is_there
+        self._is_unbound = is_unbound
+        self._connection: Connection | None = None
         self._answers: dict[str, tuple[bool, float]] = {}
-        """Whether it is there, and until when that is believed, on the monotonic clock."""
+        """Whether it can be published to, and until when that is believed, on the monotonic
+        clock."""
+        self._bound: set[str] = set()
         self._asking: dict[str, asyncio.Task[bool]] = {}
 
-    async def has(self, queue: str, limit: float) -> bool | None:
-        """Whether there is such a queue; None where no answer comes within `limit` seconds."""
+    async def has(self, connection: Connection, queue: str, limit: float) -> bool | None:
+        """Whether there is such a queue with its bindings; None where no answer comes within
+        `limit` seconds."""
+        if connection is not self._connection:
+            self._connection = connection
+            self._answers, self._bound, self._asking = {}, set(), {}
         is_there, until = self._answers.get(queue, (False, 0.0))
         if time.monotonic() < until:
             return is_there
         asking = self._asking.get(queue)
         if asking is None:
-            asking = self._asking[queue] = asyncio.create_task(self._look(queue))
+            asking = self._asking[queue] = asyncio.create_task(self._look(connection, queue))
             asking.add_done_callback(lambda done: self._asked(queue, done))
         # Waited for, and not awaited: somebody who gives up must not end it for the others.
         await asyncio.wait((asking,), timeout=limit)
@@ -44,14 +63,23 @@ class KnownQueues:
             raise error
         return None if error is not None else asking.result()
 
-    async def _look(self, queue: str) -> bool:
-        is_there = await self._ask(queue)
-        kept = THERE_FOR if is_there else MISSING_FOR
-        self._answers[queue] = is_there, time.monotonic() + kept
-        return is_there
+    async def _look(self, connection: Connection, queue: str) -> bool:
+        is_ready = await self._is_there(connection, queue)
+        # In this order: the mark is there before the queue, and goes when its bindings are made.
+        if is_ready and queue not in self._bound:
+            is_ready = not await self._is_unbound(connection, queue)
+        if connection is self._connection:
+            if is_ready:
+                self._bound.add(queue)
+            else:
+                self._bound.discard(queue)
+            kept = THERE_FOR if is_ready else MISSING_FOR
+            self._answers[queue] = is_ready, time.monotonic() + kept
+        return is_ready
 
     def _asked(self, queue: str, done: asyncio.Task[bool]) -> None:
-        del self._asking[queue]
+        if self._asking.get(queue) is done:
+            del self._asking[queue]
         if not done.cancelled():
             done.exception()  # who waited has it; perhaps nobody did
 

@@ -50,6 +50,8 @@ class Outgoing:
 
     message: JobMessage
     routing_key: str
+    queue: str | None = None
+    """Where it must arrive. The asyncio publisher asks for that queue before it sends the job."""
 
 
 _LANE_NAMES = frozenset(lane.name for lane in LANES)

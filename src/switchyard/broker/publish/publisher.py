@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import structlog
+from aiormq.connection import Connection
 
 from switchyard.broker.addresses import nodes_of
 from switchyard.broker.closing import Closing
@@ -23,6 +24,7 @@ from switchyard.broker.errors import (
     NeverTaken,
     PublishError,
     Refused,
+    Unroutable,
 )
 from switchyard.broker.lanes import DEAD_EXCHANGE, EVENTS_EXCHANGE, JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage
@@ -49,7 +51,7 @@ from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.away import ANSWER_LIMIT, meaning_away
 from switchyard.broker.wire.channel import PipelinedChannel, leave, open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, is_blocked
-from switchyard.broker.wire.depths import ask_queue
+from switchyard.broker.wire.depths import ask_queue, is_unbound
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import Guard, Link
 
@@ -70,6 +72,9 @@ class Publisher(Closing):
     Use it as an async context manager, or call `close`. It connects at the first publish and
     again after a loss; a publish never waits longer for a connection than the connect timeout.
     """
+
+    queue_patience = ANSWER_LIMIT
+    """Seconds that a job waits to hear whether its queue is there, where that is not known."""
 
     def __init__(
         self,
@@ -95,7 +100,7 @@ class Publisher(Closing):
         """For what was on a channel that the broker has closed: one publish at a time, on a
         connection of its own, which is made when it is needed."""
         self._one_alone = asyncio.Lock()
-        self._queues = KnownQueues(self._ask_queue)
+        self._queues = KnownQueues(_is_there, _is_unbound)
         self._unheard = Unheard()
 
     async def close(self) -> None:
@@ -139,13 +144,6 @@ class Publisher(Closing):
             waiting.append((job, started))
         for sent in waiting:
             yield await self._result(*sent)
-
-    async def has_queue(self, queue: str, *, limit: float = ANSWER_LIMIT) -> bool | None:
-        """Whether there is such a queue, as of the last half minute; None where the broker does not
-        say within `limit` seconds after the connection is made. Raises Blocked, BrokerAway.
-        """
-        await self._open()
-        return await self._queues.has(queue, limit)
 
     async def send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
         """Publish anything to any exchange and wait for the confirm.
@@ -211,10 +209,21 @@ class Publisher(Closing):
             envelope = envelope_of(job.message)
             self._size_limit.check_job(len(envelope.body))
             channel = self._ready() or await self._until_ready()
+            if job.queue is not None and await self._lacks(channel, job.queue):
+                return Unroutable(JOBS_EXCHANGE, job.routing_key, queue=job.queue)
             confirm = channel.publish(JOBS_EXCHANGE, job.routing_key, envelope)
         except PublishError as error:
             return error
         return _Sent(confirm, channel, time.monotonic())
+
+    async def _lacks(self, channel: PipelinedChannel, queue: str) -> bool:
+        """Whether the broker of that channel is known to lack the queue, or its bindings. A slow
+        one refuses nothing. The job leaves on the same channel or not at all: the next connection
+        may be to a broker that is empty."""
+        connection = channel.connection
+        if not isinstance(connection, Connection):
+            return False
+        return await self._queues.has(connection, queue, self.queue_patience) is False
 
     def _ready(self) -> PipelinedChannel | None:
         """The channel, if a publish can leave on it now."""
@@ -331,9 +340,6 @@ class Publisher(Closing):
             await asyncio.wait((confirm,), timeout=min(PATIENCE, self._timeout - waited))
         confirm.result()
 
-    async def _ask_queue(self, queue: str) -> bool:
-        return await ask_queue(await self._link.connection_now(), queue) is not None
-
     async def _open(self) -> PipelinedChannel:
         channel = self._channel
         if channel is None or channel.closed.done():
@@ -352,6 +358,14 @@ class Publisher(Closing):
             raise blocked()
         with meaning_away("can't open a channel"):
             return await open_channel(connection, confirms=True, limit=CONNECT_TIMEOUT)
+
+
+async def _is_there(connection: Connection, queue: str) -> bool:
+    return await ask_queue(connection, queue) is not None
+
+
+async def _is_unbound(connection: Connection, queue: str) -> bool:
+    return await is_unbound(connection, queue)
 
 
 async def _as_async(jobs: Iterable[Outgoing]) -> AsyncIterator[Outgoing]:

@@ -15,6 +15,7 @@ from switchyard.broker.lanes import (
     EVENTS_EXCHANGE,
     JOBS_EXCHANGE,
     SYSTEM_EXCHANGE,
+    UNBOUND,
 )
 from switchyard.broker.topology.live import LiveQueue, LiveTopology
 from switchyard.broker.topology.model import Arguments, Binding, Exchange, Policy, Queue, Topology
@@ -33,6 +34,9 @@ class Deviation(StrEnum):
     """In this system's namespace, but not declared. Reported, never touched."""
     STALE = "stale"
     """A binding that brings a declared routing key to another worker's queue as well."""
+    UNFINISHED = "unfinished"
+    """A lane's queue that counts as one without its bindings: `apply` was broken off, or is under
+    way. Nothing is published to it."""
     TYPE = "type"
     ARGUMENTS = "arguments"
     """Arguments or flags (durable, auto_delete, internal) that can't change."""
@@ -53,14 +57,19 @@ class Difference:
     text: str
     """The whole of it in one line."""
     subject: Exchange | Queue | Binding | Policy = field(repr=False)
-    """What `apply` declares, or, where stale, unbinds."""
+    """What `apply` declares; where stale, unbinds; where unfinished, deletes."""
     advice: str = ""
     """What to do about it, where `apply` can't: the same for all that have one cause."""
 
     @property
     def fixable(self) -> bool:
         """Whether `apply` changes it."""
-        return self.problem in (Deviation.MISSING, Deviation.STALE, Deviation.POLICY)
+        return self.problem in (
+            Deviation.MISSING,
+            Deviation.STALE,
+            Deviation.POLICY,
+            Deviation.UNFINISHED,
+        )
 
     @property
     def is_extra(self) -> bool:
@@ -92,6 +101,8 @@ def diff(topology: Topology, live: LiveTopology) -> list[Difference]:
 
 def _rank(difference: Difference) -> int:
     """The place of a difference in the order of changes."""
+    if difference.problem is Deviation.UNFINISHED:
+        return 9
     match difference.subject:
         case Policy(name=name):
             return 0 if name in _DEAD_QUEUES else 4
@@ -117,7 +128,11 @@ def _exchanges(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
             yield _other_arguments("exchange", exchange, changes)
     for extra in found.values():
         # What says whose broker it is is nobody's leftover: `broker.topology.mark`.
-        if topology.owns(extra.name) and extra.name != SYSTEM_EXCHANGE:
+        queue = extra.name.removesuffix(UNBOUND)
+        if queue != extra.name and queue in topology.bound_queues:
+            text = f"queue {queue} waits for its bindings: an apply was broken off, or is under way"
+            yield Difference(Deviation.UNFINISHED, "queue", queue, text, extra)
+        elif topology.owns(extra.name) and extra.name != SYSTEM_EXCHANGE:
             yield _extra("exchange", extra)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from switchyard.broker.lanes import JOBS_EXCHANGE
 from switchyard.broker.settings import Profile
 
 POLICY_PRIORITY = 10
@@ -88,6 +89,11 @@ class Topology:
     def owns(self, name: str) -> bool:
         """Whether an exchange, queue or policy of that name is this system's."""
         return name.startswith(self.prefixes)
+
+    @property
+    def bound_queues(self) -> frozenset[str]:
+        """The queues that `jobs.topic` brings jobs to."""
+        return frozenset(each.destination for each in self.bindings if each.source == JOBS_EXCHANGE)
 
     def policy_of(self, queue: str) -> Policy | None:
         """The declared policy that must be in force on a queue."""

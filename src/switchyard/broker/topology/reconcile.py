@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from switchyard.broker.errors import TopologyMismatch
-from switchyard.broker.lanes import (
-    DEAD_EXCHANGE,
-)
+from switchyard.broker.lanes import DEAD_EXCHANGE, UNBOUND
 from switchyard.broker.topology.differences import Deviation, Difference, diff
 from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.model import Binding, Exchange, Policy, Queue, Topology
@@ -46,7 +44,8 @@ async def apply(client: ManagementClient, topology: Topology) -> ApplyReport:
 
     Safe to run again, at the same time from several places, and with jobs under way: dead
     letters can be caught before anything can make one, a queue's policy is there before the
-    queue, and a key gets its new binding before it loses the old one.
+    queue, nothing of ours is published to a queue that is made until its bindings are
+    (`lanes.UNBOUND`), and a key gets its new binding before it loses the old one.
     Raises ManagementError when the broker can't be reached or refuses; what was done until then
     stays, and running it again does the rest.
     """
@@ -54,13 +53,22 @@ async def apply(client: ManagementClient, topology: Topology) -> ApplyReport:
     if any(_drops_dead_letters(difference) for difference in differences):
         # A lane policy would send expired jobs into an exchange that drops them.
         return ApplyReport(done=(), left=tuple(differences))
+    bound = topology.bound_queues
+    new = [each.name for each in differences if _is_missing_queue(each) and each.name in bound]
+    for name in new:
+        await client.put_exchange(_mark_of(name))
     done = [await _change(client, difference) for difference in differences if difference.fixable]
+    for name in new:
+        await client.delete_exchange(name + UNBOUND)
     left = differences if not done else diff(topology, await client.fetch())
     return ApplyReport(done=tuple(done), left=tuple(left))
 
 
 async def _change(client: ManagementClient, difference: Difference) -> str:
     match difference.subject:
+        case Exchange(name=name) if difference.problem is Deviation.UNFINISHED:
+            await client.delete_exchange(name)
+            return f"finished queue {difference.name}: its bindings are there"
         case Binding() as binding if difference.problem is Deviation.STALE:
             await client.delete_binding(binding)
             return f"removed binding {difference.name}: it brought jobs to the wrong worker"
@@ -74,6 +82,16 @@ async def _change(client: ManagementClient, difference: Difference) -> str:
             await client.put_policy(policy)
     verb = "changed" if difference.problem is Deviation.POLICY else "made"
     return f"{verb} {difference.kind} {difference.name}"
+
+
+def _is_missing_queue(difference: Difference) -> bool:
+    return difference.problem is Deviation.MISSING and isinstance(difference.subject, Queue)
+
+
+def _mark_of(queue: str) -> Exchange:
+    """What is there while the queue is being made. Durable: a broker that is restarted meanwhile
+    has the queue, and perhaps not all of its bindings."""
+    return Exchange(queue + UNBOUND, "fanout")
 
 
 def _drops_dead_letters(difference: Difference) -> bool:

@@ -14,8 +14,8 @@ from aiormq.exceptions import (
 )
 
 from switchyard.broker.errors import BrokerAway
-from switchyard.broker.lanes import STAND_IN
-from switchyard.broker.wire.away import ANSWER_LIMIT, meaning_away, within
+from switchyard.broker.lanes import STAND_IN, UNBOUND
+from switchyard.broker.wire.away import ANSWER_LIMIT, library_calls, meaning_away, within
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import closed, connected, underlying
 
@@ -49,6 +49,20 @@ async def ask_queue(connection: Connection, queue: str) -> Waiting | None:
         return None
     await closed(channel)
     return waiting
+
+
+async def is_unbound(connection: Connection, queue: str) -> bool:
+    """Whether a lane's queue is there already and its bindings may not be: `topology apply` is
+    making them, or was broken off. Raises one of CHANNEL_ERRORS."""
+    channel = await open_channel(connection, confirms=False)
+    try:
+        async with within():
+            with library_calls():
+                await channel.exchange_declare(queue + UNBOUND, passive=True)
+    except (ChannelNotFoundEntity, ChannelAccessRefused):
+        return False
+    await closed(channel)
+    return True
 
 
 async def ask_lane_queue(connection: Connection, queue: str, limit: int | None) -> Waiting | None:

@@ -13,7 +13,7 @@ from aiormq.connection import Connection
 from switchyard.broker.background import Background
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.consume.listening import end_of, keep_listening, unless
-from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.certificate import UNBOUND, Reason
 from switchyard.broker.dead.scan import Letter, scanning
 from switchyard.broker.lanes import (
     DEAD_LOG_QUEUE,
@@ -54,10 +54,13 @@ def record_of(letter: Letter, registry: Registry) -> DeadLetterRecord:
         lane, job_type = "", ""
     if message is not None:
         job_type = message.job_type
+    worker: str | None
     try:
         worker = registry.get(job_type).worker
     except UnknownJobType:
-        worker = None
+        # Whoever has recorded a job that goes back knew its type.
+        is_unbound = certificate.error_type == UNBOUND and certificate.reason is Reason.DISPLACED
+        worker = certificate.queue.partition(".")[2] or None if is_unbound else None
     job = None
     if message is not None:
         job = NewJob(message, lane, worker or "", certificate.routing_key)
@@ -122,12 +125,21 @@ async def _index(batch: list[Letter], ledger: Ledger, registry: Registry) -> int
     letters = await examined(ledger, batch)
     await _write(letters, ledger, registry)
     displaced = [letter for letter in letters if letter.certificate.reason is Reason.DISPLACED]
-    if displaced:
-        _log.error(
+    unbound = [letter for letter in displaced if letter.certificate.error_type == UNBOUND]
+    thrown_out = [letter for letter in displaced if letter.certificate.error_type != UNBOUND]
+    for event, some in (
+        (
             "the broker dropped accepted jobs from full lanes: they are returned automatically",
-            jobs=len(displaced),
-            queues=sorted({letter.certificate.queue for letter in displaced}),
-        )
+            thrown_out,
+        ),
+        (
+            "no queue was bound for accepted jobs: they are put into their queues automatically",
+            unbound,
+        ),
+    ):
+        if some:
+            queues = sorted({letter.certificate.queue for letter in some})
+            _log.error(event, jobs=len(some), queues=queues)
     for letter in batch:
         letter.delivery.ack()
     indexed = len(batch)

@@ -16,6 +16,7 @@ from switchyard.broker.dead.scan import Letter
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.bulk.session import BulkSession
+from switchyard.services.dead.displaced import as_any_other
 from switchyard.services.dead.groups import require_group
 from switchyard.services.dead.letters import LetterFilter, was_dead
 from switchyard.services.dead.scan import scanning_in_turn, wait_in
@@ -145,7 +146,7 @@ def _end_of(letter: Letter, moment: float) -> DeadLetterRecord:
     return DeadLetterRecord(
         id=letter.id,
         job_id=letter.id,
-        reason=str(Reason.OVERFLOWED),
+        reason=str(as_any_other(letter).certificate.reason),
         dead_at=moment,
         body=letter.body,
         error_type="Purged",

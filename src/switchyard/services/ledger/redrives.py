@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select, text, update
 
+from switchyard.broker.lanes import queue_name
 from switchyard.services.ledger.reads import to_record
 from switchyard.services.ledger.sql import dialect as sql
 from switchyard.services.ledger.sql.base import LedgerBase
@@ -42,6 +43,21 @@ class Redrives(LedgerBase):
             return {
                 row.id: (State(row.state), row.redrives) for row in connection.execute(query, keys)
             }
+
+        return await self._database.read(work)
+
+    async def job_queues(self, job_ids: Sequence[str]) -> dict[str, str]:
+        """The queues of those jobs that the ledger knows, with the kinds of their workers."""
+        dialect = self._database.dialect
+        query = text(
+            "SELECT id, lane, worker FROM jobs "
+            f"WHERE {sql.keys_condition(dialect, 'id')} AND worker <> ''"
+        )
+        keys = sql.keys_parameter(dialect, job_ids)
+
+        def work(connection: Connection) -> dict[str, str]:
+            found = connection.execute(query, keys)
+            return {row.id: queue_name(row.lane, row.worker) for row in found}
 
         return await self._database.read(work)
 

@@ -30,6 +30,8 @@ class PromptPublisher(Publisher):
     time may be on the broker: the outbox publishes it again, and it runs once.
     """
 
+    queue_patience = QUEUE_PATIENCE
+
     def __init__(self, settings: BrokerSettings, *, name: str, guard: Guard | None = None) -> None:
         patient = min(settings.confirm_timeout, CONFIRM_PATIENCE)
         settings = settings.model_copy(update={"confirm_timeout": patient})
@@ -55,10 +57,6 @@ class PromptPublisher(Publisher):
                 self.count(job, error)
             return [error for _ in jobs]
         return await super().publish_many(jobs)
-
-    async def has_queue(self, queue: str, *, limit: float = QUEUE_PATIENCE) -> bool | None:
-        await self._connected()
-        return await super().has_queue(queue, limit=limit)
 
     async def send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
         await self._connected()

@@ -10,7 +10,7 @@ in between leaves a `pending` record, which the scheduler publishes again: the o
   the outbox publishes it.
 - *Refused*: nothing is kept of it (LaneFull, Unroutable, Blocked, BrokerAway), but where a full hot
   lane has made a dead letter of it, which the error says. Unroutable is a job whose queue is not
-  on this broker: that is asked before anything is sent.
+  on this broker, or has no bindings yet: that is asked before it is sent.
 - A full queue (services/monitoring/lane_pressure.py) refuses before anything is recorded or sent
   (LaneFull); what a slow one takes is accepted, and `Published.pressure` says so: publish
   less. A publisher without `pressure`, as that of a backfill, which has a gate of its own, goes by
@@ -38,7 +38,7 @@ from switchyard.services.monitoring.lane_pressure import LanePressure, QueueDept
 from switchyard.services.monitoring.levels import Pressure
 from switchyard.services.publishing.fairness import FairSources
 from switchyard.services.publishing.preparing import JobRequest, prepare
-from switchyard.services.publishing.routing import Routed, publish_routed
+from switchyard.services.publishing.routing import routed
 from switchyard.services.records.errors import IdempotencyConflict
 from switchyard.services.records.requests import NewJob
 from switchyard.services.records.results import Created, Existing, Recorded
@@ -206,8 +206,8 @@ class JobPublisher:
         recorded = await self._ledger.record_many(jobs)
         outcomes = _known(jobs, recorded)
         due = [index for index in range(len(jobs)) if index not in outcomes]
-        results = await publish_routed(
-            self._publisher, [Routed.of(jobs[index], jobs[index].message) for index in due]
+        results = await self._publisher.publish_many(
+            [routed(jobs[index], jobs[index].message) for index in due]
         )
         sent = dict(zip(due, results, strict=True))
         outcomes |= {index: _outcome(jobs[index], result) for index, result in sent.items()}

@@ -14,7 +14,7 @@ from switchyard.broker.publish.outcome import Accepted, outcome_name
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services import tracing
 from switchyard.services.ledger import Ledger, to_message
-from switchyard.services.publishing.routing import Routed, publish_routed
+from switchyard.services.publishing.routing import routed
 from switchyard.services.records.errors import IdempotencyConflict
 from switchyard.services.records.requests import NewJob
 from switchyard.services.records.results import JobRecord, Recorded
@@ -62,12 +62,8 @@ async def publish_recorded(
     which keep their state. `refusals` are those of whoever tries again and again. Raises
     LedgerUnavailable."""
     entered = ledger.clock.now()
-    results = await publish_routed(
-        publisher,
-        [
-            Routed.of(record, to_message(record).with_metadata(queued_at=entered))
-            for record in records
-        ],
+    results = await publisher.publish_many(
+        [routed(record, to_message(record).with_metadata(queued_at=entered)) for record in records]
     )
     accepted: list[str] = []
     refused: dict[str, list[str]] = {}

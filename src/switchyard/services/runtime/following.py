@@ -28,13 +28,13 @@ from switchyard.broker.errors import (
 )
 from switchyard.broker.lanes import DEAD_EXCHANGE, retry_name
 from switchyard.broker.message import JobMessage
-from switchyard.broker.publish.outcome import Accepted, Result, envelope_of
+from switchyard.broker.publish.outcome import Accepted, Outgoing, Result, envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
 from switchyard.services.jobs.retry import Delayed, Died, Failure, RetryPolicy, Succeeded
 from switchyard.services.publishing.recorded import publish_recorded, record_following
-from switchyard.services.publishing.routing import Routed, publish_routed
+from switchyard.services.publishing.routing import routed
 from switchyard.services.records.errors import LedgerError, RowRejected
 from switchyard.services.records.requests import NewJob
 from switchyard.services.records.results import Existing
@@ -140,13 +140,13 @@ class FollowUp:
         except RowRejected as error:
             return await self.publish(job, invalid_outcome(job.message, error), ())
         left = [
-            Routed.of(each, message)
+            routed(each, message)
             for message, each in zip(messages, jobs, strict=True)
             if each.joins is None  # which is due when the others have ended
         ]
         backoff = FIRST_BACKOFF
         while left:
-            results = await publish_routed(self.publisher, left)
+            results = await self.publisher.publish_many(left)
             full = await self._note_published(left, results)
             if full is not None:
                 return await self._wait_for_lane(job, full)
@@ -191,13 +191,13 @@ class FollowUp:
             self._log.warning("left to the scheduler", jobs=len(job_ids), error=str(error))
 
     async def _note_published(
-        self, sent: Sequence[Routed], results: Sequence[Result]
+        self, sent: Sequence[Outgoing], results: Sequence[Result]
     ) -> Refused | None:
         """Record what became of next stages; the refusal of a lane that kept nothing."""
         accepted: list[str] = []
         full: Refused | None = None
         for stage, result in zip(sent, results, strict=True):
-            job_id = stage.outgoing.message.job_id
+            job_id = stage.message.job_id
             if isinstance(result, Accepted):
                 accepted.append(job_id)
             elif isinstance(result, LaneFull) and result.dead_lettered:

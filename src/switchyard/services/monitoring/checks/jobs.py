@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from switchyard.broker.dead.certificate import UNBOUND
 from switchyard.broker.lanes import DEAD_QUEUE
 from switchyard.broker.wire.depths import ask_queues
 from switchyard.broker.wording import counted
@@ -131,8 +134,12 @@ async def joins(system: Examined) -> list[Check]:
 async def dead(system: Examined) -> list[Check]:
     """Letters that wait for somebody, and those that go back by themselves."""
     ledger = system.need_ledger()
-    displaced = await ledger.count_dead(DeadLetterFilter(state="waiting", reason="displaced"))
-    checks = [_displaced(displaced)] if displaced else []
+    going_back = DeadLetterFilter(state="waiting", reason="displaced")
+    displaced = await ledger.count_dead(going_back)
+    unbound = await ledger.count_dead(replace(going_back, error_type=UNBOUND)) if displaced else 0
+    checks = [_unbound(unbound)] if unbound else []
+    if displaced > unbound:
+        checks.append(_displaced(displaced - unbound))
     waiting = await ledger.count_dead(DeadLetterFilter(state="waiting")) - displaced
     if waiting <= 0:
         return [*checks, well("dead letters", "none waits")]
@@ -162,6 +169,16 @@ def _growing(number: int) -> Check:
         Finding.DEAD_GROWING,
         f"{counted(number, 'job')} died within a quarter of an hour",
         "their causes: `jobctl dead groups`; mend the first, then `jobctl dead redrive --group ID`",
+    )
+
+
+def _unbound(number: int) -> Check:
+    return warning(
+        "unbound jobs",
+        Finding.DISPLACED,
+        f"no queue was bound for {counted(number, 'accepted job')}",
+        "make what is missing: `jobctl topology apply`. They go into their queues by themselves "
+        "where a scheduler runs, as soon as these are there and have room",
     )
 
 

@@ -1,0 +1,186 @@
+"""Publishing while `topology apply` makes an empty broker's topology: no accepted job is lost to
+the moment in which a queue is there and its bindings are not."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from switchyard.broker.errors import ManagementError, PublishError, Unroutable
+from switchyard.broker.lanes import UNBOUND
+from switchyard.broker.topology.build import build
+from switchyard.broker.topology.differences import Deviation, diff
+from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.topology.model import Binding, Exchange, Topology
+from switchyard.broker.topology.reconcile import apply
+from switchyard.services.dead.indexing import index_waiting
+from switchyard.services.publishing.preparing import THEN, JobRequest, job_id_of
+from switchyard.services.records.states import State
+from switchyard.services.scheduler.scheduler import Pace, Scheduler
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.joining import JOINING_MODULES
+from tests.support.system import RETRY_DELAYS, System, open_system
+
+PENDING = 140
+AT_ONCE = Pace(pending=0.0)
+
+
+class SlowClient(ManagementClient):
+    """Makes no binding of the lanes until it is told to."""
+
+    def __init__(self, broker: TestBroker) -> None:
+        super().__init__(broker.management_url, broker.vhost)
+        self.is_binding = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def put_binding(self, binding: Binding) -> None:
+        if binding.source == "jobs.topic":
+            self.is_binding.set()
+            await self.go_on.wait()
+        await super().put_binding(binding)
+
+
+def topology_of(system: System) -> Topology:
+    routes = system.registry.routes
+    return build(system.broker.profile, routes, lanes=system.lanes, retry_delays=RETRY_DELAYS)
+
+
+async def empty(broker: TestBroker) -> None:
+    """What somebody has who replaces a broker by a new one."""
+    async with ManagementClient(broker.management_url, broker.vhost) as client:
+        await client.delete_vhost()
+        await client.put_vhost(str(urlsplit(broker.amqp_url).username))
+
+
+@asynccontextmanager
+async def scheduling(system: System) -> AsyncIterator[Scheduler]:
+    scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=AT_ONCE)
+    try:
+        yield scheduler
+    finally:
+        await scheduler.close()
+
+
+async def is_dead_letter_there(system: System) -> bool:
+    await index_waiting(system.settings, system.ledger, system.registry)
+    return bool((await system.ledger.list_dead()).items or await system.letters())
+
+
+async def test_pending_jobs_and_new_ones_survive_an_apply_to_an_empty_broker(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker, sqlite_url) as system, scheduling(system) as scheduler:
+        for key in ("hot.noop", "backfill.noop"):
+            await system.publish(key)  # the publisher knows both queues
+        await empty(broker)
+        requests = [JobRequest(f"{lane}.noop", {}) for lane in ("hot", "backfill")]
+        jobs = [system.jobs.prepare(requests[number % 2]) for number in range(PENDING)]
+        await system.ledger.record_many(jobs)
+        accepted = [each.message.job_id for each in jobs]
+        is_applied = asyncio.Event()
+
+        async def publish() -> None:
+            while not is_applied.is_set():
+                for request in requests:
+                    try:
+                        accepted.append((await system.jobs.publish(request)).job_id)
+                    except PublishError:
+                        await asyncio.sleep(0)
+
+        async def turn() -> None:
+            while not is_applied.is_set():
+                await scheduler.turn()
+
+        async with asyncio.TaskGroup() as load, SlowClient(broker) as client:
+            load.create_task(publish())
+            load.create_task(turn())
+            applying = load.create_task(apply(client, topology_of(system)))
+            await client.is_binding.wait()
+            for _ in range(2):  # all that they have was asked and refused, with the queues there
+                await scheduler.turn()
+                with pytest.raises(Unroutable, match=r"no queue 'hot\.llm'"):
+                    await system.publish("hot.noop")
+            assert set((await system.ledger.states(accepted)).values()) == {State.PENDING}
+            client.go_on.set()
+            (await applying).require_success()
+            is_applied.set()
+
+        async def none_is_pending() -> bool:
+            await scheduler.turn()
+            states = await system.ledger.states(accepted)
+            return State.PENDING not in states.values()
+
+        await eventually(none_is_pending)
+        assert not await is_dead_letter_there(system)
+        await system.start_worker(slots=50)
+        await system.wait_until_all(accepted, State.SUCCEEDED)
+
+
+async def test_what_was_broken_off_is_told_and_ended_by_the_next_apply(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    class Broken(ManagementClient):
+        async def put_binding(self, binding: Binding) -> None:
+            if binding.source == "jobs.topic":
+                raise ManagementError("killed")
+            await super().put_binding(binding)
+
+    async with open_system(broker, sqlite_url) as system:
+        await broker.management.delete("/queues/{vhost}/hot.llm")
+        async with Broken(broker.management_url, broker.vhost) as broken:
+            with pytest.raises(ManagementError, match="killed"):
+                await apply(broken, topology_of(system))
+        with pytest.raises(Unroutable):
+            await system.publish("hot.noop")
+        async with ManagementClient(broker.management_url, broker.vhost) as client:
+            found = diff(topology_of(system), await client.fetch())
+            texts = {each.text for each in found if each.problem is Deviation.UNFINISHED}
+            assert texts == {
+                "queue hot.llm waits for its bindings: an apply was broken off, or is under way"
+            }
+            assert not any(each.is_extra for each in found)
+            report = await apply(client, topology_of(system))
+            assert report.done[-1] == "finished queue hot.llm: its bindings are there"
+            assert report.left == ()
+        await system.start_worker()
+
+        async def published() -> str | None:
+            with suppress(Unroutable):  # an answer is believed for half a second
+                return await system.publish("hot.noop")
+            return None
+
+        await system.wait_for_state(await eventually(published), State.SUCCEEDED)
+
+
+async def test_a_job_that_waited_for_others_stays_pending_until_its_queue_is_bound(
+    broker: TestBroker, sqlite_url: str, tmp_path: Path
+) -> None:
+    async with (
+        open_system(broker, sqlite_url, modules=JOINING_MODULES, data_dir=tmp_path) as system,
+        scheduling(system) as scheduler,
+        ManagementClient(broker.management_url, broker.vhost) as client,
+    ):
+        await system.start_worker()
+        # As an apply leaves a queue that was broken off there.
+        await client.put_exchange(Exchange("backfill.llm" + UNBOUND, "fanout"))
+        await client.delete_binding(Binding("jobs.topic", "backfill.llm", "backfill.gather"))
+        fan = system.jobs.prepare(JobRequest("backfill.fan", {"leaves": 3, "lane": "hot"}))
+        await system.ledger.record(fan)
+        await system.wire.publish(fan.message, "backfill.fan")
+        then = job_id_of(fan.message.job_id, "gather", THEN)
+        await system.wait_for_state(then, State.PENDING)
+        await scheduler.turn()
+        assert await system.state(then) is State.PENDING
+        (await apply(client, topology_of(system))).require_success()
+
+        async def is_sent() -> bool:
+            await scheduler.turn()
+            return await system.state(then) is not State.PENDING
+
+        await eventually(is_sent)
+        await system.wait_for_state(then, State.SUCCEEDED)
+        assert not await is_dead_letter_there(system)
