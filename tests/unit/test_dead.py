@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 
 from switchyard.broker.dead.certificate import (
     MESSAGE_LIMIT,
+    MOST_NAME,
     TRACEBACK_LIMIT,
     DeathCertificate,
     Reason,
     letter_id,
     read,
 )
+from switchyard.broker.wire.envelope import Envelope, encode_publish
 
 DIED_AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-text = st.text(max_size=40)
+text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
 
 
 def x_death(*deaths: tuple[str, str, str]) -> dict[str, Any]:
@@ -59,6 +61,19 @@ def test_a_certificate_survives_as_headers(certificate: DeathCertificate) -> Non
 def test_no_header_says_that_the_broker_threw_a_job_out() -> None:
     headers = DeathCertificate(Reason.DISPLACED, "hot.noop").headers()
     assert read(headers, "hot.noop", None).reason is Reason.OVERFLOWED
+
+
+@pytest.mark.parametrize("said", ["bad \ud800", "a\0b", "\U0001f600" * 100_000, "\x1b[2J\r\n"])
+def test_a_certificate_can_be_written_whatever_an_error_says(said: str) -> None:
+    certificate = DeathCertificate(
+        Reason.EXHAUSTED, "hot.noop", error_type=said, message=said, traceback=said, worker=said
+    )
+    for each in (certificate, *certificate.shorter()):
+        frames = encode_publish(
+            1, "jobs.dlx", "hot.noop", Envelope(b"{}", "m", headers=each.headers()), 131_072
+        )
+        assert b"\xf0\x9f\x98\x80" in frames or "\U0001f600" not in said
+    assert len(frames) < 1_000 + 4 * MOST_NAME  # it fits where frames are as small as they may be
 
 
 def test_long_texts_are_cut_so_that_headers_fit_into_a_frame() -> None:

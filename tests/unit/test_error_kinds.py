@@ -49,6 +49,7 @@ SIGNALS = {
     "broker.racing.NoneOf": "becomes the error of what was asked for, at each of its callers",
     "broker.wire.field_table.Unreadable": "becomes the delivery's own complaint",
     "services.bulk.session.LetGo": "ends a handler whose operation another process has",
+    "services.jobs.retry.RemoteError": "stands for a handler's error from another process",
     "services.dead.replay._RolledBack": "ends a transaction that must leave nothing",
     "services.index.rebuilding._NotBuilding": "ends a building that another process has ended",
     "services.workers.figures._ShiftOver": "ends a job's turn at a document's pictures",

@@ -124,7 +124,7 @@ def test_a_process_says_it_by_its_page() -> None:
             page.hand_on(heard)
             notes = heard.take()
             assert notes is not None
-            assert notes.progress == Reported(1.0, "größer \ud800")
+            assert notes.progress == Reported(1.0, "größer \\ud800")  # as it can be written
             assert notes.checkpoint == '{"page":3,"text":"' + "x" * 60_000 + '"}'
             page.hand_on(heard)
             assert heard.take() is None  # nothing new

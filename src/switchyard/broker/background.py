@@ -92,7 +92,9 @@ class Background:
             if task is None or task.cancelling():
                 raise
             return error  # of something beneath: nobody has told this task to end
-        except Exception as error:
+        except GeneratorExit:  # the event loop is gone
+            raise
+        except BaseException as error:  # a panic of Rust, for one
             return error
         return None
 

@@ -93,7 +93,8 @@ class Metadata(BaseModel):
 class JobMessage(BaseModel):
     """One job on the wire. Immutable: a retry or redrive is a copy with other metadata."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    # What is recorded and what is sent are to be the same: NaN in a payload would be sent as null.
+    model_config = ConfigDict(extra="allow", frozen=True, ser_json_inf_nan="constants")
 
     job_id: JobId = Field(default_factory=lambda: str(uuid4()))
     job_type: JobTypeName

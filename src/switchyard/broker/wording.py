@@ -1,4 +1,4 @@
-"""Numbers and names of things, as people say them."""
+"""Numbers and names of things as people say them, and foreign text as it can be written."""
 
 from __future__ import annotations
 
@@ -9,6 +9,22 @@ from difflib import get_close_matches
 def counted(number: int, noun: str, plural: str = "") -> str:
     """`1 job`, `1,200 jobs`; `plural` where it is not the noun with an `s`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def writable(text: str, limit: int, *, keep_end: bool = False) -> str:
+    """Cut a text from anywhere to `limit` characters, in a form that can be written everywhere.
+
+    NUL, which PostgreSQL refuses, and halves of a surrogate pair, which UTF-8 can't say, are
+    written as `\\x00` and `\\ud800`. The start is kept, or with `keep_end` the end.
+    """
+    kept = slice(-limit, None) if keep_end else slice(limit)
+    # Not `text[…]`: a class derived from str may do something else, and is to leave no trace.
+    text = str.__getitem__(text, kept)
+    if "\x00" in text:
+        text = text.replace("\x00", "\\x00")
+    if not text.isascii():
+        text = text.encode("utf-8", "backslashreplace").decode()
+    return text[kept]
 
 
 def choices(name: str, known: Iterable[str]) -> str:

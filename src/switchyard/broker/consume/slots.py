@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,6 +27,7 @@ from switchyard.broker.wire.away import CHANNEL_ERRORS
 from switchyard.broker.wire.channel import PipelinedChannel
 from switchyard.broker.wire.depths import waiting_in
 from switchyard.broker.wire.incoming import Incoming
+from switchyard.broker.wording import writable
 
 ANSWER = 1.0
 """Seconds at most for which lower lanes wait to hear whether a more urgent queue has something."""
@@ -33,6 +35,8 @@ ASK_AGAIN = 0.005
 """Seconds until the next question, where the answer was yes and nothing has come."""
 DEFECT_PAUSE = 1.0
 """Seconds that a delivery is kept whose handler failed unexpectedly, before it is returned."""
+TRACEBACK_LIMIT = 12_000
+"""Characters of its traceback in the log: the end, where the error is."""
 PATIENCE = 1.0
 """Seconds that a fetched delivery may wait for a slot before it is returned."""
 
@@ -201,10 +205,18 @@ class Slots:
     async def _run(self, queue: LaneQueue, delivery: Delivery) -> None:
         try:
             await self._handle(delivery)
-        except Exception:
-            # A defect of the handler must cost neither the slot for good nor the delivery; the
-            # pause keeps it from going round and round as fast as the broker can send.
-            self._log.exception("the handler failed", queue=delivery.queue)
+        except BaseException as error:
+            own = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError | GeneratorExit) and (
+                own is None or own.cancelling()
+            ):
+                raise
+            # A defect of the handler must cost neither the slot for good nor the delivery, nor end
+            # the process (as KeyboardInterrupt would); the pause keeps it from going round and
+            # round as fast as the broker can send.
+            self._log.error(
+                "the handler failed", queue=delivery.queue, traceback=_traceback_of(error)
+            )
             await unless(self._stopping, asyncio.sleep(DEFECT_PAUSE))
             delivery.requeue()
         finally:
@@ -289,6 +301,12 @@ class Slots:
         heapq.heapify(self.waiting)
         for queue in self.queues:
             queue.waiting = sum(1 for entry in self.waiting if entry[0] == queue.rank)
+
+
+def _traceback_of(error: BaseException) -> str:
+    """As text, for an exception may be one that can't be shown."""
+    text = "".join((*traceback.format_tb(error.__traceback__), type(error).__name__))
+    return writable(text, TRACEBACK_LIMIT, keep_end=True)
 
 
 async def _ready(channel: PipelinedChannel, queue: str) -> int:

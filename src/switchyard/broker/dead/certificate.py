@@ -8,8 +8,8 @@ reason from that.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 from switchyard.broker.errors import ForeignCopy, MalformedMessage
 from switchyard.broker.lanes import lane_of
 from switchyard.broker.message import JobMessage, now
+from switchyard.broker.wording import writable
 
 if TYPE_CHECKING:  # with it comes aiormq, which commands would wait for
     from switchyard.broker.consume.delivery import Delivery
 
 MESSAGE_LIMIT, TRACEBACK_LIMIT = 2_000, 12_000
 """Characters kept of an error's message and traceback: all headers must fit into one frame."""
+BRIEF_LIMIT, BRIEF_PROPERTIES = 200, 1024
+"""Characters kept of a message, and of properties, where the frames are smaller than usual."""
 PROPERTIES_LIMIT = 64 * 1024
 """Bytes kept of properties that can't be read, for the same reason."""
 UNREADABLE = "UnreadableProperties"
@@ -41,6 +44,13 @@ MOST_NAME = 255
 PROPERTIES_HEADER = "x-dead-properties"
 """Where they are kept."""
 _PREFIX = "x-dead-"
+_TEXTS = {
+    "error_type": MOST_NAME,
+    "message": MESSAGE_LIMIT,
+    "traceback": TRACEBACK_LIMIT,
+    "worker": MOST_NAME,
+}
+"""Characters of what may be anybody's text; the other fields have come over AMQP, or are ours."""
 
 
 class Reason(StrEnum):
@@ -90,12 +100,22 @@ class DeathCertificate:
     def headers(self) -> dict[str, Any]:
         """As AMQP headers `x-dead-reason`, `x-dead-error-type`, …"""
         values = asdict(self)
+        for name, limit in _TEXTS.items():
+            values[name] = writable(values[name], limit, keep_end=name == "traceback")
         values["reason"] = str(self.reason)
-        values["message"] = self.message[:MESSAGE_LIMIT]
-        values["traceback"] = self.traceback[-TRACEBACK_LIMIT:]
         if not self.properties:
             del values["properties"]
         return {_PREFIX + name.replace("_", "-"): value for name, value in values.items()}
+
+    def shorter(self) -> Iterator[DeathCertificate]:
+        """Certificates that say less, each less than the one before: for a broker whose frames are
+        too small for this one."""
+        kept = self.properties[:BRIEF_PROPERTIES]
+        brief = replace(
+            self, message=writable(self.message, BRIEF_LIMIT), traceback="", properties=kept
+        )
+        yield brief
+        yield replace(brief, message="", worker="", properties=kept[:4])
 
 
 def unreadable_properties(delivery: Delivery, *, worker: str = "") -> DeathCertificate:

@@ -160,9 +160,14 @@ def quiet_logs(level: str = "error") -> None:
     configure(level)
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine to its end. What it opens says by which clock `age` measures."""
+def run(work: Coroutine[Any, Any, T], *, endures_exits: bool = False) -> T:
+    """Run a command's coroutine to its end. What it opens says by which clock `age` measures.
+
+    `endures_exits`: see `stopping.run_enduring`.
+    """
     import asyncio
 
+    from switchyard.cli.base.stopping import run_enduring
+
     begin_reading()
-    return asyncio.run(work)
+    return run_enduring(work) if endures_exits else asyncio.run(work)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import structlog
 
 from switchyard.cli.base.errors import INTERRUPTED
+
+T = TypeVar("T")
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 RETIRE_SIGNAL = signal.SIGUSR1
@@ -15,6 +20,27 @@ RETIRE_SIGNAL = signal.SIGUSR1
 ECHO = 0.5
 """Seconds in which a repeated signal is the first one again: `timeout` signals its command and then
 the group that it is in, so that each of its signals comes twice."""
+
+
+def run_enduring(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that has foreign code in its tasks to its end, as `asyncio.run` does.
+
+    A task that raises SystemExit or KeyboardInterrupt ends its event loop, and with it what all
+    others are at, even where somebody awaits that task. Once signals come by `stop_on_signals`, no
+    such exception is a signal: the loop goes on, and whoever awaits the task gets the exception.
+    """
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        main = loop.create_task(work)
+        while True:
+            try:
+                return loop.run_until_complete(main)
+            except (KeyboardInterrupt, SystemExit) as error:
+                is_signal = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+                if main.done() or is_signal:
+                    raise
+                name = type(error).__name__
+                structlog.get_logger("process").error("exit refused", error_type=name)
 
 
 def stop_on_signals(stop: Callable[[], None]) -> None:

@@ -102,7 +102,7 @@ def worker(
     )
     configure(settings.log_level, settings.log_format)
     with tracing("worker"):
-        run(_work(settings, registry, shares))
+        run(_work(settings, registry, shares), endures_exits=True)
 
 
 def shares_of(

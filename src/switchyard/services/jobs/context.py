@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # whoever only declares a handler needs neither
 
 T = TypeVar("T")
 
+MOST_TOKENS = 10**12
+"""Tokens of one attempt that count: what is more, no ledger could hold."""
 JOINED_PAGE = 20
 """Joined jobs that are read at once: each may have a megabyte of payload."""
 
@@ -88,15 +90,28 @@ class ProcessCrashed(RetryableError):
     """The process in which a part of a job ran has died."""
 
 
+async def in_thread(work: Callable[..., Any], *args: Any) -> Any:
+    """Run the work in a thread, and give or raise what it does. StopIteration, which no future can
+    hold, so that its caller would wait for ever, becomes a RuntimeError, as in a coroutine."""
+
+    def call() -> Any:
+        try:
+            return work(*args)
+        except StopIteration as error:
+            raise RuntimeError("work in a thread raised StopIteration") from error
+
+    return await asyncio.to_thread(call)
+
+
 async def _in_thread_unlimited(
     work: Callable[..., Any], *args: Any, timeout: float, memory_limit_mb: int
 ) -> Any:
     async with asyncio.timeout(timeout):
-        return await asyncio.to_thread(work, *args)
+        return await in_thread(work, *args)
 
 
 async def _in_thread(work: Callable[..., Any], *args: Any, characters: int) -> Any:
-    return await asyncio.to_thread(work, *args)
+    return await in_thread(work, *args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +204,7 @@ class JobContext:
         the job's limits. Raises ValueError for a negative number."""
         if tokens < 0:
             raise ValueError(f"tokens must be 0 or more, not {tokens}")
-        self.usage.tokens = (self.usage.tokens or 0) + int(tokens)
+        self.usage.tokens = min((self.usage.tokens or 0) + int(tokens), MOST_TOKENS)
 
     @property
     def job_id(self) -> str:

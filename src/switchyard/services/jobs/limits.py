@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from switchyard.services.jobs.outcomes import PermanentError
+from switchyard.services.jobs.retry import Failure
 from switchyard.services.records.limits import LimitSize, Need
 
 if TYPE_CHECKING:  # whoever only declares a handler does not need it
@@ -91,10 +92,11 @@ class Limit:
             return getattr(payload, by)
         try:
             return by(payload)
-        except Exception as error:  # whatever a function of the user's does
+        except BaseException as error:  # whatever a function of the user's does
+            failure = Failure.of(error)
             raise LimitRefused(
                 f"the {what} of the limit {self.name} can't be told: "
-                f"{type(error).__name__}: {error}"
+                f"{failure.error_type}: {failure.message}"
             ) from error
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from switchyard.broker.wording import writable
 from switchyard.services.errors import InvalidInput
 from switchyard.services.records.progress import Reported
 
@@ -101,14 +102,17 @@ class Notebook:
 
 
 def _reported(said: tuple[float | None, str] | None) -> Reported | None:
-    return None if said is None else Reported(said[0], said[1][:MAX_NOTE])
+    return None if said is None else Reported(said[0], writable(said[1], MAX_NOTE))
 
 
 def _share(fraction: float | None) -> float | None:
     """Between 0 and 1: what a handler has counted wrongly is no reason to fail."""
     if fraction is None:
         return None
-    number = float(fraction)
+    try:
+        number = float(fraction)
+    except OverflowError:  # of an integer
+        return 0.0 if fraction < 0 else 1.0
     return None if math.isnan(number) else min(max(number, 0.0), 1.0)
 
 

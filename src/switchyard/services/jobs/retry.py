@@ -15,6 +15,7 @@ from typing import Any
 
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.lanes import RETRY_DELAYS
+from switchyard.broker.wording import writable
 from switchyard.services.errors import Failed, InvalidInput
 from switchyard.services.jobs.outcomes import (
     Discard,
@@ -35,13 +36,35 @@ others makes it a suspect, which then has a process to itself: that tells who is
 MAX_DEATHS = 5
 """A job that was there this often when a worker died is dead, although nothing proves its guilt:
 it may take more than its own process along, as what eats all of a machine's memory does."""
+MAX_UNENDED_RUNS = 20
+"""A job that was begun this often without that any of these runs came to an end is dead, whatever
+the cause: the last net, under all others. High enough for a long job whose worker is stopped
+with each of many deployments, low enough that what it pays for is not paid a thousand times."""
+INVALID_OUTCOME = "InvalidOutcome"
+"""The error type of jobs whose handler answers what can't be done or written."""
 LONGEST_RETRY_DELAY = 7 * 24 * 3600.0
 """Seconds; whoever asks for a longer delay, a handler or a server, gets this one."""
 
 
+_TEXTS = {"error_type": 200, "message": 8_000, "traceback": 12_000}
+"""Characters kept of each text of a failure: the start, of a traceback the end."""
+
+
+class RemoteError(Exception):
+    """An error of another process, of a class that can't be made here."""
+
+    def __init__(self, error_type: str, message: str) -> None:
+        super().__init__(error_type, message)
+        self.error_type = error_type
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt that raised, in a form that crosses process borders."""
+    """An attempt that raised, in a form that crosses process borders and can be written anywhere:
+    its texts are cut, and free of what no encoding can say."""
 
     error_type: str
     message: str
@@ -58,26 +81,33 @@ class Failure:
     expired: bool = False
     """The job's `expires_at` has passed."""
 
+    def __post_init__(self) -> None:
+        for name, limit in _TEXTS.items():
+            text = getattr(self, name)
+            kept = writable(text, limit, keep_end=name == "traceback")
+            if kept is not text:
+                object.__setattr__(self, name, kept)
+
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Classify an exception that a handler raised. Never raises."""
-        name = type(error).__name__
+        """Classify an exception that a handler raised, of whatever class. Never raises."""
+        # Not `type(error).__name__`: a metaclass may answer that.
+        name = _name_of(type(error))
         try:
-            after = error.after if isinstance(error, RetryableError) else retry_after(error)
-            message = str(error) or name
-        except Exception as defect:  # of an exception class with a mind of its own
-            after, message = None, f"{name}, which can't be read: {type(defect).__name__}"
-        return cls(
-            error_type=name,
-            message=message,
-            traceback="".join(traceback.format_exception(error)),
-            # PermanentError is of the first kind; what can't be right is so every time.
-            permanent=isinstance(error, Failed | InvalidInput),
-            after=after,
-            counts=not isinstance(error, RetryableError) or error.counts,
-            ages=not isinstance(error, RetryableError) or error.ages,
-            expired=isinstance(error, Expired),
-        )
+            return cls(
+                error_type=error.error_type if isinstance(error, RemoteError) else name,
+                message=str(error) or name,
+                traceback=_traceback_of(error),
+                # PermanentError is of the first kind; what can't be right is so every time.
+                permanent=isinstance(error, Failed | InvalidInput),
+                after=_wait_of(error),
+                counts=not isinstance(error, RetryableError) or bool(error.counts),
+                ages=not isinstance(error, RetryableError) or bool(error.ages),
+                expired=isinstance(error, Expired),
+            )
+        except BaseException as defect:  # of an exception class with a mind of its own
+            unreadable = f"{name}, which can't be read: {_name_of(type(defect))}"
+            return cls(name, unreadable, _traceback_of(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +270,7 @@ def _are_jobs(jobs: Sequence[object]) -> bool:
 
 
 def _invalid(what: str) -> Failure:
-    return Failure("InvalidOutcome", f"the handler returned {what}", permanent=True)
+    return Failure(INVALID_OUTCOME, f"the handler returned {what}", permanent=True)
 
 
 def _seconds(wanted: object) -> float:
@@ -248,6 +278,25 @@ def _seconds(wanted: object) -> float:
     if not isinstance(wanted, int | float) or wanted != wanted:  # NaN
         return 0.0
     return float(min(max(wanted, 0), LONGEST_RETRY_DELAY))
+
+
+def _name_of(kind: type[BaseException]) -> str:
+    name: str = type.__dict__["__name__"].__get__(kind)
+    return name
+
+
+def _traceback_of(error: BaseException) -> str:
+    """The error's traceback as text; at least its frames, whatever the error itself answers."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException:
+        return "".join(traceback.format_tb(error.__traceback__))
+
+
+def _wait_of(error: BaseException) -> float | None:
+    """Seconds that the error asks to wait at least."""
+    after = error.after if isinstance(error, RetryableError) else retry_after(error)
+    return None if after is None else _seconds(after)
 
 
 def retry_after(error: BaseException) -> float | None:

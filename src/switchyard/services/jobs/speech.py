@@ -43,6 +43,8 @@ class Speech:
         """The text goes on."""
         if self._hear is None or not text:
             return
+        if not text.isascii():  # halves of a surrogate pair, which nothing can write, become `?`
+            text = text.encode("utf-8", "replace").decode()
         # Only what joins on to what waits: else there would be a hole within a piece.
         if self._position + len(self._waiting) == self._written:
             self._waiting += text[: max(0, BACKLOG - len(self._waiting))]

@@ -4,6 +4,7 @@ type, in a form that every worker can read. Nothing is recorded or sent here.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -72,6 +73,7 @@ class JobRequest:
 
 NOTICE_KEY = "maintenance.send_notice"
 """Where the job goes that tells of an end: behind all that is urgent, before all else."""
+_REPLACED = "\ufffd".encode()
 THEN = "then"
 """The place of the job that follows when all others have ended."""
 
@@ -260,13 +262,15 @@ def _message(
     except ValidationError as error:
         raise InvalidJob(f"{job_type.name}: {describe(error)}") from error
     try:
-        size = len(message.encode())
+        encoded = message.encode()
+        if _REPLACED in encoded:  # in the name of a field, pydantic writes so what UTF-8 can't say
+            json.dumps(message.payload, ensure_ascii=False, default=str).encode()
     except ValueError as error:
         raise InvalidPayload(f"payload of {job_type.name}: {error}") from error
-    if size > MAX_BODY_BYTES:
+    if len(encoded) > MAX_BODY_BYTES:
         raise InvalidPayload(
-            f"the job has {size} bytes, the limit is {MAX_BODY_BYTES}: put the large input into "
-            "storage and pass its key"
+            f"the job has {len(encoded)} bytes, the limit is {MAX_BODY_BYTES}: put the large input "
+            "into storage and pass its key"
         )
     return message
 

@@ -45,6 +45,9 @@ class Claimed:
     """Claims of this generation that ended with the worker's death; 0 after a redrive."""
     has_checkpoint: bool = False
     """An earlier attempt has kept where it was."""
+    unended: int = 0
+    """Runs just before this one, of this redrive, that had no end: their workers died, were stopped
+    or gave the job back."""
     join_id: str | None = None
     """The job that waits for this one, and for what follows from it."""
     joins: bool = False

@@ -26,7 +26,7 @@ from switchyard.services.jobs.retry import (
 )
 from switchyard.services.records.limits import Need
 from switchyard.services.records.requests import NewJob
-from switchyard.services.runtime.endings import classify, crashed_too_often
+from switchyard.services.runtime.endings import begun_too_often, classify, unwritable
 from switchyard.services.runtime.execution import Executor
 
 
@@ -59,12 +59,12 @@ class Attempt:
 
 
 async def attempt(
-    registry: Registry, ctx: JobContext, executor: Executor, *, crashes: int = 0
+    registry: Registry, ctx: JobContext, executor: Executor, *, crashes: int = 0, unended: int = 0
 ) -> Attempt:
-    """Run the handler of the context's job, once; not where `crashes` processes have died with it.
-    Raises UnknownJobType, InvalidPayload."""
+    """Run the handler of the context's job, once; not where `crashes` processes have died with it,
+    or `unended` runs had no end. Raises UnknownJobType, InvalidPayload."""
     message = ctx.message
-    if (died := crashed_too_often(message, crashes)) is not None:
+    if (died := begun_too_often(message, crashes, unended)) is not None:
         return Attempt(died, None, [], 0.0)
     job_type = registry.get(message.job_type)
     payload = job_type.validate(message.payload)
@@ -79,15 +79,19 @@ async def attempt(
     ended = await executor.run(job_type, payload, ctx, suspect=crashes > 0)
     seconds = clock() - began
     policy = RetryPolicy.over(ctx.settings.retry_delays)
-    decision, following = classify(
-        registry,
-        message,
-        ctx.lane,
-        ended,
-        policy,
-        now=now() if ctx.ledger is None else ctx.ledger.clock.now(),
-        crashes=crashes,
-    )
+    decision: Decision
+    try:
+        decision, following = classify(
+            registry,
+            message,
+            ctx.lane,
+            ended,
+            policy,
+            now=now() if ctx.ledger is None else ctx.ledger.clock.now(),
+            crashes=crashes,
+        )
+    except BaseException as error:  # of what the handler has answered with
+        decision, following = unwritable(message, ended, error), []
     outcome = ended if isinstance(ended, Done | Next | Retry | Snooze | Discard) else None
     return Attempt(decision, outcome, following, seconds, needs)
 

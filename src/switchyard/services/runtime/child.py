@@ -11,23 +11,23 @@ import ctypes
 import faulthandler
 import multiprocessing
 import os
+import pickle
 import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from switchyard.services.jobs.context import JobContext, Usage
-from switchyard.services.jobs.outcomes import Snooze
+from switchyard.services.jobs.context import JobContext, Usage, in_thread
 from switchyard.services.jobs.registry import Handler
-from switchyard.services.jobs.retry import Failure
+from switchyard.services.jobs.retry import Failure, RemoteError
 from switchyard.services.records.errors import LedgerUnavailable
 from switchyard.services.runtime.page import PageAddress, writing_to
 from switchyard.services.runtime.starting import end_with_parent
@@ -97,8 +97,8 @@ def run_job(
         with _processor_time(cpu_limit), writing_to(page) as notebook:
             here = JobContext(**ctx, notebook=notebook, usage=usage)
             ended = run(handler, (payload, here), memory_limit_mb)
-    except (Exception, SystemExit) as error:
-        ended = Failure.of(error)
+    except BaseException as error:
+        ended = failure_of(error)
     return Used(ended, usage) if usage.tokens is not None else ended
 
 
@@ -111,12 +111,65 @@ def run_task(
         with writing_to(page) as notebook:
             own = {**ctx, "notebook": notebook, "usage": usage}
             ended = run(lambda: asyncio.run(_task(handler, payload, own)), (), None)
-    except LedgerUnavailable as error:
-        # Not the job's fault: it must not cost an attempt.
-        ended = Snooze(LEDGER_AWAY_PAUSE, str(error))
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
-        ended = Failure.of(error)
+    except BaseException as error:
+        ended = failure_of(error)
     return Used(ended, usage) if usage.tokens is not None else ended
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What left a handler, of whatever class, as the end of its attempt. Never raises."""
+    failure = Failure.of(error)
+    if issubclass(type(error), LedgerUnavailable):
+        # Not the job's fault: it must not cost an attempt. It grows older, and so comes to an end.
+        return replace(failure, after=LEDGER_AWAY_PAUSE, counts=False)
+    return failure
+
+
+def sealed(work: Callable[..., Any], args: Sequence[Any]) -> bytes:
+    """What `run_sealed` does in another process. Raises what can't be pickled raises."""
+    return pickle.dumps((work, args))
+
+
+def run_sealed(call: bytes) -> bytes:
+    """Do what a parent has sealed; what comes of it is for `unsealed`.
+
+    Only bytes pass between the processes. An object that can't be pickled, or not be made again on
+    the other side, would break the pool, and with it other jobs.
+    """
+    try:
+        work, args = pickle.loads(call)
+        return pickle.dumps((True, work(*args)))
+    except BaseException as error:
+        return pickle.dumps((False, (_pickled(error), Failure.of(error))))
+
+
+def unsealed(answer: bytes) -> Any:
+    """What the work in another process gave or raised; RemoteError for an error of a class that
+    can't be made here. Raises what an answer that can't be made here raises."""
+    has_given, came = pickle.loads(answer)
+    if has_given:
+        return came
+    raise _remade(*came)
+
+
+def _pickled(error: BaseException) -> bytes:
+    """Empty where the error can't be pickled."""
+    try:
+        return pickle.dumps(error)
+    except BaseException:
+        return b""
+
+
+def _remade(pickled: bytes, failure: Failure) -> BaseException:
+    error: object = None
+    try:
+        error = pickle.loads(pickled) if pickled else None
+    except BaseException:  # of a class with a mind of its own: what is known of it follows
+        error = None
+    if not isinstance(error, BaseException):
+        error = RemoteError(failure.error_type, failure.message)
+    error.add_note(f"In its process:\n{failure.traceback}")
+    return error
 
 
 async def _task(handler: Handler, payload: BaseModel, ctx: Mapping[str, Any]) -> Any:
@@ -142,7 +195,7 @@ class _Here:
             resource.setrlimit(resource.RLIMIT_AS, (memory_limit_mb * 1024 * 1024, hard))
             try:
                 async with asyncio.timeout(timeout):
-                    return await asyncio.to_thread(work, *args)
+                    return await in_thread(work, *args)
             finally:
                 resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
@@ -161,7 +214,7 @@ def run(work: Callable[..., Any], args: tuple[Any, ...], memory_limit_mb: int | 
     try:
         return work(*args)
     except BaseException as error:
-        if any(isinstance(each, MemoryError) for each in _causes(error)):
+        if any(issubclass(type(each), MemoryError) for each in _causes(error)):
             # What a library makes of it can't be known, so nothing else runs here. In a process
             # that others have used, they may be to blame.
             _end(WORN_OUT if was_used else OUT_OF_MEMORY)

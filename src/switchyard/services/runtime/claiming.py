@@ -23,7 +23,7 @@ from switchyard.services.ledger import Ledger
 from switchyard.services.records.errors import RowRejected
 from switchyard.services.records.requests import ClaimRequest
 from switchyard.services.records.results import UNKNOWN_TYPE, Claimed, Foreign, HeldBy
-from switchyard.services.runtime.endings import crashed_too_often, joined_died
+from switchyard.services.runtime.endings import begun_too_often, joined_died
 from switchyard.services.runtime.following import FollowUp
 from switchyard.services.runtime.recording import Recorder
 from switchyard.services.runtime.reporting import Counters
@@ -87,7 +87,7 @@ class Claims:
                     claim.has_checkpoint,
                     claim.join_id,
                 )
-                job.verdict = crashed_too_often(message, claim.crashes)
+                job.verdict = begun_too_often(message, claim.crashes, claim.unended)
                 job.verdict = job.verdict or joined_died(message, join)
                 if job.verdict is None:
                     self._judge(job, moment, is_known=is_known)

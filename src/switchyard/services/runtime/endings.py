@@ -13,7 +13,9 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.wording import counted
 from switchyard.services.jobs.registry import InvalidPayload, Registry, UnknownJobType
 from switchyard.services.jobs.retry import (
+    INVALID_OUTCOME,
     MAX_DEATHS,
+    MAX_UNENDED_RUNS,
     Decision,
     Delayed,
     Died,
@@ -70,7 +72,8 @@ def classify(
 ) -> tuple[Decision, list[NewJob]]:
     """What becomes of a job whose handler has answered, or failed, with `ended`; and the jobs that
     follow from it. `now` is the ledger's time; `crashes`: workers that have died with the job in
-    them. Never raises for a message whose type the registry has."""
+    them. Raises what the values that a handler answers with raise, where they have a mind of their
+    own."""
     metadata = message.metadata
     # With a process of its own, it was not in the one that died.
     was_there = crashes and registry.get(message.job_type).isolation == "task"
@@ -97,17 +100,44 @@ def classify(
 def invalid_outcome(message: JobMessage, error: Exception) -> Died:
     """What becomes of a job whose handler wants what can't be done: a defect of the handler, which
     no attempt can mend."""
-    failure = Failure("InvalidOutcome", str(error), permanent=True)
+    failure = Failure(INVALID_OUTCOME, str(error), permanent=True)
     return Died(Reason.PERMANENT, message.metadata.attempts + 1, failure)
 
 
-def crashed_too_often(message: JobMessage, crashes: int) -> Died | None:
-    """What becomes of a job that was there when so many of those died who ran it; None: it may
-    run, as a suspect where any has."""
-    if crashes < MAX_DEATHS:
+def unwritable(message: JobMessage, ending: object, error: BaseException) -> Died:
+    """What becomes of a job whose attempt has ended in a way that can't be published or recorded:
+    another attempt would do, and pay for, the same again. `ending` is what the handler answered, or
+    its Failure."""
+    failure = Failure.of(error)
+    was = f" ({ending.error_type}: {ending.message})" if isinstance(ending, Failure) else ""
+    return Died(
+        Reason.PERMANENT,
+        message.metadata.attempts + 1,
+        Failure(
+            INVALID_OUTCOME,
+            f"how the attempt has ended could not be written: {failure.error_type}: "
+            f"{failure.message}{was}",
+            failure.traceback,
+            permanent=True,
+        ),
+    )
+
+
+def begun_too_often(message: JobMessage, crashes: int, unended: int) -> Died | None:
+    """What becomes of a job that was there when so many of those died who ran it, or of which so
+    many runs in a row have had no end; None: it may run, as a suspect where any has died."""
+    if crashes >= MAX_DEATHS:
+        failure = Failure("WorkerCrashed", f"its worker died {counted(crashes, 'time')}")
+    elif unended >= MAX_UNENDED_RUNS:
+        failure = Failure(
+            "RunsWithoutEnd",
+            f"it was begun {counted(unended, 'time')} in a row, and none of these runs came to an "
+            "end: each time its worker was stopped or died, or could not write how the run had "
+            "ended, as the log of the worker says; redrive it when that is mended",
+        )
+    else:
         return None
-    killer = Failure("WorkerCrashed", f"its worker died {counted(crashes, 'time')}")
-    return Died(Reason.CRASHED, message.metadata.attempts, killer)
+    return Died(Reason.CRASHED, message.metadata.attempts, failure)
 
 
 def within(join_id: str | None, following: Sequence[NewJob]) -> list[NewJob]:

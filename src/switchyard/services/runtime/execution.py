@@ -15,24 +15,26 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 from pydantic import BaseModel
 
-from switchyard.services.jobs.context import JobContext, ProcessCrashed
+from switchyard.services.jobs.context import JobContext, ProcessCrashed, in_thread
 from switchyard.services.jobs.notebook import Notebook
-from switchyard.services.jobs.outcomes import Snooze
 from switchyard.services.jobs.registry import JobType
 from switchyard.services.jobs.retry import Failure
-from switchyard.services.records.errors import LedgerUnavailable
 from switchyard.services.records.results import TIMED_OUT
 from switchyard.services.runtime.child import (
-    LEDGER_AWAY_PAUSE,
     OUT_OF_MEMORY,
     WORN_OUT,
     Used,
+    failure_of,
     prepare,
     run,
     run_job,
+    run_sealed,
     run_task,
+    sealed,
+    unsealed,
 )
 from switchyard.services.runtime.page import PageReader, open_page
+from switchyard.services.runtime.running import is_from_outside
 from switchyard.services.runtime.starting import start_method
 
 LOOK = 0.5
@@ -46,6 +48,8 @@ SUSPECTS_AT_ONCE = 4
 """Jobs of one lane whose worker has died that may run again at once, as each takes a process."""
 SHORT_TEXT = 200_000
 """Characters up to which work on a text is done in a thread, as it ends within a second or so."""
+LARGE_ANSWER = 256 * 1024
+"""Bytes of another process's answer from which it is read in a thread."""
 COMPUTE_MEMORY_MB = 2048
 """Address space of a process that works on a longer one, in MiB."""
 
@@ -65,8 +69,9 @@ class Executor:
     async def run(
         self, job_type: JobType, payload: BaseModel, ctx: JobContext, *, suspect: bool = False
     ) -> Any:
-        """The handler's answer, or a Failure: an exception or a time limit never escapes. `ctx`
-        has this executor's `compute` and `in_process`.
+        """The handler's answer, or a Failure: neither a time limit escapes nor what the handler
+        raises, of whatever class (KeyboardInterrupt, a panic of Rust), nor that it cancels its own
+        task. `ctx` has this executor's `compute` and `in_process`.
 
         A `suspect`, whose worker has died, runs in a process of its own: if it kills that, nobody
         else is harmed, and nobody else is to blame. Beside it other jobs, hot ones above all,
@@ -78,27 +83,19 @@ class Executor:
         if suspect and _can_be_sent(job_type.handler):
             async with self._turns[ctx.lane]:
                 return await _run_alone(job_type, payload, ctx)
-        limit = asyncio.timeout(job_type.timeout)
+        # A task of its own: so what cancels that one is told from what cancels this call.
+        running = asyncio.create_task(_run_here(job_type, payload, ctx))
         try:
-            async with limit:
-                return await job_type.handler(payload, ctx)
+            return await running
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_from_outside(error):
                 raise
-            return Failure.of(error)  # of something that the handler had waited for
-        except LedgerUnavailable as error:
-            # Not the job's fault: it must not cost an attempt.
-            return Snooze(LEDGER_AWAY_PAUSE, str(error))
-        except (Exception, SystemExit) as error:
-            if isinstance(error, TimeoutError) and limit.expired():
-                return _too_slow(job_type)
             return Failure.of(error)
 
     async def compute(self, work: Callable[..., Any], *args: Any, characters: int) -> Any:
         """What the work gives or raises: JobContext.compute for a handler in the event loop."""
         if characters <= SHORT_TEXT:
-            return await asyncio.to_thread(work, *args)
+            return await in_thread(work, *args)
         try:
             return await self._in_process(run, [work, args, COMPUTE_MEMORY_MB])
         except ProcessExpired as error:
@@ -152,9 +149,10 @@ class Executor:
                 f"the handler's process {_how_it_ended(error.exitcode)}",
                 crashed=True,
             )
-        except Exception as error:
-            # What can't be pickled comes back as an error of the pool.
-            return Failure.of(error)
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
+            return Failure.of(error)  # of what can't be pickled, or of the pool
 
     async def _in_process(
         self, work: Callable[..., Any], args: list[Any], timeout: float | None = None
@@ -165,11 +163,15 @@ class Executor:
         another: at most once for each of them.
         """
         left = self._processes
+        call = sealed(work, args)
         while True:
             pool = await self._opened(args[0])
-            running = asyncio.wrap_future(pool.schedule(work, args=args, timeout=timeout))
+            running = asyncio.wrap_future(pool.schedule(run_sealed, args=[call], timeout=timeout))
             try:
-                return await self._ended(running, pool)
+                answer = await self._ended(running, pool)
+                if len(answer) > LARGE_ANSWER:
+                    return await in_thread(unsealed, answer)
+                return unsealed(answer)
             except (ProcessExpired, BrokenProcessPool) as error:
                 # The pool breaks, with all that it has, when an idle process of it is killed.
                 worn = isinstance(error, BrokenProcessPool) or error.exitcode == WORN_OUT
@@ -206,6 +208,21 @@ class Executor:
         if pool is not None:
             pool.stop()  # type: ignore[no-untyped-call]
             await asyncio.to_thread(pool.join)
+
+
+async def _run_here(job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
+    """A handler in the event loop: its answer, or a Failure. Raises CancelledError where its task
+    was cancelled, by whomever."""
+    limit = asyncio.timeout(job_type.timeout)
+    try:
+        async with limit:
+            return await job_type.handler(payload, ctx)
+    except BaseException as error:
+        if is_from_outside(error):
+            raise
+        if issubclass(type(error), TimeoutError) and limit.expired():
+            return _too_slow(job_type)
+        return failure_of(error)
 
 
 def _how_it_ended(exit_code: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -66,11 +66,16 @@ class FollowUp:
                 return await self._next_stages(job, ending, jobs)
             case Delayed() | Died() if not await self.recorder.is_wanted(job):
                 return CalledOff()
-            case Delayed():
-                await self._retry(job, ending)
-            case Died():
-                await self._dead_letter(job, ending)
+            case Delayed() | Died():
+                await self.send_back(job, ending)
         return ending
+
+    async def send_back(self, job: RunningJob, ending: Delayed | Died) -> None:
+        """Publish the retry or the dead letter, whatever the ledger says."""
+        if isinstance(ending, Died):
+            await self._dead_letter(job, ending)
+        else:
+            await self._retry(job, ending)
 
     async def delay(
         self,
@@ -93,7 +98,7 @@ class FollowUp:
         envelope = envelope_of(message, body=delivery.body)
         await self._send(retry_name(level), delivery.queue, envelope)
 
-    async def bury(self, delivery: Delivery, error: Exception) -> None:
+    async def bury(self, delivery: Delivery, error: BaseException) -> None:
         """Put what is no valid job into the dead letters: its body as it came, and properties that
         can't be read in a header."""
         # A foreign copy must not stand for the job whose id it carries.
@@ -102,12 +107,13 @@ class FollowUp:
         if delivery.unreadable:
             certificate = unreadable_properties(delivery, worker=self.worker_id)
         else:
+            failure = Failure.of(error)
             certificate = DeathCertificate(
                 reason=Reason.MALFORMED,
                 routing_key=delivery.routing_key,
                 queue=delivery.queue,
-                error_type=type(error).__name__,
-                message=str(error),
+                error_type=failure.error_type,
+                message=failure.message,
                 worker=self.worker_id,
                 dead_at=self.recorder.ledger.clock.now().isoformat(),
             )
@@ -116,9 +122,8 @@ class FollowUp:
             message_id=message_id or letter_id(None, delivery.body),
             priority=delivery.priority,
             timestamp=int(self.recorder.ledger.clock.time()),
-            headers=certificate.headers(),
         )
-        await self._send(DEAD_EXCHANGE, delivery.routing_key, envelope)
+        await self._send_letter(envelope, delivery.routing_key, certificate)
         self._log.error(
             "malformed",
             queue=delivery.queue,
@@ -253,8 +258,26 @@ class FollowUp:
             worker=self.worker_id,
             dead_at=self.recorder.ledger.clock.now().isoformat(),
         )
-        envelope = envelope_of(message, certificate.headers())
-        await self._send(DEAD_EXCHANGE, certificate.routing_key, envelope)
+        try:
+            envelope = envelope_of(message)
+        except ValueError:  # its body can't be written any more: as it came
+            envelope = envelope_of(message, body=job.delivery.body)
+        await self._send_letter(envelope, certificate.routing_key, certificate)
+
+    async def _send_letter(
+        self, envelope: Envelope, routing_key: str, certificate: DeathCertificate
+    ) -> None:
+        """Publish a dead letter, with as much of its certificate as fits into a frame."""
+        for each in (certificate, *certificate.shorter()):
+            try:
+                whole = replace(envelope, headers=each.headers())
+                await self._send(DEAD_EXCHANGE, routing_key, whole)
+            except ValueError as error:
+                self._log.warning("dead letter cut", error=str(error))
+            else:
+                return
+        # Without a word of why: its message alone has to fit.
+        await self._send(DEAD_EXCHANGE, routing_key, envelope)
 
     async def _send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
         """Publish, and again for as long as the broker does not confirm it. Raises NeverTaken."""

@@ -35,7 +35,13 @@ from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.publishing.publisher import Published
 from switchyard.services.publishing.recorded import record_following
-from switchyard.services.records.errors import LedgerError, RowRejected
+from switchyard.services.records.errors import (
+    LedgerClosed,
+    LedgerError,
+    LedgerUnavailable,
+    RowRejected,
+    SchemaOutdated,
+)
 from switchyard.services.records.limits import NoRoom, RoomRequest
 from switchyard.services.records.requests import ClaimRequest, NewJob
 from switchyard.services.records.results import Claimed, Existing, HeldBy, JobRecord
@@ -47,11 +53,13 @@ from switchyard.services.runtime.endings import (
     finish_request,
     invalid_outcome,
     joined_died,
+    unwritable,
     within,
 )
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.runtime.metering import Meter
 from switchyard.services.runtime.noting import NoteTaker
+from switchyard.services.runtime.running import is_from_outside
 from switchyard.services.settings import Settings
 
 PATIENCE = 60.0
@@ -94,6 +102,8 @@ class InlineRunner(Closing):
         self._shared_ledger = shared_ledger
         self.worker_id = f"inline-{new_instance_id()}"
         self._claims = count(1)
+        self._held: dict[str, str] = {}
+        """Claims of the attempts under way, by job id."""
         self._notes = NoteTaker(ledger)
         self._runs: dict[str, asyncio.Task[None]] = {}
         """Pipelines under way, by the id of their first job."""
@@ -180,7 +190,25 @@ class InlineRunner(Closing):
     async def _run_all(self, jobs: deque[NewJob]) -> None:
         async with self._slots:
             while jobs:
-                jobs.extend(await self._see_through(jobs.popleft()))
+                job = jobs.popleft()
+                try:
+                    jobs.extend(await self._see_through(job))
+                except (LedgerUnavailable, LedgerClosed, SchemaOutdated):
+                    raise
+                except BaseException as error:
+                    if is_from_outside(error):
+                        raise
+                    jobs.extend(await self._give_up(job, error))
+
+    async def _give_up(self, job: NewJob, error: BaseException) -> list[NewJob]:
+        """The last resort, where the end of an attempt could not be written: the job is dead. Gives
+        the jobs that had waited for it."""
+        claim_id = self._held.get(job.message.job_id)
+        if claim_id is None:
+            claim_id, claim = await self._claim(job)
+            if claim is None:
+                return []
+        return await self._record_end(job, claim_id, unwritable(job.message, None, error))
 
     async def _see_through(self, job: NewJob) -> list[NewJob]:
         """Run a job, and again as its retries want it; gives the jobs that follow."""
@@ -285,7 +313,10 @@ class InlineRunner(Closing):
             # Of a process that is gone: in this one, a job has one run at a time.
             request = replace(request, takeover_from=claim.claim_id, now=self._ledger.clock.time())
             claim = await self._ledger.claim(request)
-        return request.claim_id, claim if isinstance(claim, Claimed) else None
+        if not isinstance(claim, Claimed):
+            return request.claim_id, None
+        self._held[job.message.job_id] = request.claim_id
+        return request.claim_id, claim
 
     async def _decide(
         self, job: NewJob, claim_id: str, claim: Claimed, usage: Usage
@@ -318,7 +349,13 @@ class InlineRunner(Closing):
                 speech=speech,
             )
             try:
-                return await attempt(self._registry, ctx, self._executor, crashes=claim.crashes)
+                return await attempt(
+                    self._registry,
+                    ctx,
+                    self._executor,
+                    crashes=claim.crashes,
+                    unended=claim.unended,
+                )
             finally:
                 speech.end()
 
@@ -334,6 +371,7 @@ class InlineRunner(Closing):
                 error=request.error_message,
             )
         noted = await self._ledger.finish(request)
+        self._held.pop(job.message.job_id, None)
         due = [await self._ledger.get(each) for each in noted.due] if noted else []
         return [_job_of(record) for record in due if record is not None]
 

@@ -14,6 +14,7 @@ import structlog
 
 from switchyard.broker.background import end_tasks
 from switchyard.broker.message import JobMessage
+from switchyard.services.errors import NotNow
 from switchyard.services.jobs.notebook import Notebook, Notes
 from switchyard.services.ledger import Ledger
 from switchyard.services.records.errors import LedgerError
@@ -105,7 +106,8 @@ class _Writing(AbstractAsyncContextManager[Notebook]):
                 job_id=self._message.job_id,
                 error=str(error),
             )
-            self._notebook.put_back(notes)
+            if isinstance(error, NotNow):  # a note that is refused would be refused again
+                self._notebook.put_back(notes)
             return
         if counts and notes.progress is not None:
             self._heard(notes.progress)

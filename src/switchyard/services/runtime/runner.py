@@ -25,27 +25,36 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.jobs.context import JobContext, Shared
 from switchyard.services.jobs.notebook import Notebook
 from switchyard.services.jobs.registry import (
-    InvalidPayload,
     JobType,
     Registry,
     UnknownJobType,
 )
+from switchyard.services.jobs.retry import Decision, Delayed, Died, Failure, decide
 from switchyard.services.jobs.speech import Speech
 from switchyard.services.ledger import Ledger
-from switchyard.services.records.errors import LedgerError
+from switchyard.services.records.errors import (
+    LedgerClosed,
+    LedgerError,
+    LedgerMisconfigured,
+    LedgerUnavailable,
+    SchemaOutdated,
+)
 from switchyard.services.records.requests import NewJob
 from switchyard.services.runtime.claiming import Claims
-from switchyard.services.runtime.endings import CalledOff, Ending, classify, within
+from switchyard.services.runtime.endings import CalledOff, Ending, classify, unwritable, within
 from switchyard.services.runtime.execution import Executor
 from switchyard.services.runtime.following import FollowUp
 from switchyard.services.runtime.limiting import LimitEntry, LimitKeeper
 from switchyard.services.runtime.noting import NoteTaker
 from switchyard.services.runtime.recording import Recorder
 from switchyard.services.runtime.reporting import Reporter
-from switchyard.services.runtime.running import RunningJob, TakenOver
+from switchyard.services.runtime.running import RunningJob, TakenOver, is_from_outside
 from switchyard.services.runtime.traced import attempting
 from switchyard.services.settings import Settings
 from switchyard.services.traceparent import trace_id_of
+
+_LEDGER_AWAY = (LedgerUnavailable, LedgerMisconfigured, LedgerClosed, SchemaOutdated)
+"""Errors of the ledger that are no fault of the job's: any other would meet them, too."""
 
 Task = tuple[JobType, BaseModel]
 """A job type and the payload for it."""
@@ -77,7 +86,7 @@ class Runner:
         """
         try:
             message, task = self._decode(delivery)
-        except (MalformedMessage, InvalidPayload) as error:
+        except BaseException as error:  # a validator may raise anything
             await self.follow_up.bury(delivery, error)
             delivery.ack()
             self.reporter.counters.bury()
@@ -92,11 +101,17 @@ class Runner:
             entry = await self._enter(delivery, message, task)
             if entry is not None:
                 await self._claim_and_run(delivery, message, task, entry)
-        except LedgerError as error:
+        except _LEDGER_AWAY as error:
             self._log.warning("ledger away", error=str(error))
             self.reporter.counters.returned += 1
             delivery.requeue()
             self.recorder.on_ledger_away()
+        except BaseException as error:
+            if is_from_outside(error) or delivery.is_settled:
+                raise
+            # It could not be claimed, or had no room in limits, for a reason of its own.
+            unclaimed = RunningJob(delivery, message, "", self.ledger.clock.time())
+            await self._fail(unclaimed, error)
 
     async def _enter(
         self, delivery: Delivery, message: JobMessage, task: Task | None
@@ -124,19 +139,22 @@ class Runner:
         """A job that has been claimed, from its run to its end."""
         try:
             with attempting(job) as tell:
-                await self._confirm(job, entry)
-                ended = await self._run(job, *task) if task and not job.verdict else None
-                ending, jobs = self._classify(job, ended)
-                ending = await self.follow_up.publish(job, ending, within(job.join_id, jobs))
-                ending, due = await self.recorder.record(job, ending)
+                ended = await self._attempt(job, task, entry)
+                ending, due = await self._conclude(job, ended)
                 tell(ending)
         except TakenOver as error:
             self._log.warning("another worker had taken over", why=str(error))
             job.delivery.ack()
-        except asyncio.CancelledError:
-            await self.recorder.release(job)
-            job.delivery.requeue()
-            self.reporter.counters.returned += 1
+        except _LEDGER_AWAY:
+            raise
+        except BaseException as error:
+            if not is_from_outside(error):
+                await self._fail(job, error)
+                return
+            if issubclass(type(error), asyncio.CancelledError):
+                await self.recorder.release(job)
+                job.delivery.requeue()
+                self.reporter.counters.returned += 1
             raise
         else:
             job.delivery.ack()
@@ -144,6 +162,77 @@ class Runner:
             await self.follow_up.publish_due(due)
         finally:
             self.claims.close(job)
+
+    async def _attempt(self, job: RunningJob, task: Task | None, entry: LimitEntry) -> Any:
+        """The handler's answer, or a Failure, also of what stands between it and its run. None for
+        a job that has its verdict."""
+        try:
+            await self._confirm(job, entry)
+            return await self._run(job, *task) if task and not job.verdict else None
+        except _LEDGER_AWAY:
+            raise
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
+            return Failure.of(error)
+
+    async def _conclude(self, job: RunningJob, ended: Any) -> tuple[Ending, list[str]]:
+        """Publish what follows from the attempt, and record it; how it ends, and the jobs that are
+        due now. An end that can't be written is replaced by one that can: a dead letter.
+
+        Raises TakenOver, LedgerError where the ledger is away.
+        """
+        try:
+            ending, jobs = self._classify(job, ended)
+            ending = await self.follow_up.publish(job, ending, within(job.join_id, jobs))
+            return await self.recorder.record(job, ending)
+        except (TakenOver, *_LEDGER_AWAY):
+            raise
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
+            died = unwritable(job.message, ended, error)
+        self._log_failure("the end of an attempt could not be written", died.failure)
+        ending = await self.follow_up.publish(job, died, ())
+        try:
+            return await self.recorder.record(job, ending)
+        except (TakenOver, *_LEDGER_AWAY):
+            raise
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
+            # The index of dead letters will tell the ledger.
+            self._log_failure("a dead letter could not be recorded", Failure.of(error))
+            return ending, []
+
+    async def _fail(self, job: RunningJob, error: BaseException) -> None:
+        """The last resort, where neither the handler's end nor that of a defect could be written:
+        the message goes on by itself, one attempt older, to its next try or the dead letters."""
+        failure = Failure.of(error)
+        self._log_failure("job failed outside of its handler", failure)
+        metadata = job.message.metadata
+        ending: Decision | CalledOff = decide(
+            failure,
+            attempts=metadata.attempts,
+            max_attempts=metadata.max_attempts,
+            policy=self.follow_up.policy,
+            now=self.ledger.clock.now(),
+        )
+        if isinstance(job.verdict, Died):
+            ending = job.verdict
+        if isinstance(ending, Delayed | Died):
+            await self.follow_up.send_back(job, ending)
+            job.delivery.ack()
+            self.reporter.ended(job, ending)
+
+    def _log_failure(self, event: str, failure: Failure) -> None:
+        # As text: an exception may be one that can't be shown.
+        self._log.error(
+            event,
+            error_type=failure.error_type,
+            error=failure.message,
+            traceback=failure.traceback,
+        )
 
     def cancel(self, job_id: str) -> bool:
         """Stop a job that runs here. False when it does not."""

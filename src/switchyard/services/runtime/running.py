@@ -16,6 +16,21 @@ class TakenOver(Exception):
     """Another worker has taken the job over meanwhile: what this attempt came to does not count."""
 
 
+def is_from_outside(error: BaseException) -> bool:
+    """Whether an error that is being handled is the end of the running task: somebody has cancelled
+    it, or its coroutine is closed. What a handler or a library raises itself is not."""
+    kind = type(error)  # the error itself may answer anything
+    if not issubclass(kind, asyncio.CancelledError | GeneratorExit):
+        return False
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # there is no event loop any more
+        return True
+    if issubclass(kind, GeneratorExit):
+        return task is None
+    return task is None or bool(task.cancelling())
+
+
 @dataclass(slots=True)
 class RunningJob:
     """An attempt at a job, under way."""

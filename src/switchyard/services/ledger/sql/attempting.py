@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from switchyard.services.ledger.sql import agreeing, rules
 from switchyard.services.ledger.sql.codec import clean, job_columns
@@ -26,6 +26,17 @@ from switchyard.services.records.results import (
     Running,
 )
 from switchyard.services.records.states import FINISHED, AttemptOutcome, State
+
+UNENDED: Final = """(
+    SELECT count(*) FROM attempts AS run
+    WHERE run.job_id = jobs.id AND run.redrive = jobs.redrives
+        AND run.id > COALESCE((
+            SELECT max(ended.id) FROM attempts AS ended
+            WHERE ended.job_id = jobs.id AND ended.outcome NOT IN ('crashed', 'released')
+        ), 0)
+)"""
+"""A column of a job's row, as it is loaded for a claim. Jobs that simply succeed have no attempts
+in that table, so that it costs them a look into its index."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pydantic_core import to_json as to_utf8
 from pydantic_core import to_jsonable_python
 
 from switchyard.broker.message import STORED, JobMessage
+from switchyard.broker.wording import writable
 from switchyard.services.records.errors import RowRejected
 from switchyard.services.records.requests import ClaimRequest, NewJob
 from switchyard.services.records.results import JobRecord
@@ -43,14 +44,7 @@ def to_json(value: Any) -> str:
 
 def clean(text: str | None) -> str | None:
     """Free text as every database takes it: NUL and lone surrogates escaped, and not endless."""
-    if text is None:
-        return None
-    text = text[:TEXT_LIMIT]
-    if "\x00" in text:
-        text = text.replace("\x00", "\\x00")
-    if text.isascii():
-        return text
-    return text.encode("utf-8", "backslashreplace").decode()
+    return None if text is None else writable(text, TEXT_LIMIT)
 
 
 def fingerprint(job_type: str, payload_json: str) -> str:

@@ -37,6 +37,8 @@ class JobRow:
     result: str | None = None
     has_checkpoint: bool = False
     """An earlier attempt, or this one, has kept where it was."""
+    unended: int = 0
+    """Its last runs that had no end; loaded only for a claim."""
     join_id: str | None = None
     """The job that waits for this one."""
     joins: bool = False

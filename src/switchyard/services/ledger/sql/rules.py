@@ -49,11 +49,15 @@ def decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
         return Superseded(row.redrives, row.attempts)
     if row.state is State.RUNNING:
         if row.claim_id == request.claim_id:
-            return Claimed(row.crashes, row.has_checkpoint)  # its first answer was lost
+            return Claimed(row.crashes, row.has_checkpoint, row.unended)  # its answer was lost
         if request.takeover_from is None or request.takeover_from != row.claim_id:
             return HeldBy(row.worker_id or "", row.claim_id or "")
-        return Claimed(0 if redriven else row.crashes + 1, row.has_checkpoint)
-    return Claimed(0 if redriven else row.crashes, row.has_checkpoint)
+        if redriven:
+            return Claimed(0, row.has_checkpoint)
+        return Claimed(row.crashes + 1, row.has_checkpoint, row.unended + 1)
+    if redriven:
+        return Claimed(0, row.has_checkpoint)
+    return Claimed(row.crashes, row.has_checkpoint, row.unended)
 
 
 def owns(row: JobRow | None, request: FinishRequest) -> bool:

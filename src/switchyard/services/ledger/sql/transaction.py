@@ -13,7 +13,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, text
 
 from switchyard.services.ledger.sql import dialect as sql
-from switchyard.services.ledger.sql.attempting import Claim
+from switchyard.services.ledger.sql.attempting import UNENDED, Claim
 from switchyard.services.ledger.sql.errors import TransactionRaced
 from switchyard.services.ledger.sql.joins import JoinWriter
 from switchyard.services.ledger.sql.noting import HAS_CHECKPOINT, NoteStatements
@@ -110,7 +110,7 @@ class JobWriter:
         self._notes = NoteStatements(dialect)
         self._select = sql.select_locked(dialect, _LOADED, "id")
         # Payloads may be long: they are read where a message is to be compared, and only there.
-        works = ", ".join(("job_type", "payload", "run_at", "routing_key", *KEPT))
+        works = ", ".join((UNENDED, "job_type", "payload", "run_at", "routing_key", *KEPT))
         self._select_works = sql.select_locked(dialect, f"{_LOADED}, {works}", "id")
         self._select_keys = sql.select_locked(dialect, _LOADED, "idempotency_key")
         self._delete = text(f"DELETE FROM jobs WHERE {sql.keys_condition(dialect, 'id')}")
@@ -189,7 +189,7 @@ class JobWriter:
             if key is not None:
                 rows.keys[key] = KeyHolder(job_id, fingerprint)
             if work:
-                job_type, payload, run_at, routing_key, *kept = work
+                row.unended, job_type, payload, run_at, routing_key, *kept = work
                 rows.works[job_id] = KnownWorks(
                     Work(job_type, payload),
                     redrives=redrives,

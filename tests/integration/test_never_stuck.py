@@ -1,0 +1,279 @@
+"""Nothing is ever stuck: whatever is raised, at whatever step of an attempt, ends the job in its
+attempts, and leaves the worker, its slots and other jobs unharmed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.lanes import DEAD_EXCHANGE
+from switchyard.broker.message import JobMessage
+from switchyard.broker.wire.envelope import Envelope
+from switchyard.services.dead.indexing import index_waiting
+from switchyard.services.jobs.retry import MAX_UNENDED_RUNS
+from switchyard.services.records.requests import ClaimRequest, FinishRequest
+from switchyard.services.records.results import Claimed, JobRecord
+from switchyard.services.records.states import AttemptOutcome, State
+from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
+from tests.support.jobs import journal
+from tests.support.raising import HOSTILE, ISOLATIONS, STEPS, classes, exception
+from tests.support.system import JOB_MODULES, RunningWorker, System, open_system
+from tests.support.workers import FaultyLedger
+
+MODULES = (*JOB_MODULES, "tests.support.raising")
+LEVELS = (0.05, 0.1)
+SLOTS = 4
+ATTEMPTS = 2
+"""Of the job types that raise."""
+UNCOUNTED = ("LedgerUnavailable", "TransactionRaced", "LedgerFull", "LedgerCrowded",
+             "LedgerReadOnly", "LedgerRefuses", "DependencyUnavailable")  # fmt: skip
+"""Errors that use up no attempt: what is needed is away. Jobs that meet them end by their age."""
+LANGUAGE = ("KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration", "MemoryError",
+            "StopAsyncIteration", "RecursionError", "UnicodeEncodeError", "OSError")  # fmt: skip
+"""Of the exceptions of Python those that libraries treat in ways of their own."""
+FEW = (*HOSTILE, *LANGUAGE)
+STRANGE = ("KeyboardInterrupt", "a lone surrogate", "panic", "unsayable", "cancelled")
+PATIENCE = 120.0
+"""Seconds: many jobs, each in a process, on a busy machine."""
+
+
+class Poisoned(FaultyLedger):
+    """A ledger in which some calls about one job raise what the test says."""
+
+    def __init__(self, system: System, job_id: str, calls: Mapping[str, str]) -> None:
+        super().__init__(system.ledger)
+        self._job_id = job_id
+        self._calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        call = super().__getattr__(name)
+        if name not in self._calls:
+            return call
+
+        async def poisoned(*arguments: Any, **options: Any) -> Any:
+            if any(self._job_id in repr(each) for each in arguments):
+                raise exception(self._calls[name])
+            return await call(*arguments, **options)
+
+        return poisoned
+
+
+async def unharmed(system: System, worker: RunningWorker) -> None:
+    """See that the worker works on, all of its slots at once."""
+    await eventually(lambda: worker.worker.running == 0, what="free slots")
+    gated = [await system.publish("hot.gated") for _ in range(SLOTS)]
+    await journal.started(*gated)
+    journal.release(*gated)
+    await system.wait_until_all(gated, State.SUCCEEDED)
+    assert not worker.task.done()
+
+
+async def ends(
+    system: System, worker: RunningWorker, jobs: Mapping[str, str]
+) -> dict[str, JobRecord]:
+    """The records of these jobs (what they raise, by id), once all are dead, each with its letter,
+    while an innocent job runs beside them."""
+    innocent = await system.publish("hot.gated")
+    await system.wait_until_all(jobs, State.DEAD, timeout=PATIENCE)
+    journal.release(innocent)
+    await system.wait_for_state(innocent, State.SUCCEEDED)
+    letters = {letter.id for letter in await system.letters()}
+    assert [name for job_id, name in jobs.items() if job_id not in letters] == []
+    records = {job_id: await system.record(job_id) for job_id in jobs}
+    assert {job_id for job_id, each in records.items() if each.attempts > ATTEMPTS} == set()
+    await unharmed(system, worker)
+    return records
+
+
+async def published(
+    system: System, routes: Sequence[str], names: Sequence[str], **options: Any
+) -> dict[str, str]:
+    return {
+        await system.publish(f"hot.{route}", {"name": name}, **options): f"{name} in {route}"
+        for name in names
+        for route in routes
+    }
+
+
+async def test_what_leaves_a_handler_ends_its_attempt_in_every_isolation(
+    broker310: TestBroker, database_url: str
+) -> None:
+    async with open_system(broker310, database_url, modules=MODULES, retry_delays=LEVELS) as system:
+        worker = await system.start_worker("llm", slots=SLOTS)
+        jobs = await published(system, ISOLATIONS, FEW)
+        jobs |= await published(system, ["cancel_itself"], ["x"])
+        records = await ends(system, worker, jobs)
+        seen = {jobs[each.id]: (each.error_type, each.error_message) for each in records.values()}
+        for route in ISOLATIONS:
+            assert seen[f"a lone surrogate in {route}"] == ("ValueError", "bad \\ud800")
+            assert seen[f"nul in {route}"] == ("ValueError", "a\\x00b")
+            assert seen[f"unpicklable in {route}"] == ("Unpicklable", "it stays here")
+            assert seen[f"panic in {route}"][0] == "PanicException"
+            assert seen[f"not made again in {route}"] == ("NotMadeAgain", "one")
+            assert seen[f"KeyboardInterrupt in {route}"][0] == "KeyboardInterrupt"
+        letter = await system.wait_for_letter(
+            next(each for each, name in jobs.items() if name == "unpicklable in raise_in_part")
+        )
+        assert "in fail" in letter.certificate.traceback
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("route", ISOLATIONS)
+async def test_every_exception_of_the_language_and_of_the_libraries_ends_its_attempt(
+    broker310: TestBroker, sqlite_url: str, route: str
+) -> None:
+    async with open_system(broker310, sqlite_url, modules=MODULES, retry_delays=LEVELS) as system:
+        worker = await system.start_worker("llm", slots=SLOTS)
+        names = [name for name in classes() if name.rpartition(".")[2] not in UNCOUNTED]
+        assert len(names) > 300
+        for start in range(0, len(names), 100):
+            await ends(system, worker, await published(system, [route], names[start : start + 100]))
+
+
+async def test_what_is_raised_before_and_after_the_handler_ends_the_job(
+    broker310: TestBroker, database_url: str
+) -> None:
+    """While its payload is read, its limits are asked for, its answer is looked at."""
+    async with open_system(broker310, database_url, modules=MODULES, retry_delays=LEVELS) as system:
+        worker = await system.start_worker("llm", slots=SLOTS)
+        jobs = await published(system, STEPS[1:], STRANGE)
+        await ends(system, worker, jobs)
+        # What can't be read has no job: its letter stands for itself.
+        for name in STRANGE:
+            await system.publish_foreign("hot.refuse_payload", {"name": name}, source=name[:4])
+        refused = len(STRANGE)
+
+        async def buried() -> bool:
+            found = [each.certificate.reason for each in await system.letters()]
+            return found.count(Reason.MALFORMED) == refused
+
+        await eventually(buried, what="letters of what can't be read")
+        await unharmed(system, worker)
+
+
+@pytest.mark.parametrize("call", ["claim", "get", "finish", "note"])
+@pytest.mark.parametrize("name", ["panic", "a lone surrogate", "KeyboardInterrupt", "cancelled"])
+async def test_a_ledger_that_raises_anything_for_one_job_ends_that_job_alone(
+    broker310: TestBroker, sqlite_url: str, call: str, name: str
+) -> None:
+    async with open_system(broker310, sqlite_url, modules=MODULES, retry_delays=LEVELS) as system:
+        poisoned = Poisoned(system, "poisoned", {call: name})
+        worker = await system.start_worker("llm", slots=SLOTS, ledger=poisoned)  # type: ignore[arg-type]
+        await system.publish("hot.scripted", {"steps": ["raise"]}, job_id="poisoned")
+        letter = await system.wait_for_letter("poisoned")
+        assert letter.certificate.error_type
+        await index_waiting(system.settings, system.ledger, system.registry)
+        assert await system.state("poisoned") is State.DEAD
+        assert journal.runs("poisoned") <= MAX_UNENDED_RUNS
+        await unharmed(system, worker)
+
+
+@pytest.mark.parametrize("name", STRANGE)
+@pytest.mark.parametrize("step", ["retry", "dead letter", "acknowledge"])
+async def test_a_publish_or_an_acknowledgement_that_raises_costs_no_job(
+    broker310: TestBroker,
+    sqlite_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    name: str,
+) -> None:
+    async with open_system(broker310, sqlite_url, modules=MODULES, retry_delays=LEVELS) as system:
+        worker = await system.start_worker("llm", slots=SLOTS)
+        failed: list[str] = []
+
+        def once(raise_for: Callable[[Any], bool], right: Callable[..., Any]) -> Any:
+            def call(*arguments: Any, **options: Any) -> Any:
+                if not failed and raise_for(arguments):
+                    failed.append(name)
+                    raise exception(name)
+                return right(*arguments, **options)
+
+            return call
+
+        publisher = worker.worker._publisher
+        if step == "acknowledge":
+            from switchyard.broker.consume.delivery import Delivery
+
+            monkeypatch.setattr(
+                Delivery, "ack", once(lambda given: b"poisoned" in given[0].body, Delivery.ack)
+            )
+        else:
+            exchange = DEAD_EXCHANGE if step == "dead letter" else "jobs.retry.50ms"
+            send = once(lambda given: given[0] == exchange, publisher.send)
+            monkeypatch.setattr(publisher, "send", send)
+        await system.publish("hot.scripted", {"steps": ["raise"]}, job_id="poisoned")
+        await system.wait_for_state("poisoned", State.DEAD)
+        assert failed == [name]
+        assert (await system.wait_for_letter("poisoned")).message is not None
+        assert journal.runs("poisoned") <= 3
+        await unharmed(system, worker)
+
+
+async def test_a_dead_letter_that_fits_into_no_frame_says_less(
+    broker310: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_system(broker310, sqlite_url, retry_delays=LEVELS) as system:
+        worker = await system.start_worker("llm", slots=SLOTS)
+        right = worker.worker._publisher.send
+
+        async def send(exchange: str, routing_key: str, envelope: Envelope) -> None:
+            if exchange == DEAD_EXCHANGE and len(envelope.properties()) > 1_000:
+                raise ValueError("the headers are more than one frame can carry")
+            await right(exchange, routing_key, envelope)
+
+        monkeypatch.setattr(worker.worker._publisher, "send", send)
+        job_id = await system.publish("hot.scripted", {"steps": ["huge error"]}, max_attempts=1)
+        letter = await system.wait_for_letter(job_id)
+        assert (letter.certificate.reason, letter.certificate.traceback) == ("exhausted", "")
+        assert letter.certificate.message.startswith("xxx")
+
+
+async def test_a_job_that_is_begun_again_and_again_without_an_end_is_dead(
+    broker310: TestBroker, database_url: str
+) -> None:
+    """Each time its worker is stopped, so that no attempt is used up: the last net."""
+    async with open_system(broker310, database_url, retry_delays=LEVELS) as system:
+        job_id = await system.publish("hot.gated")
+        for run in range(1, MAX_UNENDED_RUNS + 1):
+            worker = await system.start_worker("llm", slots=1, shutdown_grace=0)
+            await journal.started(job_id, times=run)
+            await worker.stop()
+        assert await system.state(job_id) is State.QUEUED
+        await system.start_worker("llm", slots=1)
+        record = await system.wait_for_state(job_id, State.DEAD)
+        assert (record.reason, record.error_type) == ("crashed", "RunsWithoutEnd")
+        assert journal.runs(job_id) == MAX_UNENDED_RUNS
+        assert (await system.wait_for_letter(job_id)).certificate.reason is Reason.CRASHED
+
+
+async def test_an_end_between_them_makes_runs_without_an_end_count_anew(
+    system: System,
+) -> None:
+    message = await system.publish_foreign("hot.gated")
+    found: list[int] = []
+    for end in (None, None, State.RETRYING, None, None):
+        claim = await system.ledger.claim(_asks(message))
+        assert isinstance(claim, Claimed)
+        found.append(claim.unended)
+        if end is None:
+            await system.ledger.release_all("ghost", 1.0)
+        else:
+            snoozed = FinishRequest(
+                message.job_id, "ghost/1", end, attempts=0, now=1.0, outcome=AttemptOutcome.SNOOZE
+            )
+            assert await system.ledger.finish(snoozed) is not None
+    assert found == [0, 1, 2, 0, 1]
+
+
+def _asks(message: JobMessage) -> ClaimRequest:
+    return ClaimRequest(
+        message=message,
+        lane="hot",
+        worker="llm",
+        routing_key="hot.gated",
+        worker_id="ghost",
+        claim_id="ghost/1",
+        now=1.0,
+    )
