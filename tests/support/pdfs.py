@@ -39,6 +39,35 @@ def encrypted(user_password: str, owner_password: str = "owner") -> bytes:
     )
 
 
+def attachments_encrypted(filters: str) -> bytes:
+    """Its pages are not encrypted; which filter is said to be used for what is `filters`."""
+    with pymupdf.open(stream=encrypted("secret"), filetype="pdf") as locked:
+        about = locked.xref_get_key(-1, "Encrypt")[1]
+    about = re.sub(r"/(?:StmF|StrF|EFF)\s*/\w+", "", about).rstrip().removesuffix(">>")
+    with pymupdf.open(stream=pdf(), filetype="pdf") as opened:
+        xref = opened.get_new_xref()
+        opened.update_object(xref, f"{about}{filters}>>")
+        plain = bytes(opened.tobytes(no_new_id=True))
+    at = plain.rindex(b"trailer")
+    trailer = plain[at:].replace(b"<<", b"<</Encrypt %d 0 R/ID[<00><00>]" % xref, 1)
+    return plain[:at] + trailer
+
+
+def drawn(content: bytes, resources: str = "", about: str = "") -> bytes:
+    """A page with that content stream; `about` is what its dictionary says besides."""
+    with pymupdf.open() as document:
+        page = document.new_page()
+        xref = document.get_new_xref()
+        document.update_object(xref, "<<>>")
+        document.update_stream(xref, content, compress=False)
+        if about:
+            name, value = about[1:].split("/", 1)
+            document.xref_set_key(xref, name, f"/{value}")
+        document.xref_set_key(page.xref, "Contents", f"{xref} 0 R")
+        document.xref_set_key(page.xref, "Resources", f"<<{resources}>>")
+        return bytes(document.tobytes(no_new_id=True))
+
+
 def sized(width: float, height: float) -> bytes:
     """One page of that size, in points."""
     document = pymupdf.open()

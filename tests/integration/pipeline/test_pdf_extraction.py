@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -36,7 +37,16 @@ from switchyard.services.text.pages import Limits, PdfText
 from switchyard.services.text.pdf import ExtractorName, read_pdf
 from tests.integration.pipeline.conftest import outcome_of
 from tests.support.hostile_pdfs import deep_outline, not_pdfs
-from tests.support.pdfs import TEXT, encrypted, pdf, scanned, sized, with_a_broken_page
+from tests.support.pdfs import (
+    TEXT,
+    attachments_encrypted,
+    drawn,
+    encrypted,
+    pdf,
+    scanned,
+    sized,
+    with_a_broken_page,
+)
 
 WHOLE = {
     "sample": next(samples(1)).content,
@@ -190,6 +200,50 @@ def test_a_pdf_with_a_password_is_refused():
         EncryptedDocument, match="password only: save it without, and send it again"
     ):
         read_pdf(encrypted("secret"))
+
+
+@pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
+def test_a_pdf_of_which_only_attachments_are_encrypted_is_read(extractor: ExtractorName):
+    assert read_pdf(attachments_encrypted("/EFF/StdCF"), extractor=extractor).pages[0].text == TEXT
+    filters = "/StmF/Identity/StrF/Identity/EFF/StdCF"
+    read = read_pdf(attachments_encrypted(filters), extractor=extractor)
+    assert read.pages[0].text == TEXT
+    for filters in ("/StmF/StdCF", "/StrF/StdCF", "/StmF/StdCF/StrF/StdCF"):
+        with pytest.raises((EncryptedDocument, CorruptDocument)):
+            read_pdf(attachments_encrypted(filters), extractor=extractor)
+
+
+@pytest.mark.parametrize(
+    ("content", "resources"),
+    [
+        (b"/Span<</ActualText(The tide)>>BDC EMC", ""),
+        (b"/Span<</ActualText(The tide)>>BDC 0 0 m 9 9 l S EMC", ""),
+        (b"/C cs 1 scn 0 0 9 9 re f", "/ColorSpace<</C[/ICCBased 1 0 R]>>"),
+        (b"/Nowhere gs 0 0 9 9 re f", ""),
+        (b"q q Q Q Q Q", ""),
+    ],
+    ids=["tag-without-text", "tag-of-a-drawing", "profile", "state", "restored-too-often"],
+)
+def test_a_warning_is_no_damage_where_nothing_was_lost(content: bytes, resources: str):
+    output = extract(drawn(content, resources), PDF, title=None, filename=None)
+    assert output["broken_pages"] == []
+    assert output["needs_ocr"]
+
+
+@pytest.mark.parametrize(
+    ("content", "about"),
+    [
+        (b"junk" * 30, "/Filter/FlateDecode"),
+        (zlib.compress(b"BT (word) Tj ET" * 50)[:9], "/Filter/FlateDecode"),
+        (b"BT (word) Tj ET", "/Filter/Unheard"),
+        (b"/Nowhere Do", ""),
+        (b"tide moon " * 20, ""),
+    ],
+    ids=["packed-badly", "packed-and-cut", "filter", "form", "no-operators"],
+)
+def test_a_page_of_which_all_was_lost_is_broken(content: bytes, about: str):
+    with pytest.raises(CorruptDocument, match="page 1 can't be read"):
+        extract(drawn(content, about=about), PDF, title=None, filename=None)
 
 
 def test_a_pdf_that_is_encrypted_but_open_to_all_is_read():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,12 +21,19 @@ from switchyard.services.text.pages import (
     check_pixels,
     covered,
     has_end,
+    with_open_pages,
 )
 from switchyard.services.text.plain import has_words
 from switchyard.services.text.raised import is_raised, raised
 
 _BOLD = 16
 """Flag of a span."""
+_LOST = re.compile(
+    r"^.*(?:non-page object|not a stream|cannot load|read error|premature end|syntax error"
+    r"|unknown filter|cannot draw text).*",
+    re.MULTILINE,
+)
+"""The warnings after which part of a page, or all of it, is left out."""
 _METADATA = {"format": "format"} | {
     name: f"info:{name[0].upper()}{name[1:]}"
     for name in (
@@ -84,10 +92,8 @@ class _Pdf:
             page = self.document.load_page(number - 1)
             _check_pixels(self.library, page, number, self.limits)
             lines = _lines(self.library, page)
-            said = self.library.TOOLS.mupdf_warnings()
-            if said and not lines and not page.get_images():
-                # It goes on with an empty page where there was one that it can't read.
-                raise ValueError(said)
+            if not lines:
+                _check_not_lost(self.library.TOOLS.mupdf_warnings(), page)
             rect = page.rect
             width, height = rect.width, rect.height
             is_read = any(has_words(line.text) for line in lines)
@@ -109,6 +115,7 @@ class _Pdf:
 def opened(data: bytes, limits: Limits) -> Iterator[tuple[Any, Any]]:
     """The library, and a PDF opened with it. Raises as `Extractor.opening`."""
     library = _library()
+    data = with_open_pages(data)
     with _reading(library, data, "it"), _open(library, data) as document:
         _check_document(document, data, limits)
         yield library, document
@@ -171,6 +178,14 @@ def _reading(library: Any, data: bytes, what: str) -> Iterator[None]:
             raise MemoryError(f"reading the PDF took too much memory ({said})") from error
         cut = "" if has_end(data) else ", and its end is missing"
         raise CorruptDocument(f"the PDF is corrupt: {what} can't be read{cut} ({said})") from error
+
+
+def _check_not_lost(said: str, page: Any) -> None:
+    """Raises ValueError where MuPDF goes on with an empty page instead of one that it can't read.
+    Most of its warnings are of something else: a font, a profile of colours, a tag."""
+    lost = _LOST.search(said)
+    if lost is not None and not page.get_images() and not page.get_bboxlog():
+        raise ValueError(lost.group())
 
 
 def _check_document(document: Any, data: bytes, limits: Limits) -> None:

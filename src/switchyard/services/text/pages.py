@@ -20,6 +20,12 @@ NEEDS_PASSWORD = (
 _END = b"startxref"
 """Stands behind the last object of a whole file; behind it, `%%EOF` may be missing and a server's
 page of HTML may follow."""
+_ENCRYPT = re.compile(rb"/Encrypt(?=\s*(?:<<|(\d{1,10})\s+(\d{1,5})\s+R\b))")
+_FILTERS = re.compile(rb"/V\s*[45]\b")
+"""Of an encryption that names a filter each for streams, strings and attachments."""
+_USED = re.compile(rb"/St[mr]F\s*/\s*(?!Identity\b)\w")
+_MOST_ENCRYPTION = 16_384
+"""Bytes in which the dictionary of an encryption stands; most have a few hundred."""
 _OBJECT = re.compile(rb"\b\d{1,10} \d{1,5} obj\b")
 
 
@@ -147,3 +153,26 @@ def has_end(data: bytes) -> bool:
     """Whether a PDF was not cut off."""
     at = data.rfind(_END)
     return at >= 0 and _OBJECT.search(data, at) is None
+
+
+def with_open_pages(data: bytes) -> bytes:
+    """The file without its encryption, where that is of its attachments alone: its pages open
+    without the password, for which the libraries ask all the same. Else the file as it is."""
+    found = list(_ENCRYPT.finditer(data))
+    if not found:
+        return data
+    last = found[-1]
+    start = last.end()
+    if last[1] is not None:
+        head = re.compile(rb"(?:^|[\s>])%b\s+%b\s+obj\b" % (last[1], last[2]))
+        objects = list(head.finditer(data))
+        if not objects:
+            return data
+        start = objects[-1].end()
+    about = data[start : start + _MOST_ENCRYPTION].partition(b"endobj")[0]
+    if _FILTERS.search(about) is None or _USED.search(about) is not None:
+        return data
+    changed = bytearray(data)
+    for each in found:
+        changed[each.start() : each.end()] = b"/Ignored"
+    return bytes(changed)

@@ -23,6 +23,7 @@ from switchyard.services.text.pages import (
     check_pixels,
     covered,
     has_end,
+    with_open_pages,
 )
 from switchyard.services.text.plain import has_words
 from switchyard.services.text.raised import SIGNS, is_raised, raised
@@ -152,7 +153,7 @@ def _opened(data: bytes) -> Iterator[Any]:
 
     library: Any = pypdfium2
     try:
-        document = library.PdfDocument(data)
+        document = library.PdfDocument(with_open_pages(data))
     except library.PdfiumError as error:
         if "assword" in str(error):
             raise EncryptedDocument(NEEDS_PASSWORD) from error
