@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import numpy as np
+import pymupdf
 import pytest
 from PIL import Image
 
@@ -13,7 +14,12 @@ from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.samples.articles import sample
 from switchyard.services.samples.generating import generate
 from switchyard.services.text.images import count_pages, draw
-from switchyard.services.text.ocr import OcrNotInstalled, read_picture
+from switchyard.services.text.ocr import (
+    LONGEST_SIDE,
+    MOST_PIXELS,
+    OcrNotInstalled,
+    read_picture,
+)
 from tests.integration.pipeline.scans import SLIPS, as_image, picture_of
 from tests.support.pdfs import slips
 
@@ -103,6 +109,25 @@ def test_a_skewed_page_keeps_its_order():
     read = read_picture(skewed)
     assert read.text.startswith("# Why the Ocean Has Tides\n\nTwice a day the sea climbs")
     assert "and two low tides in a little under twenty-five hours." in read.text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sideways", [False, True])
+def test_a_long_screenshot_is_read_in_pieces_and_no_line_is_cut_or_doubled(sideways: bool):
+    document = pymupdf.open()
+    width, height = (9_000, 400) if sideways else (700, 9_000)
+    page = document.new_page(width=width, height=height)
+    said = [f"Line {number:02d} of the {SLIPS[number % 3]}" for number in range(12)]
+    for number, line in enumerate(said):
+        # Some stand where a piece begins.
+        at = (40 + 700 * number, 200) if sideways else (40, 60 + 740 * number)
+        page.insert_text(at, line, fontsize=26)
+    content = page.get_pixmap().tobytes("png")
+    picture = draw(content, 1, pixels=MANY, side=LONGEST_SIDE, area=MOST_PIXELS)
+    assert picture.size == (width, height)
+    read = read_picture(np.asarray(picture)).text
+    assert [line for line in said if line not in read] == []
+    assert len(read.split()) == sum(len(line.split()) for line in said)
 
 
 def test_a_page_without_anything_costs_no_model_its_time():

@@ -6,9 +6,11 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
 from typing import TYPE_CHECKING
 
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge, UnsupportedDocument
+from switchyard.services.text.pages import fitting
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -54,8 +56,9 @@ def count_pages(data: bytes, *, pixels: int, pages: int) -> int:
     raise DocumentTooLarge(f"the image has more than the {pages:,} pages allowed")
 
 
-def draw(data: bytes, number: int, *, pixels: int, side: int) -> Image:
-    """A page of an image, from 1, upright, in colour, at most `side` pixels long and wide.
+def draw(data: bytes, number: int, *, pixels: int, side: int, area: int = 0) -> Image:
+    """A page of an image, from 1, upright, in colour, at most `side` pixels long and wide, or of at
+    most `area` pixels.
 
     Raises CorruptDocument, UnsupportedDocument, DocumentTooLarge, MemoryError.
     """
@@ -65,10 +68,13 @@ def draw(data: bytes, number: int, *, pixels: int, side: int) -> Image:
         if number > 1 and not _has_next(image, number - 1):
             raise CorruptDocument(f"the image has no page {number}")
         _check(image, number, pixels)
-        image.draft("RGB", (side, side))  # a JPEG is decoded at a fraction of its size
+        scale = fitting(*image.size, side, area)
+        wanted = ceil(image.width * scale), ceil(image.height * scale)
+        image.draft("RGB", wanted)  # a JPEG is decoded at a fraction of its size
         # Not by `thumbnail` alone: palettes and 16 bits have no smooth way of being made smaller.
         drawn: Image = _in_colour(image)
-        drawn.thumbnail((side, side))
+        if scale < 1:
+            drawn.thumbnail(wanted)
         return ImageOps.exif_transpose(drawn)
 
 

@@ -20,6 +20,7 @@ from switchyard.services.text.pages import (
     check_count,
     check_pixels,
     covered,
+    fitting,
     has_end,
     with_open_pages,
 )
@@ -100,11 +101,12 @@ class _Pdf:
             pictures = 0.0 if is_read else covered(width, height, _pictures(page))
             return PageLines(width, height, lines, pictures)
 
-    def draw(self, number: int, *, dpi: int, side: int) -> Any:
+    def draw(self, number: int, *, dpi: int, side: int, area: int = 0) -> Any:
         import numpy as np
 
         with opened_page(self.library, self.document, self.data, number, self.limits) as page:
-            zoom = min(dpi / 72, side / max(page.rect.width, page.rect.height, 1))
+            width, height = page.rect.width * dpi / 72, page.rect.height * dpi / 72
+            zoom = dpi / 72 * fitting(width, height, side, area)
             drawn = page.get_pixmap(
                 matrix=self.library.Matrix(zoom, zoom), colorspace=self.library.csRGB, alpha=False
             )

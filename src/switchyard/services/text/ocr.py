@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 
     Picture = NDArray[np.uint8]
 
-OCR_VERSION = "rapidocr-3/ppocr-v6-small/2"
+OCR_VERSION = "rapidocr-3/ppocr-v6-small/3"
 """Of the models, and of what is made of their lines: another one reads pages anew."""
 DPI = 150
 LONGEST_SIDE = 3_000
-"""Pixels: larger pages are drawn smaller. The models look at 2,000."""
+MOST_PIXELS = 24_000_000
+"""Pixels of a drawn page: one that has more, and a side that is longer than LONGEST_SIDE, is drawn
+smaller. The models look at 2,000 a side, and at pieces where the print would be too small."""
 MEMORY_MB = 3072
 """Address space of a process that reads pages, in MiB, of which a page of A4 takes about half;
 resident it has some 0.5 GB, and 0.9 GB at the most."""
@@ -117,14 +119,20 @@ def read_page(
     limits = Limits()
     if original.media_type == PDF:
         picture = draw_page(
-            data, number, dpi=DPI, side=LONGEST_SIDE, limits=limits, extractor=original.extractor
+            data,
+            number,
+            dpi=DPI,
+            side=LONGEST_SIDE,
+            area=MOST_PIXELS,
+            limits=limits,
+            extractor=original.extractor,
         )
     else:
         import numpy as np
 
         from switchyard.services.text.images import draw
 
-        drawn = draw(data, number, pixels=limits.page_pixels, side=LONGEST_SIDE)
+        drawn = draw(data, number, pixels=limits.page_pixels, side=LONGEST_SIDE, area=MOST_PIXELS)
         picture = np.asarray(drawn)
     return read_picture(picture, str(_model_of(language, models)))
 

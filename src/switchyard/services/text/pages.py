@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any, Protocol
 
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
@@ -116,9 +117,10 @@ class OpenPdf(Protocol):
         """What stands on a page, from 1, in any order; without the characters that lie outside of
         the part that is shown. Raises CorruptDocument, DocumentTooLarge, MemoryError."""
 
-    def draw(self, number: int, *, dpi: int, side: int) -> Any:
+    def draw(self, number: int, *, dpi: int, side: int, area: int = 0) -> Any:
         """A page, from 1, as rows of pixels (red, green, blue): at that resolution, or at a lower
-        one where it would be longer or wider than `side` pixels. Raises as `page`."""
+        one where it would be longer or wider than `side` pixels and have more than `area` of them.
+        Raises as `page`."""
 
 
 def check_count(count: int, limits: Limits) -> None:
@@ -147,6 +149,13 @@ def check_pixels(number: int, drawn: Iterable[tuple[str, float, float]], limits:
                 f"page {number} of the PDF has {what}{width:.0f} × {height:.0f} pixels, "
                 f"{limits.page_pixels:,} are allowed"
             )
+
+
+def fitting(width: float, height: float, side: int, area: int = 0) -> float:
+    """By what a picture's sides are multiplied, at most 1, so that none is longer than `side`, or
+    it has no more than `area` pixels, whichever is the more."""
+    within = side / max(width, height, 1.0)
+    return min(1.0, max(within, sqrt(area / max(width * height, 1.0))))
 
 
 def has_end(data: bytes) -> bool:

@@ -142,12 +142,13 @@ def draw_page(
     *,
     dpi: int,
     side: int,
+    area: int = 0,
     limits: Limits,
     extractor: ExtractorName = "pymupdf",
 ) -> Any:
     """See OpenPdf.draw. Raises as Extractor.opening besides."""
     with extractor_named(extractor).opening(data, limits) as pdf:
-        return pdf.draw(number, dpi=dpi, side=side)
+        return pdf.draw(number, dpi=dpi, side=side, area=area)
 
 
 def _title(metadata: Mapping[str, str], first: PageLines | None) -> str | None:

@@ -22,6 +22,7 @@ from switchyard.services.text.pages import (
     check_count,
     check_pixels,
     covered,
+    fitting,
     has_end,
     with_open_pages,
 )
@@ -88,11 +89,12 @@ class _Pdf:
             finally:
                 page.close()
 
-    def draw(self, number: int, *, dpi: int, side: int) -> Any:
+    def draw(self, number: int, *, dpi: int, side: int, area: int = 0) -> Any:
         with _reading(f"page {number}"):
             page = self.document[number - 1]
             try:
-                zoom = min(dpi / 72, side / max(*_size(page, number, self.limits), 1))
+                width, height = _size(page, number, self.limits)
+                zoom = dpi / 72 * fitting(width * dpi / 72, height * dpi / 72, side, area)
                 bitmap = page.render(scale=zoom, rev_byteorder=True, prefer_bgrx=False)
                 picture = bitmap.to_numpy()
                 if picture.ndim == 2:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from switchyard.services.text.pieces import detect
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -51,19 +53,18 @@ def find_lines(engine: Any, picture: Picture) -> Found:
     """
     import numpy as np
 
-    picture, record = engine.preprocess_img(picture)
-    crops, found = engine.detect_and_crop(picture, record)
-    sideways = _run_up_or_down(found.boxes)
+    picture, boxes, crops = detect(engine, picture)
+    sideways = _run_up_or_down(boxes)
     running = [
         _turned_left(crop, box) if sideways else crop
-        for crop, box in zip(crops, found.boxes, strict=True)
+        for crop, box in zip(crops, boxes, strict=True)
         if _stands(box) == sideways
     ]
     quarters = sideways + (2 if _is_upside_down(engine, running) else 0)
     if quarters:
-        picture = np.ascontiguousarray(np.rot90(picture, quarters))
-        crops, found = engine.detect_and_crop(picture, record)
-    return Found(picture, found.boxes, crops, 90 * quarters)
+        turned = np.ascontiguousarray(np.rot90(picture, quarters))
+        picture, boxes, crops = detect(engine, turned)
+    return Found(picture, boxes, crops, 90 * quarters)
 
 
 def _is_upside_down(engine: Any, crops: Sequence[Picture]) -> bool:

@@ -1,0 +1,133 @@
+"""Pictures that are larger than what the models look at: where their print would become too small
+to be read, its lines are looked for piece by piece, in the picture as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Picture = NDArray[np.uint8]
+    Box = tuple[float, float, float, float]
+
+PIECE = 1_600
+"""Pixels that a piece is long and wide at most."""
+_OVERLAP = 240
+"""Pixels that pieces share, so that a line is whole in one of them."""
+_SMALL = 16
+"""Pixels that a line is high, with some space, below which it is read badly."""
+_FEW = 10
+"""One line of so many may be smaller."""
+_REDUCED = 0.5
+"""From which size on a picture in which no line was found has none."""
+_SAME = 0.5
+"""Part of the smaller of two boxes that both share, from which on they are of one line."""
+_BESIDE = 0.6
+"""Part of the lower of two boxes that stand side by side, from which on they are of one line."""
+
+
+def detect(engine: Any, picture: Picture) -> tuple[Picture, Any, Sequence[Picture]]:
+    """The picture in the size in which its lines are read; their boxes, and their crops.
+
+    Raises RapidOCRError for a picture without lines.
+    """
+    from rapidocr.main import RapidOCRError
+
+    small, record = engine.preprocess_img(picture)
+    scale = max(small.shape[:2]) / max(picture.shape[:2])
+    try:
+        crops, found = engine.detect_and_crop(small, record)
+        boxes = list(found.boxes)
+    except RapidOCRError:
+        if scale >= _REDUCED:
+            raise
+        boxes = []
+    if scale >= 1 or (boxes and not _are_small(boxes)):
+        return small, boxes, crops
+    boxes = _in_pieces(engine, picture, [box / scale for box in boxes])
+    if not boxes:
+        raise RapidOCRError("no piece has a line")
+    return picture, boxes, engine.crop_text_regions(picture, boxes)
+
+
+def _are_small(boxes: Sequence[Any]) -> bool:
+    heights = sorted(min(x1 - x0, y1 - y0) for x0, y0, x1, y1 in map(_around, boxes))
+    return heights[len(heights) // _FEW] < _SMALL
+
+
+def _in_pieces(engine: Any, picture: Picture, rough: Sequence[Any]) -> list[Any]:
+    """The boxes of all lines. `rough` are those of the whole: of lines that are too high for a
+    piece they are the better ones."""
+    from rapidocr.main import RapidOCRError
+
+    high, wide = picture.shape[:2]
+    found: list[Any] = []
+    for box in rough:
+        x0, y0, x1, y1 = _around(box)
+        if min(x1 - x0, y1 - y0) > _OVERLAP:
+            found.append(box)
+    for top in _starts(high):
+        for left in _starts(wide):
+            piece = picture[top : top + PIECE, left : left + PIECE]
+            part, record = engine.preprocess_img(piece)
+            scale = max(part.shape[:2]) / max(piece.shape[:2])
+            try:
+                _, there = engine.detect_and_crop(part, record)
+            except RapidOCRError:  # its word for one without text
+                continue
+            padding = record.get("padding_1", {}).get("top", 0)
+            for box in there.boxes:
+                moved = (box - (0, padding)) / scale + (left, top)
+                found.append(moved.astype("float32"))
+    return _joined(found)
+
+
+def _starts(size: int) -> Iterator[int]:
+    """Where pieces of equal length begin that cover so many pixels."""
+    count = 1 + max(0, -(-(size - PIECE) // (PIECE - _OVERLAP)))
+    for number in range(count):
+        yield round(number * (size - PIECE) / (count - 1)) if count > 1 else 0
+
+
+def _joined(boxes: Sequence[Any]) -> list[Any]:
+    """Each line once: what two pieces have is one, and so is what goes on in the next piece."""
+    import numpy as np
+
+    found: list[Any] = []
+    for box in sorted(boxes, key=lambda box: -_area(_around(box))):
+        x0, y0, x1, y1 = _around(box)
+        joined = False
+        for at, other in enumerate(found):
+            a0, b0, a1, b1 = _around(other)
+            across, down = min(x1, a1) - max(x0, a0), min(y1, b1) - max(y0, b0)
+            if across <= 0 or down <= 0:
+                continue
+            if across * down > _SAME * _area((x0, y0, x1, y1)):
+                joined = True
+                break
+            level = x1 - x0 > y1 - y0 and a1 - a0 > b1 - b0
+            stands = x1 - x0 < y1 - y0 and a1 - a0 < b1 - b0
+            goes_on = (level and down > _BESIDE * min(y1 - y0, b1 - b0)) or (
+                stands and across > _BESIDE * min(x1 - x0, a1 - a0)
+            )
+            if goes_on:
+                left, upper, right, lower = min(x0, a0), min(y0, b0), max(x1, a1), max(y1, b1)
+                corners = [[left, upper], [right, upper], [right, lower], [left, lower]]
+                found[at] = np.array(corners, np.float32)
+                joined = True
+                break
+        if not joined:
+            found.append(box)
+    return found
+
+
+def _around(box: Any) -> Box:
+    xs, ys = box[:, 0], box[:, 1]
+    return float(xs.min()), float(ys.min()), float(xs.max()), float(ys.max())
+
+
+def _area(box: Box) -> float:
+    return (box[2] - box[0]) * (box[3] - box[1])

@@ -1,0 +1,56 @@
+"""Pictures that are too large for the models are read piece by piece, each line once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from switchyard.services.text.pages import fitting
+from switchyard.services.text.pieces import PIECE, _joined, _starts
+
+
+def box(x0: float, y0: float, x1: float, y1: float) -> np.ndarray:
+    return np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], np.float32)
+
+
+@pytest.mark.parametrize("size", [10, PIECE, PIECE + 1, 2_000, 14_000])
+def test_pieces_cover_the_picture_and_overlap_by_more_than_a_line(size: int):
+    starts = list(_starts(size))
+    assert starts[0] == 0
+    assert starts[-1] + PIECE >= size
+    for before, after in pairwise(starts):
+        assert before < after <= before + PIECE - 200
+
+
+def test_a_line_that_two_pieces_have_is_there_once_and_whole():
+    whole, cut, other = box(10, 100, 500, 130), box(10, 118, 500, 131), box(10, 140, 500, 170)
+    found = _joined([cut, other, whole])
+    assert len(found) == 2
+    assert any((each == whole).all() for each in found)
+
+
+def test_a_line_that_goes_on_in_the_next_piece_is_one():
+    (found,) = _joined([box(10, 100, 1_600, 130), box(1_400, 101, 2_900, 131)])
+    assert (found == box(10, 100, 2_900, 131)).all()
+    (upright,) = _joined([box(100, 10, 130, 1_600), box(101, 1_400, 131, 2_900)])
+    assert (upright == box(100, 10, 131, 2_900)).all()
+
+
+def test_lines_below_one_another_stay_two_although_their_boxes_touch():
+    assert len(_joined([box(10, 100, 500, 132), box(10, 128, 500, 160)])) == 2
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "scale"),
+    [(1_080, 14_000, 1), (1_240, 1_754, 1), (2_480, 3_508, 1), (4_000, 24_000, 0.5)],
+)
+def test_a_picture_keeps_its_size_as_long_as_it_has_not_too_many_pixels(
+    width: int, height: int, scale: float
+):
+    assert fitting(width, height, 3_000, 24_000_000) == scale
+
+
+def test_without_an_area_the_longer_side_decides():
+    assert fitting(1_080, 15_000, 3_000) == 0.2
