@@ -177,6 +177,8 @@ class Spread(BaseModel):
     job_type: str = "received"
     lane: str | None = None
     payload: dict[str, Any] = {}
+    text_size: int = 0
+    """Characters of a text in each payload."""
 
 
 class Telling(BaseModel):
@@ -341,8 +343,9 @@ async def slow(payload: Note, ctx: JobContext) -> Outcome:
 async def spread(payload: Spread, ctx: JobContext) -> Outcome:
     """Asks for jobs to be done next, `received` by the worker `embed` unless told."""
     journal.note_start(ctx)
+    text = {"text": "x" * payload.text_size} if payload.text_size else {}
     following = [
-        Job(payload.job_type, {"n": n, **payload.payload}, lane=payload.lane)
+        Job(payload.job_type, {"n": n, **text, **payload.payload}, lane=payload.lane)
         for n in range(payload.count)
     ]
     return Next(following, {"count": payload.count})

@@ -32,6 +32,10 @@ MAX_BODY_BYTES = 1024 * 1024
 """Largest body accepted, in bytes. RabbitMQ 4 refuses more than 16 MiB; a job that needs a
 large input puts it in storage and carries a reference."""
 
+MAX_NEW_BODY_BYTES = MAX_BODY_BYTES - 4096
+"""Largest body of a job that is made, in bytes. The rest is for what is written into it later:
+attempts, times, its trace."""
+
 JobId = Annotated[str, Field(pattern=patterns.JOB_ID)]
 """Identifies a job for ever: AMQP `message_id`, ledger key, part of storage paths."""
 

@@ -22,7 +22,15 @@ from switchyard.api.http.problems import (
     render,
     try_later,
 )
-from switchyard.broker.errors import BrokerAway, BrokerError, LaneFull, Unroutable
+from switchyard.broker.errors import (
+    BrokerAway,
+    BrokerError,
+    LaneFull,
+    NeverTaken,
+    NotPermitted,
+    TooLarge,
+    Unroutable,
+)
 from switchyard.broker.patterns import complaint
 from switchyard.services.backfill.sources import InvalidBackfill, SourceAway
 from switchyard.services.bulk.control import InvalidLimits
@@ -109,6 +117,13 @@ def problem_of(error: Exception) -> Problem:
             return try_later("ledger-away", text)
         case LaneFull():
             return lane_full(error)
+        case TooLarge():
+            return Problem("too-large", f"nothing was done: {error}")
+        case NeverTaken():
+            return invalid(Complaint((), str(error)))
+        case NotPermitted():
+            text = "nothing was done: the service may not publish this on its broker; its operator "
+            return try_later("broker-away", text + "has to allow it (`jobctl doctor`)")
         case Unroutable():
             return try_later("no-queue", f"nothing was kept of the job: {error}")
         case BrokerAway(maybe_accepted=True):

@@ -15,7 +15,7 @@ from switchyard.api.models.webhooks import DeliveryView
 from switchyard.api.routes.jobs import prepared
 from switchyard.api.state import Shared
 from switchyard.broker import patterns
-from switchyard.broker.errors import PublishError
+from switchyard.broker.errors import NeverTaken, PublishError
 from switchyard.services.access.signing import is_signed
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import Published
@@ -96,7 +96,7 @@ async def _published(state: Shared, wanted: Wanted, source: str) -> Published:
     try:
         return await broker.jobs.publish_one(job)
     except PublishError as error:
-        if not error.left_nothing:
+        if isinstance(error, NeverTaken) or not error.left_nothing:
             raise
     later = JobRequest(
         request.routing_key,

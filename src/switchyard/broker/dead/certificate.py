@@ -70,6 +70,9 @@ class Reason(StrEnum):
     fault: it goes back by itself."""
     UNROUTABLE = "unroutable"
     """No queue is bound for its routing key."""
+    REFUSED = "refused"
+    """The broker never takes its message, which is too large for it, or can't be put into AMQP. So
+    its letter is in the ledger alone."""
     MALFORMED = "malformed"
     """Not JSON, not the message's schema, an unknown type, a payload that does not validate;
     properties that can't be read."""

@@ -207,6 +207,11 @@ class SizeLimit:
             self._learned = error.limit
             self._until = time.monotonic() + LIMIT_KNOWN_FOR
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether less is known to be taken than every job's message is held to when it is made."""
+        return self._job_limit < MAX_BODY_BYTES or self._learned is not None
+
     def check(self, size: int) -> None:
         """Raises TooLarge for a message of so many bytes that the broker is known not to take."""
         if self._learned is not None and size > self._learned:

@@ -158,8 +158,9 @@ class Publisher(Closing):
         await self._settled(sent, exchange, routing_key, lambda: envelope)
 
     def check(self, message: JobMessage) -> None:
-        """Raises NeverTaken for a job that is known, unsent, to be refused for what it is."""
-        self._size_limit.check_job(len(envelope_of(message).body))
+        """Raises NeverTaken for a job that is known, unsent, to be refused for its size."""
+        if self._size_limit.may_refuse:
+            self._size_limit.check_job(len(envelope_of(message).body))
 
     async def probe(self) -> None:
         """See that the broker takes something in: a message for nobody, confirmed. Raises Blocked
@@ -268,7 +269,7 @@ class Publisher(Closing):
         try:
             if not sent.confirm.done() or sent.confirm.exception() is not None:
                 make = partial(envelope_of, job.message)
-                await self._settled(sent, JOBS_EXCHANGE, job.routing_key, make)
+                await self._settled(sent, JOBS_EXCHANGE, job.routing_key, make, job.queue)
         except Refused:
             try:
                 return await self._lane_full(job)
@@ -285,7 +286,12 @@ class Publisher(Closing):
         return lane_full(job.routing_key)
 
     async def _settled(
-        self, sent: _Sent, exchange: str, routing_key: str, make: Callable[[], Envelope]
+        self,
+        sent: _Sent,
+        exchange: str,
+        routing_key: str,
+        make: Callable[[], Envelope],
+        queue: str | None = None,
     ) -> None:
         """Wait for the confirm of a publish; `make` gives its envelope, to publish it again where
         the broker may have closed the channel because of another one. Raises as `send`."""
@@ -295,18 +301,22 @@ class Publisher(Closing):
             except BrokerAway as error:
                 if not error.perhaps_refused:
                     raise
-                await self._send_alone(exchange, routing_key, make())
+                await self._send_alone(exchange, routing_key, make(), queue)
         except PublishError as error:
             self._size_limit.learn(error)
             raise
 
-    async def _send_alone(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
+    async def _send_alone(
+        self, exchange: str, routing_key: str, envelope: Envelope, queue: str | None
+    ) -> None:
         """Publish with nothing beside it: if the broker closes this channel, it is the fault of
-        this message. Raises as `send`."""
+        this message. Raises as `send`; BrokerAway without the queue, as of `Outgoing`."""
         async with self._one_alone:
             self._size_limit.check(len(envelope.body))
             try:
                 channel = await self._open_lone()
+                if queue is not None and await self._lacks(channel, queue):
+                    raise Unroutable(exchange, routing_key, queue=queue)
             except PublishError as error:  # it had been sent before
                 raise BrokerAway(str(error), maybe_accepted=True) from error
             confirm = channel.publish(exchange, routing_key, envelope)

@@ -138,10 +138,13 @@ def import_(
 
     done = run(work())
     if as_json:
-        print_json({"imported": done.imported, "skipped": done.skipped})
+        print_json({"imported": done.imported, "skipped": done.skipped, "refused": done.refused})
     else:
         skipped = f"; {done.skipped:,} skipped: they wait here already" if done.skipped else ""
         echo(f"{done.imported:,} imported{skipped}")
+    if done.refused:
+        first = "; ".join(done.refused[:3])
+        raise CommandFailed(f"the broker does not take {len(done.refused):,} letters: {first}")
 
 
 def _read(file: str) -> list[StoredLetter]:

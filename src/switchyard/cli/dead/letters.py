@@ -270,6 +270,8 @@ def hints(letter: DeadLetter, message: object) -> list[str]:
         )
     elif message is None:
         lines.append("It is no job message: mend the publisher, and publish the job anew.")
+    elif letter.reason == "refused":
+        lines.append(f"{again} --from-ledger      # once the broker takes a message of that size")
     elif letter.reason == "unroutable":
         lines += [
             "jobctl topology apply      # if the job type is new",

@@ -33,7 +33,7 @@ ReasonOption = Annotated[
     str | None,
     typer.Option(
         help="Only letters that died for this reason: exhausted, permanent, expired, "
-        "overflowed, displaced, unroutable, malformed or crashed."
+        "overflowed, displaced, unroutable, refused, malformed or crashed."
     ),
 ]
 TypeOption = Annotated[

@@ -335,6 +335,11 @@ def hints(job: JobRecord) -> list[str]:
             f"No queue is bound for {job.routing_key}: `jobctl topology apply`, then "
             f"`jobctl dead redrive {job.id}`."
         )
+    if job.reason == "refused":
+        told.append(
+            "The broker never takes its message: make it smaller, or raise `max_message_size` of "
+            f"the broker, then `jobctl dead redrive {job.id} --from-ledger`."
+        )
     workers = {
         each.worker_id: None
         for each in job.timeline

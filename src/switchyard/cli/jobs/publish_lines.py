@@ -134,7 +134,7 @@ async def _publish_batch(
 def _account_for(
     options: Options, account: Account, numbers: Sequence[int], outcomes: Sequence[PublishOutcome]
 ) -> None:
-    from switchyard.broker.errors import PublishError
+    from switchyard.broker.errors import NeverTaken, NotPermitted, PublishError
     from switchyard.services.publishing.publisher import Published
     from switchyard.services.records.states import State
 
@@ -163,8 +163,9 @@ def _account_for(
             continue
         if isinstance(outcome, PublishError):
             _failed_line(options, account, number, refusal(outcome))
-            # What the broker refuses now it refuses for the following lines as well.
-            account.stopped_by = str(outcome)
+            if not isinstance(outcome, NeverTaken | NotPermitted):
+                # What the broker refuses now it refuses for the following lines as well.
+                account.stopped_by = str(outcome)
         else:
             _failed_line(options, account, number, str(outcome))
 

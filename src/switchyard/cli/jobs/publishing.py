@@ -95,10 +95,12 @@ async def job_publisher(
 
 def refusal(error: PublishError) -> str:
     """What is said of a job that the broker did not take: what is left of it, and what to type."""
-    from switchyard.broker.errors import Blocked, LaneFull, Unroutable
+    from switchyard.broker.errors import Blocked, LaneFull, NeverTaken, NotPermitted, Unroutable
 
     if isinstance(error, LaneFull | Blocked):
         return str(error)  # they say it themselves
+    if isinstance(error, NeverTaken | NotPermitted):
+        return f"{error}; nothing was kept of the job"
     when = "then" if isinstance(error, Unroutable) else "when the broker is back"
     return f"{error}; nothing was kept of the job: publish it again {when}"
 
@@ -223,4 +225,6 @@ def failure(job: JobSummary) -> str:
             f"no queue is bound for {job.routing_key}: `jobctl topology apply`, then "
             f"`jobctl dead redrive {job.id}`"
         )
+    if job.reason == "refused":
+        return text + f"once the broker takes it: `jobctl dead redrive {job.id} --from-ledger`"
     return text + f"see `jobctl jobs show {job.id}`"

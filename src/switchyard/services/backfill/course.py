@@ -16,7 +16,7 @@ from functools import partial
 
 from pydantic_core import to_json
 
-from switchyard.broker.errors import LaneFull
+from switchyard.broker.errors import LaneFull, NeverTaken
 from switchyard.broker.lanes import EVENTS_EXCHANGE, queue_name
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
@@ -195,11 +195,14 @@ class Course:
             else:
                 jobs.append(made)
         self._gate.let_through(len(jobs))
-        publishing = asyncio.create_task(self._publish(jobs), name=f"batch of {self._session.id}")
+        publishing = asyncio.create_task(
+            self._publish(jobs, skipped), name=f"batch of {self._session.id}"
+        )
         self._under_way.append(_Batch(items, publishing, len(jobs), skipped))
 
-    async def _publish(self, jobs: Sequence[NewJob]) -> None:
-        """Until the broker has taken all of them."""
+    async def _publish(self, jobs: Sequence[NewJob], skipped: list[str]) -> None:
+        """Until the broker has taken all of them, but for those that it never takes: those are
+        skipped, as items that make no valid job are."""
         while jobs:
             outcomes = await self._jobs.publish_prepared(jobs)
             refused: list[NewJob] = []
@@ -208,6 +211,8 @@ class Course:
                     # One that its lane has dead-lettered is a job of this backfill that died.
                     if not outcome.dead_lettered:
                         refused.append(job)
+                elif isinstance(outcome, NeverTaken):
+                    skipped.append(f"{job.message.job_id}: {outcome}")
                 elif isinstance(outcome, Exception):
                     raise outcome
             jobs = refused
@@ -241,7 +246,7 @@ class Course:
         self._under_way.popleft()
         counts = self._counts
         counts.read += len(batch.items)
-        counts.published += batch.published
+        counts.published += len(batch.items) - len(batch.skipped)
         counts.skipped += len(batch.skipped)
         counts.notes += batch.skipped[: NOTES - len(counts.notes)]
         if self._is_sample_due:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from switchyard.broker.dead.certificate import DeathCertificate, read
+from switchyard.broker.errors import NeverTaken
 from switchyard.broker.lanes import DEAD_EXCHANGE, lane_of
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import envelope_of
@@ -80,9 +81,12 @@ async def _undo(
         job = _job(original, certificate, registry)
         if not await ledger.undo_edit(edit, job, original.encode(), str(certificate.reason)):
             return Undone(edit.letter_id, False, "too late: its job has begun, or was redriven")
-    await publisher.send(
-        DEAD_EXCHANGE, certificate.routing_key, envelope_of(original, certificate.headers())
-    )
+    try:
+        await publisher.send(
+            DEAD_EXCHANGE, certificate.routing_key, envelope_of(original, certificate.headers())
+        )
+    except NeverTaken as error:
+        return Undone(edit.letter_id, False, f"its job does not run; the ledger has it: {error}")
     await ledger.mark_restored(edit, ledger.clock.time())
     return Undone(edit.letter_id, True, "is a dead letter again, as it was")
 

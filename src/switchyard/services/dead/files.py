@@ -8,7 +8,7 @@ import binascii
 import json
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +21,7 @@ from switchyard.broker.dead.certificate import (
     job_in,
     letter_id,
 )
+from switchyard.broker.errors import NeverTaken
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import MAX_BODY_BYTES
 from switchyard.broker.moments import moment_of
@@ -58,6 +59,8 @@ class Imported:
     imported: int = 0
     skipped: int = 0
     """Of which the same letter waits here already."""
+    refused: list[str] = field(default_factory=list)
+    """Of each letter that the broker does not take: its id, and why."""
 
 
 def line_of(letter: DeadLetter) -> str:
@@ -175,8 +178,9 @@ ALL_STATES = ("waiting", "redriven", "purged", "dropped")
 async def import_letters(
     ledger: Ledger, publisher: Publisher, letters: Iterable[StoredLetter]
 ) -> Imported:
-    """Put letters into `jobs.dead`, confirmed, but for those that wait there already. The index
-    learns of them as of any other. Raises PublishError, LedgerUnavailable."""
+    """Put letters into `jobs.dead`, confirmed, but for those that wait there already and those that
+    the broker never takes. The index learns of them as of any other. Raises PublishError,
+    LedgerUnavailable."""
     done = Imported()
     for group in _groups(letters):
         wanted = DeadLetterFilter(ids=frozenset(each.id for each in group))
@@ -185,15 +189,22 @@ async def import_letters(
             for letter in await ledger.letters_in(wanted, states=("waiting",), limit=len(group))
         }
         new = [each for each in group if known.get(each.id, -1) < each.redrives]
-        await asyncio.gather(
-            *(
-                publisher.send(DEAD_EXCHANGE, each.certificate.routing_key, _envelope(each))
-                for each in new
-            )
-        )
-        done.imported += len(new)
+        answers = await asyncio.gather(*(_put(publisher, each) for each in new))
+        refused = [each for each in answers if each is not None]
+        done.refused += refused
+        done.imported += len(new) - len(refused)
         done.skipped += len(group) - len(new)
     return done
+
+
+async def _put(publisher: Publisher, letter: StoredLetter) -> str | None:
+    """Why the broker never takes the letter; None where it has taken it. Raises PublishError."""
+    try:
+        key = letter.certificate.routing_key
+        await publisher.send(DEAD_EXCHANGE, key, _envelope(letter))
+    except NeverTaken as error:
+        return f"{letter.id}: {error}"
+    return None
 
 
 def _groups(letters: Iterable[StoredLetter]) -> Iterator[list[StoredLetter]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,6 +20,7 @@ from switchyard.services.dead.displaced import as_any_other
 from switchyard.services.dead.groups import require_group
 from switchyard.services.dead.letters import LetterFilter, was_dead
 from switchyard.services.dead.scan import scanning_in_turn, wait_in
+from switchyard.services.dead.stored import stored_letter
 from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import Wait
 from switchyard.services.records.bulk import BulkHold, BulkOperation, BulkState
@@ -119,7 +120,22 @@ class PurgeHandler:
             purged += len(batch)
             progress = PurgeProgress(before + scan.scanned, total, purged)
             await self._throw_away(session, batch, progress)
+        await self._forget_refused(which, moment)
         await session.finish()
+
+    async def _forget_refused(self, which: LetterFilter, moment: datetime) -> None:
+        """Mark the letters that fit and that only the ledger has, as the broker takes them not."""
+        wanted = replace(which.for_index(None, moment), reason=str(Reason.REFUSED))
+        if which.reason not in (None, wanted.reason):
+            return
+        after: tuple[float, str] | None = None
+        while page := await self._ledger.letters_in(wanted, states=("waiting",), after=after):
+            fitting = [each for each in page if which.matches(stored_letter(each), moment)]
+            ids = [each.id for each in fitting if was_dead(stored_letter(each), moment)]
+            await self._ledger.mark_dead_state(
+                ids, DeadLetterState.PURGED, self._ledger.clock.time()
+            )
+            after = (page[-1].dead_at, page[-1].id)
 
     async def _throw_away(
         self, session: BulkSession, letters: Sequence[Letter], progress: PurgeProgress

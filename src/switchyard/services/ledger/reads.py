@@ -198,6 +198,19 @@ class JobReads(LedgerBase):
         )
         return await self._records(query)
 
+    async def late_pending(self, older_than: float) -> list[tuple[str, int, float]]:
+        """Jobs that are still `pending` and were last touched before `older_than`: of each routing
+        key how many, and when the first was touched. The most first."""
+        query = (
+            select(jobs.c.routing_key, func.count(), func.min(jobs.c.updated_at))
+            .where(jobs.c.state == State.PENDING, jobs.c.updated_at < older_than)
+            .group_by(jobs.c.routing_key)
+            .order_by(func.count().desc(), jobs.c.routing_key)
+        )
+        return await self._database.read(
+            lambda connection: [(key, number, at) for key, number, at in connection.execute(query)]
+        )
+
     async def due_scheduled(
         self, now: float, limit: int, *, without: Collection[tuple[str, str]] = ()
     ) -> list[JobRecord]:

@@ -80,6 +80,8 @@ class Finding(StrEnum):
     JOB_OVERDUE = "job-overdue"
     CANCEL_UNHEEDED = "cancel-unheeded"
     JOIN_STUCK = "join-stuck"
+    JOBS_PENDING = "jobs-pending"
+    JOBS_REFUSED = "jobs-refused"
     DISPLACED = "displaced"
     DEAD_GROWING = "dead-growing"
     DEAD_WAITING = "dead-waiting"

@@ -82,6 +82,7 @@ INNER = (
     _Step(jobs.overdue, ledger=True),
     _Step(jobs.cancels, ledger=True),
     _Step(jobs.joins, ledger=True),
+    _Step(jobs.outbox, broker=True, ledger=True),
     _Step(jobs.dead, ledger=True),
 )
 """What goes on there."""

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from switchyard.broker.lanes import Lane, lane_named, split_routing_key
 from switchyard.broker.message import (
-    MAX_BODY_BYTES,
+    MAX_NEW_BODY_BYTES,
     MAX_PRIORITY,
     JobMessage,
     Metadata,
@@ -267,10 +267,10 @@ def _message(
             json.dumps(message.payload, ensure_ascii=False, default=str).encode()
     except ValueError as error:
         raise InvalidPayload(f"payload of {job_type.name}: {error}") from error
-    if len(encoded) > MAX_BODY_BYTES:
+    if len(encoded) > MAX_NEW_BODY_BYTES:
         raise InvalidPayload(
-            f"the job has {len(encoded)} bytes, the limit is {MAX_BODY_BYTES}: put the large input "
-            "into storage and pass its key"
+            f"the job has {len(encoded)} bytes, the limit is {MAX_NEW_BODY_BYTES}: put the large "
+            "input into storage and pass its key"
         )
     return message
 

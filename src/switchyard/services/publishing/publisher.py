@@ -8,8 +8,10 @@ in between leaves a `pending` record, which the scheduler publishes again: the o
 - *Accepted*: the job is recorded, and will run. The broker has confirmed it (`queued`), it waits
   for its time (`scheduled`), or its confirm did not come (`pending`): it may be on the broker, and
   the outbox publishes it.
-- *Refused*: nothing is kept of it (LaneFull, Unroutable, Blocked, BrokerAway), but where a full hot
-  lane has made a dead letter of it, which the error says. Unroutable is a job whose queue is not
+- *Refused*: nothing is kept of it (LaneFull, Unroutable, NeverTaken, NotPermitted, Blocked,
+  BrokerAway), but where a full hot lane has made a dead letter of it, which the error says.
+  NeverTaken is one that is too large for the broker: to publish it again does not help. Where that
+  shows only later, the job is dead, reason `refused`. Unroutable is a job whose queue is not
   on this broker, or has no bindings yet: that is asked before it is sent.
 - A full queue (services/monitoring/lane_pressure.py) refuses before anything is recorded or sent
   (LaneFull); what a slow one takes is accepted, and `Published.pressure` says so: publish
@@ -27,7 +29,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
-from switchyard.broker.errors import BrokerAway, LaneFull, PublishError
+from switchyard.broker.errors import BrokerAway, LaneFull, NeverTaken, PublishError
 from switchyard.broker.lanes import queue_name
 from switchyard.broker.publish.outcome import Accepted, Result
 from switchyard.broker.publish.publisher import Publisher
@@ -125,8 +127,8 @@ class JobPublisher:
         """Publish one job.
 
         Raises what `prepare` raises (nothing was sent); IdempotencyConflict; LaneFull, Unroutable,
-        Blocked, BrokerAway (PublishError): nothing was kept, but the dead letter of a LaneFull
-        that says so; LedgerUnavailable.
+        NeverTaken, NotPermitted, Blocked, BrokerAway (PublishError): nothing was kept, but the dead
+        letter of a LaneFull that says so; LedgerUnavailable.
         """
         return await self.publish_one(self.prepare(request))
 
@@ -163,7 +165,10 @@ class JobPublisher:
                 each.end()
 
     async def _publish_traced(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
-        refused = await self._refused_as_full(jobs)
+        refused: dict[str, PublishError] = {
+            **self._refused_as_too_large(jobs),
+            **await self._refused_as_full(jobs),
+        }
         outcomes = await self._publish([job for job in jobs if job.message.job_id not in refused])
         rest, depths = iter(outcomes), self._depths(jobs)
         return [
@@ -183,6 +188,18 @@ class JobPublisher:
             if depth is not None:
                 found[lane, worker] = depth
         return found
+
+    def _refused_as_too_large(self, jobs: Sequence[NewJob]) -> dict[str, NeverTaken]:
+        """Those that are to be published later and are known to be refused then, by id. What is
+        published now is refused there."""
+        refused: dict[str, NeverTaken] = {}
+        for job in jobs:
+            if job.run_at is not None:
+                try:
+                    self._publisher.check(job.message)
+                except NeverTaken as error:
+                    refused[job.message.job_id] = error
+        return refused
 
     async def _refused_as_full(self, jobs: Sequence[NewJob]) -> dict[str, LaneFull]:
         """Those that would enter a full queue, by id. What an earlier request was told of is not

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import nullcontext
 
-from switchyard.broker.errors import LaneFull, PublishError
+from switchyard.broker.errors import LaneFull, NeverTaken, PublishError
 from switchyard.broker.lanes import HOT, lane_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.dead.letters import DeadJob
@@ -101,6 +101,10 @@ class Pass:
         not_taken = [copy for copy, error in refused if not _may_have_been_taken(error)]
         await self._sender.forget(self._run.not_taken(not_taken), self._session)
         for copy, error in reversed(refused):
+            if isinstance(error, NeverTaken):
+                self._run.tally.invalid += 1
+                self._run.tally.note(f"{copy.letter.id}: not redriven: {error}")
+                continue
             if not isinstance(error, LaneFull):
                 raise error  # tried again by the runner, from where it is then
             if not error.dead_lettered:

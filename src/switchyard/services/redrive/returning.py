@@ -18,7 +18,7 @@ import structlog
 
 from switchyard.broker.dead.certificate import UNBOUND, Reason, read
 from switchyard.broker.dead.scan import Letter
-from switchyard.broker.errors import PublishError, Refused
+from switchyard.broker.errors import NeverTaken, PublishError, Refused
 from switchyard.broker.lanes import LANES, Lane, lane_named, lane_of, queue_name
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import (
@@ -178,6 +178,8 @@ class Returner:
                 sent.append(letter)
             elif isinstance(result, Refused) and self._is_parked(wanted[letter.id].queue):
                 letter.ack()  # what was sent is a dead letter itself now
+            elif isinstance(result, NeverTaken):
+                stay.append(letter)
             else:
                 self._log.warning("not sent back", job_id=letter.id, error=str(result))
         moment = self.ledger.clock.time()

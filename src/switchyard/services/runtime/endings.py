@@ -123,6 +123,17 @@ def unwritable(message: JobMessage, ending: object, error: BaseException) -> Die
     )
 
 
+def unwaitable(message: JobMessage, delayed: Delayed, error: Exception) -> Died:
+    """What becomes of a job that is to be tried again, and whose message the broker does not take
+    any more: it has grown beyond its limit, or the limit has become less."""
+    failure = replace(
+        delayed.failure,
+        message=f"{delayed.failure.message}; it can't be tried again: {error}",
+        permanent=True,
+    )
+    return Died(Reason.PERMANENT, delayed.attempts, failure)
+
+
 def begun_too_often(message: JobMessage, crashes: int, unended: int) -> Died | None:
     """What becomes of a job that was there when so many of those died who ran it, or of which so
     many runs in a row have had no end; None: it may run, as a suspect where any has died."""

@@ -22,6 +22,7 @@ from switchyard.broker.errors import (
     ForeignCopy,
     LaneFull,
     NeverTaken,
+    NotPermitted,
     PublishError,
     Refused,
     Unroutable,
@@ -33,12 +34,22 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
 from switchyard.services.jobs.retry import Delayed, Died, Failure, RetryPolicy, Succeeded
-from switchyard.services.publishing.recorded import publish_recorded, record_following
+from switchyard.services.publishing.recorded import (
+    kept_letter,
+    publish_recorded,
+    record_following,
+    refused_letter,
+)
 from switchyard.services.publishing.routing import routed
 from switchyard.services.records.errors import LedgerError, RowRejected
-from switchyard.services.records.requests import NewJob
+from switchyard.services.records.requests import DeadLetterRecord, NewJob
 from switchyard.services.records.results import Existing
-from switchyard.services.runtime.endings import CalledOff, Ending, invalid_outcome
+from switchyard.services.runtime.endings import (
+    CalledOff,
+    Ending,
+    invalid_outcome,
+    unwaitable,
+)
 from switchyard.services.runtime.recording import Recorder
 from switchyard.services.runtime.running import RunningJob
 
@@ -66,7 +77,12 @@ class FollowUp:
                 return await self._next_stages(job, ending, jobs)
             case Delayed() | Died() if not await self.recorder.is_wanted(job):
                 return CalledOff()
-            case Delayed() | Died():
+            case Delayed():
+                try:
+                    await self.send_back(job, ending)
+                except NeverTaken as error:
+                    return await self.publish(job, unwaitable(job.message, ending, error), ())
+            case Died():
                 await self.send_back(job, ending)
         return ending
 
@@ -87,7 +103,23 @@ class FollowUp:
         until: datetime | None = None,
     ) -> None:
         """Send the job through a retry level, back to the queue that it came from. The time there,
-        or `until` then, does not count towards the age in the lane, unless it `ages`."""
+        or `until` then, does not count towards the age in the lane, unless it `ages`. One that has
+        grown too large for the broker goes as it came. Raises NeverTaken."""
+        try:
+            await self._delay(delivery, message, level, ages=ages, until=until)
+        except NeverTaken as error:
+            self._log.warning("job sent on as it came", error=str(error))
+            await self.put_off(delivery, message, level)
+
+    async def _delay(
+        self,
+        delivery: Delivery,
+        message: JobMessage,
+        level: float,
+        *,
+        ages: bool,
+        until: datetime | None,
+    ) -> None:
         if not ages:
             back_at = self.recorder.ledger.clock.now() + timedelta(seconds=level)
             message = message.with_metadata(queued_at=until or back_at)
@@ -123,7 +155,12 @@ class FollowUp:
             priority=delivery.priority,
             timestamp=int(self.recorder.ledger.clock.time()),
         )
-        await self._send_letter(envelope, delivery.routing_key, certificate)
+        try:
+            await self._send_letter(envelope, delivery.routing_key, certificate)
+        except ValueError as refused:
+            self._log.error("dead letter kept in the ledger alone", error=str(refused))
+            ledger, letter = self.recorder.ledger, _unread_letter(delivery, certificate)
+            await self.recorder.until_reached(lambda: ledger.index_dead([letter]))
         self._log.error(
             "malformed",
             queue=delivery.queue,
@@ -139,10 +176,14 @@ class FollowUp:
     ) -> Ending:
         """Record the next stages and publish them. When a lane refuses one, this job runs again
         later: what it has made is kept, so that is cheap, and a slot never waits for a lane. One
-        whose queue is not there stays `pending`, for the outbox: somebody has to make the queue."""
+        whose queue is not there, or that this worker's user may not publish, stays `pending`, for
+        the outbox: somebody has to make the queue, or allow it. One that the broker never takes is
+        dead, and so is this job: an attempt more would end the same."""
         try:
+            for each in jobs:
+                self.publisher.check(each.message)
             messages = await self._record(jobs)
-        except RowRejected as error:
+        except (NeverTaken, RowRejected) as error:
             return await self.publish(job, invalid_outcome(job.message, error), ())
         left = [
             routed(each, message)
@@ -153,13 +194,16 @@ class FollowUp:
         while left:
             results = await self.publisher.publish_many(left)
             full = await self._note_published(left, results)
+            hopeless = next((each for each in results if isinstance(each, NeverTaken)), None)
+            if hopeless is not None:
+                return await self.publish(job, invalid_outcome(job.message, hopeless), ())
             if full is not None:
                 return await self._wait_for_lane(job, full)
             left = [
                 stage
                 for stage, result in zip(left, results, strict=True)
                 if isinstance(result, PublishError)
-                and not isinstance(result, LaneFull | Unroutable)
+                and not isinstance(result, LaneFull | Unroutable | NotPermitted)
             ]
             if left:
                 self._log.warning("publish again", jobs=len(left), next_try_in=backoff)
@@ -208,6 +252,8 @@ class FollowUp:
             elif isinstance(result, LaneFull) and result.dead_lettered:
                 self._log.error("next stage overflowed", next_job=job_id)
                 await self._mark_overflowed(job_id)
+            elif isinstance(result, NeverTaken):
+                await self._bury_refused(stage, result)
             elif isinstance(result, Refused):
                 full = result
             else:
@@ -218,6 +264,14 @@ class FollowUp:
                 lambda: ledger.mark_queued(accepted, ledger.clock.time())
             )
         return full
+
+    async def _bury_refused(self, stage: Outgoing, error: NeverTaken) -> None:
+        message, ledger = stage.message, self.recorder.ledger
+        self._log.error("next stage refused", next_job=message.job_id, error=str(error))
+        record = await self.recorder.until_reached(partial(ledger.get, message.job_id))
+        if record is not None:
+            letter = refused_letter(record, message, error, ledger.clock.now())
+            await self.recorder.until_reached(partial(ledger.index_dead, [letter]))
 
     async def _mark_overflowed(self, job_id: str) -> None:
         ledger = self.recorder.ledger
@@ -243,7 +297,7 @@ class FollowUp:
             attempts=delayed.attempts, not_before=delayed.not_before
         )
         level, until = delayed.level, delayed.not_before
-        await self.delay(job.delivery, message, level, ages=delayed.ages, until=until)
+        await self._delay(job.delivery, message, level, ages=delayed.ages, until=until)
 
     async def _dead_letter(self, job: RunningJob, died: Died) -> None:
         message = job.message.with_metadata(attempts=died.attempts)
@@ -258,11 +312,25 @@ class FollowUp:
             worker=self.worker_id,
             dead_at=self.recorder.ledger.clock.now().isoformat(),
         )
-        try:
-            envelope = envelope_of(message)
-        except ValueError:  # its body can't be written any more: as it came
-            envelope = envelope_of(message, body=job.delivery.body)
-        await self._send_letter(envelope, certificate.routing_key, certificate)
+        for body in (None, job.delivery.body):  # as it came, the broker has taken it once
+            try:
+                envelope = envelope_of(message, body=body)
+                await self._send_letter(envelope, certificate.routing_key, certificate)
+            except ValueError as error:
+                self._log.warning("dead letter refused", error=str(error))
+            else:
+                return
+        await self._keep_letter(job, message, certificate)
+
+    async def _keep_letter(
+        self, job: RunningJob, message: JobMessage, certificate: DeathCertificate
+    ) -> None:
+        """Keep in the ledger alone the letter that the broker does not take."""
+        ledger = self.recorder.ledger
+        record = await self.recorder.until_reached(partial(ledger.get, message.job_id))
+        if record is not None:
+            letter = kept_letter(certificate, message, job.delivery.body, record)
+            await self.recorder.until_reached(partial(ledger.index_dead, [letter]))
 
     async def _send_letter(
         self, envelope: Envelope, routing_key: str, certificate: DeathCertificate
@@ -291,3 +359,19 @@ class FollowUp:
                 self._log.warning("publish again", error=str(error), next_try_in=delay)
             await asyncio.sleep(delay)
             delay = min(delay * 2, LAST_BACKOFF)
+
+
+def _unread_letter(delivery: Delivery, certificate: DeathCertificate) -> DeadLetterRecord:
+    """Make the index's record of a letter that is no job's and is nowhere but there."""
+    return DeadLetterRecord(
+        id=letter_id(None, delivery.body),
+        job_id=None,
+        reason=str(certificate.reason),
+        dead_at=datetime.fromisoformat(certificate.dead_at).timestamp(),
+        body=delivery.body,
+        headers=certificate.headers(),
+        lane=delivery.lane,
+        routing_key=delivery.routing_key,
+        error_type=certificate.error_type,
+        error_message=certificate.message,
+    )

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import structlog
 
-from switchyard.broker.errors import PublishError
+from switchyard.broker.errors import NeverTaken, PublishError
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.errors import SwitchyardError
 from switchyard.services.jobs.registry import Registry
@@ -161,9 +161,7 @@ class ScheduleRunner:
             return False
         late = now - put_off(entry.name, firing.due_at, entry.jitter)
         if why and late > max(entry.grace, AT_ONCE):
-            self._log.error("given up", schedule=entry.name, error=why)
-            await self._ledger.settle_firing(firing, FiringOutcome.REFUSED, now, why)
-            del self._refused[key]
+            await self._give_up(firing, now, why)
             return False
         try:
             job = ScheduleEntry.recorded(entry).prepared(
@@ -172,6 +170,9 @@ class ScheduleRunner:
             await self._jobs.publish_one(job)
         except (LedgerError, asyncio.CancelledError):
             raise
+        except NeverTaken as error:
+            await self._give_up(firing, now, str(error))
+            return False
         except (SwitchyardError, PublishError) as error:
             self._refused[key] = (now + AGAIN, str(error))
             if str(error) != why:  # for whoever asks why it is late
@@ -184,6 +185,11 @@ class ScheduleRunner:
         await self._ledger.settle_firing(firing, FiringOutcome.FIRED, now, firing.note)
         self._log.info("fired", schedule=entry.name, job_id=firing.job_id)
         return True
+
+    async def _give_up(self, firing: Firing, now: float, why: str) -> None:
+        self._log.error("given up", schedule=firing.schedule, error=why)
+        await self._ledger.settle_firing(firing, FiringOutcome.REFUSED, now, why)
+        self._refused.pop((firing.schedule, firing.due_at), None)
 
     def _say(self, name: str, event: str, text: str) -> None:
         """Once, until it is fired: what goes wrong is tried again every few seconds."""

@@ -23,6 +23,9 @@ OVER = 30.0
 """Seconds beyond its limit after which a job that still runs is one that nothing ends."""
 CANCELLED_FOR = 30.0
 """Seconds after which a job that was to be cancelled, and runs on, is one that nothing ends."""
+PENDING_FOR = 60.0
+"""Seconds after which the broker has refused a recorded job several times: the scheduler offers it
+every half second once it is 15 s old."""
 JUST_NOW, MANY = 900.0, 20
 """Seconds, and dead letters in that time that are more than a few bad jobs."""
 
@@ -131,6 +134,38 @@ async def joins(system: Examined) -> list[Check]:
     return [warning("joins", Finding.JOIN_STUCK, told, remedy)]
 
 
+async def outbox(system: Examined) -> list[Check]:
+    """Jobs that are recorded, and that the broker does not take for now."""
+    ledger = system.need_ledger()
+    now = ledger.clock.time()
+    late = await ledger.late_pending(now - PENDING_FOR)
+    if not late:
+        return [well("outbox", "no job waits for over a minute to be published")]
+    told = some(
+        [f"{counted(number, 'job')} of {key}, for {now - at:,.0f} s" for key, number, at in late]
+    )
+    remedy = (
+        "no worker is at fault. `jobctl scheduler` publishes them and logs why it can't (`not "
+        "published`): a full lane (`jobctl lanes`), a missing queue (`jobctl topology apply`), a "
+        "broker's user who may not publish (`jobctl topology users`), an alarm (above). To give "
+        "one up: `jobctl jobs list --state pending`, then `jobctl jobs cancel ID`"
+    )
+    return [wrong("outbox", Finding.JOBS_PENDING, f"not taken by the broker: {told}", remedy)]
+
+
+def _refused(number: int) -> Check:
+    """Dead jobs whose letters the ledger alone has."""
+    return warning(
+        "refused jobs",
+        Finding.JOBS_REFUSED,
+        f"the broker never takes the messages of {counted(number, 'job')}, which are dead: too "
+        "large for it, or not to be put into AMQP; the ledger has their letters",
+        "why: `jobctl dead groups`; make the input smaller (large ones go to storage), or raise "
+        "`max_message_size` of the broker, then `jobctl dead redrive --reason refused "
+        "--from-ledger`; or throw them away: `jobctl dead purge --reason refused`",
+    )
+
+
 async def dead(system: Examined) -> list[Check]:
     """Letters that wait for somebody, and those that go back by themselves."""
     ledger = system.need_ledger()
@@ -140,7 +175,9 @@ async def dead(system: Examined) -> list[Check]:
     checks = [_unbound(unbound)] if unbound else []
     if displaced > unbound:
         checks.append(_displaced(displaced - unbound))
-    waiting = await ledger.count_dead(DeadLetterFilter(state="waiting")) - displaced
+    refused = await ledger.count_dead(DeadLetterFilter(state="waiting", reason="refused"))
+    checks += [_refused(refused)] if refused else []
+    waiting = await ledger.count_dead(DeadLetterFilter(state="waiting")) - displaced - refused
     if waiting <= 0:
         return [*checks, well("dead letters", "none waits")]
     recent = DeadLetterFilter(state="waiting", since=ledger.clock.time() - JUST_NOW)
