@@ -75,6 +75,11 @@ class DocumentView(ApiModel):
         default=[],
         description="Empty until the document is classified; by kind, highest score first.",
     )
+    unreadable_pages: list[int] = Field(
+        default=[],
+        description="Pages, from 1, whose text could not be read, also not by OCR; empty until the "
+        "document has a result.",
+    )
     duplicate: bool = Field(
         default=False,
         description="In the answer to an upload: true if the document was already known and "
@@ -240,6 +245,11 @@ class HitView(ApiModel):
     )
     score: float = Field(description="Best first; only comparable within one mode.")
     chunk_id: str
+    unreadable_pages: list[int] = Field(
+        default=[],
+        description="Pages of its document, from 1, whose text could not be read: what they say is "
+        "not found.",
+    )
 
 
 class SearchAnswer(ApiModel):

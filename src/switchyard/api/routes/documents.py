@@ -321,6 +321,7 @@ def _view(status: DocumentStatus, *, duplicate: bool = False) -> DocumentView:
         created_at=moment(status.created_at),
         updated_at=moment(status.updated_at),
         classes=_classes(status),
+        unreadable_pages=list(status.unreadable_pages),
         duplicate=duplicate,
     )
 

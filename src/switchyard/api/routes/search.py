@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import Request
 
+from switchyard.api.dependencies import DocumentsOf
 from switchyard.api.entry.access import needs
 from switchyard.api.http.document_errors import SEARCH_PROBLEMS
 from switchyard.api.http.problems import invalid, try_later
@@ -25,7 +28,9 @@ router = Routes(tags=["search"])
     dependencies=[needs(Scope.READ)],
     responses=SEARCH_PROBLEMS,
 )
-async def search(body: SearchBody, request: Request, state: Shared) -> SearchAnswer:
+async def search(
+    body: SearchBody, request: Request, state: Shared, documents: DocumentsOf
+) -> SearchAnswer:
     """Search all documents whose text has been indexed."""
     filters = Filters(
         document_ids=body.filters.document_ids,
@@ -56,10 +61,12 @@ async def search(body: SearchBody, request: Request, state: Shared) -> SearchAns
         request.state.trouble = f"{type(error).__name__}: {error}"
         what = "index" if isinstance(error, IndexAway) else "embedder"
         raise try_later("search-away", f"the {what} does not answer; try again later") from error
-    return SearchAnswer(mode=body.mode, hits=[_view(hit) for hit in hits])
+    unreadable = await documents.unreadable_pages({hit.document_id for hit in hits})
+    views = [_view(hit, unreadable.get(hit.document_id, ())) for hit in hits]
+    return SearchAnswer(mode=body.mode, hits=views)
 
 
-def _view(hit: Hit) -> HitView:
+def _view(hit: Hit, unreadable_pages: Sequence[int]) -> HitView:
     return HitView(
         document_id=hit.document_id,
         title=hit.title,
@@ -68,4 +75,5 @@ def _view(hit: Hit) -> HitView:
         highlights=list(hit.highlights),
         score=hit.score,
         chunk_id=hit.chunk_id,
+        unreadable_pages=list(unreadable_pages),
     )

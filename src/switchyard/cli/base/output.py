@@ -212,6 +212,19 @@ def print_rows(pairs: Iterable[tuple[str, str]]) -> None:
     console().print(grid)
 
 
+def page_ranges(pages: Sequence[int]) -> str:
+    """Return page numbers, which ascend, as people write them: `pages 3–5, 9`; empty for none."""
+    ranges: list[list[int]] = []
+    for page in pages:
+        if ranges and page == ranges[-1][1] + 1:
+            ranges[-1][1] = page
+        else:
+            ranges.append([page, page])
+    written = [f"{first}–{last}" if first < last else str(first) for first, last in ranges]
+    name = "pages " if len(pages) > 1 else "page "
+    return name + ", ".join(written) if written else ""
+
+
 def _is_time(key: str, value: Any) -> bool:
     return key.endswith("_at") and isinstance(value, int | float) and not isinstance(value, bool)
 

@@ -19,6 +19,7 @@ from switchyard.cli.base.output import (
     cell,
     console,
     echo,
+    page_ranges,
     print_json,
     print_json_line,
     print_rows,
@@ -286,6 +287,7 @@ def _print_status(document: DocumentView, as_json: bool) -> None:
             ("File", document.filename or ""),
             ("Source", document.source or ""),
             *(("Class", shown(each)) for each in document.classes),
+            ("Unreadable", page_ranges(document.unreadable_pages)),
             ("Job", document.job_id or ""),
             ("Taken in", clock(document.created_at.timestamp()) if document.created_at else ""),
         )

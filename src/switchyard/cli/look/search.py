@@ -13,6 +13,7 @@ from switchyard.cli.base.output import (
     JsonOption,
     cell,
     console,
+    page_ranges,
     print_json,
     say,
 )
@@ -111,3 +112,5 @@ def search(
         where = f"{cell(hit.document_id)}  {hit.score:.2f}"
         out.print(f"[bold]{title}[/], page {hit.page}  [dim]{where}[/]")
         out.print(f"  {cell(hit.snippet)}")
+        if hit.unreadable_pages:
+            out.print(f"  [dim]not searched: unreadable {page_ranges(hit.unreadable_pages)}[/]")

@@ -24,6 +24,7 @@ from switchyard.services.files.keys import figures_key, page_key, result_key, st
 from switchyard.services.files.storage_errors import NotStored
 from switchyard.services.files.uploads import Upload
 from switchyard.services.jobs.registry import Registry
+from switchyard.services.jobs.together import together
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.metrics import Metrics
 from switchyard.services.publishing.preparing import JobRequest
@@ -35,6 +36,8 @@ from switchyard.services.runtime.inline import InlineRunner
 from switchyard.services.settings import Settings
 from switchyard.services.workers.stages import EXTRACT, INGEST, OCR, document_id_of
 
+_READ_AT_ONCE = 8
+"""Results that are read at once for the documents of a search."""
 _LOOKS = 20
 """Pages that are looked through for documents in a state, for one page of them."""
 
@@ -183,7 +186,23 @@ class DocumentDesk:
 
     async def status(self, document_id: str) -> DocumentStatus:
         """How far the document is. Raises UnknownDocument, LedgerUnavailable."""
-        return await self._status(document_id, await self._ledger.get_document(document_id))
+        status = await self._status(document_id, await self._ledger.get_document(document_id))
+        if not status.is_finished:
+            return status
+        unreadable = await self.unreadable_pages([status.document_id])
+        return replace(status, unreadable_pages=unreadable.get(status.document_id, ()))
+
+    async def unreadable_pages(self, document_ids: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """Return the pages that could not be read, of those of the documents that have such."""
+        found: dict[str, tuple[int, ...]] = {}
+
+        async def one(document_id: str) -> None:
+            result = await self._json(result_key(document_id))
+            if result is not None and result.get("unreadable_pages"):
+                found[document_id] = tuple(result["unreadable_pages"])
+
+        await together(map(one, sorted(set(document_ids))), at_once=_READ_AT_ONCE)
+        return found
 
     async def _status(self, document_id: str, document: Document | None) -> DocumentStatus:
         jobs = (await self._runs.of(document_id, document)).latest

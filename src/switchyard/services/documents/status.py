@@ -64,6 +64,9 @@ class DocumentStatus:
     created_at: float | None = None
     updated_at: float | None = None
     classes: tuple[DocumentClass, ...] = ()
+    unreadable_pages: tuple[int, ...] = ()
+    """Pages, from 1, whose text could not be read, also not by OCR; known of a document that has a
+    result, when it is asked for alone."""
 
     @property
     def is_finished(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from switchyard.services.text.layout import Line, blocks_of, paragraphs_of
+from switchyard.services.text.legibility import marked
 from switchyard.services.text.plain import clean, unwrap
 from switchyard.services.text.running import without_running
 from switchyard.services.text.tables import rows_with_tables, with_tables
@@ -34,7 +35,8 @@ class PageLines:
     height: float
     lines: Sequence[Line]
     pictures: float = 0.0
-    """Part of the page that pictures cover, 0 to 1, of a page on which there are no words."""
+    """Part of the page that pictures cover, 0 to 1, of a page on which there is little text, and
+    none that says what they show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,5 +148,5 @@ def _mirrored(page: PageLines) -> list[Line]:
 
 def cleaned(text: str) -> str:
     """The text of one line, as later steps may take it."""
-    text = clean(text)
+    text = clean(text if text.isprintable() else marked(text))
     return text if text.isprintable() else " ".join(text.split())

@@ -10,6 +10,7 @@ from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.files.media import IMAGES, PDF, decode_text
 from switchyard.services.text.drafts import Drafts
 from switchyard.services.text.images import count_pages
+from switchyard.services.text.legibility import is_gibberish
 from switchyard.services.text.pages import Limits, PdfPage
 from switchyard.services.text.pdf import ExtractorName, read_pdf
 from switchyard.services.text.plain import clean, count_words, has_words, paragraphs, shorten
@@ -71,15 +72,19 @@ def with_ocr(
     name gives way to a headline.
     """
     by_ocr = set(text.get("ocr_pages", ()))
+    unreadable = set(text.get("unreadable_pages", ()))
     broken, scanned = set(text.get("broken_pages", ())), set(text.get("scanned_pages", ()))
     pages = []
     for page in text["pages"]:
         number = page["page"]
         anew = read.get(number)
-        found = page["text"] if anew is None else anew
-        is_broken = not found and (read[number] is None if number in read else number in broken)
+        is_read_anew = anew is not None and not is_gibberish(anew)
+        is_unreadable = number in unreadable and not (is_read_anew and has_words(anew or ""))
+        found = page["text"] if anew is None or is_unreadable else anew
+        is_lost = read[number] is None if number in read else number in broken
+        is_broken = is_lost and (not found or number in scanned or number in broken)
         is_scan = number in scanned and number not in read
-        pages.append(PdfPage(number, found, is_broken, is_scan))
+        pages.append(PdfPage(number, found, is_broken, is_scan, is_unreadable))
     texts = [page.text for page in pages]
     if len(texts) and text["title"] == _title(None, None, [], filename):
         named = _title(title, None, texts, filename)
@@ -101,6 +106,7 @@ def _counts(pages: Sequence[PdfPage]) -> dict[str, Any]:
         "pages_without_text": [page.number for page in pages if not page.text],
         "broken_pages": [page.number for page in pages if page.is_broken],
         "scanned_pages": [page.number for page in pages if page.is_scan],
+        "unreadable_pages": [page.number for page in pages if page.is_unreadable],
     }
 
 

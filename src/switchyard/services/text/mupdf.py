@@ -12,19 +12,21 @@ from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.text.composing import Heading, PageLines, cleaned
 from switchyard.services.text.layout import Line
+from switchyard.services.text.legibility import is_text
 from switchyard.services.text.pages import (
     NEEDS_PASSWORD,
     Box,
+    Drawn,
     Limits,
     OpenPdf,
     check_count,
     check_pixels,
-    covered,
     fitting,
     has_end,
+    is_sparse,
+    pictures_of,
     with_open_pages,
 )
-from switchyard.services.text.plain import has_words
 from switchyard.services.text.raised import is_raised, raised
 
 _BOLD = 16
@@ -43,6 +45,8 @@ _METADATA = {"format": "format"} | {
     )
 }
 """By the name that it has here: MuPDF's own."""
+_PICTURES = frozenset(("fill-image", "fill-imgmask"))
+_TEXTS = frozenset(("fill-text", "stroke-text", "ignore-text"))
 
 
 class PyMuPDFNotInstalled(PermanentError):
@@ -97,8 +101,8 @@ class _Pdf:
                 _check_not_lost(self.library.TOOLS.mupdf_warnings(), page)
             rect = page.rect
             width, height = rect.width, rect.height
-            is_read = any(has_words(line.text) for line in lines)
-            pictures = 0.0 if is_read else covered(width, height, _pictures(page))
+            has_place = is_sparse(width, height, lines)
+            pictures = pictures_of(width, height, _drawn(page)) if has_place else 0.0
             return PageLines(width, height, lines, pictures)
 
     def draw(self, number: int, *, dpi: int, side: int, area: int = 0) -> Any:
@@ -239,8 +243,17 @@ def _image_sizes(library: Any, page: Any) -> list[tuple[int, int]]:
 
 
 def _lines(library: Any, page: Any) -> list[Line]:
-    found: list[Line] = []
     flags = library.TEXT_PRESERVE_WHITESPACE | library.TEXT_MEDIABOX_CLIP
+    found = _lines_with(flags, page)
+    if not any("\ufffd" in line.text for line in found):
+        return found
+    # A font without a map to Unicode, whose codes may be those of letters all the same.
+    guessed = _lines_with(flags | library.TEXT_CID_FOR_UNKNOWN_UNICODE, page)
+    return guessed if is_text(" ".join(line.text for line in guessed)) else found
+
+
+def _lines_with(flags: int, page: Any) -> list[Line]:
+    found: list[Line] = []
     # Ligatures in letters, and without images, which may take minutes to decode: not set.
     blocks = page.get_textpage(flags=int(flags)).extractDICT()["blocks"]
     if page.rotation:
@@ -309,13 +322,12 @@ def _joined(spans: list[Any], longest: Any) -> str:
     return "".join(said)
 
 
-def _pictures(page: Any) -> list[Box]:
-    """Where they are, without decoding any."""
-    return [
-        _turned(box, page.rotation_matrix)
-        for kind, box in page.get_bboxlog()
-        if kind in {"fill-image", "fill-imgmask"}
-    ]
+def _drawn(page: Any) -> Iterator[Drawn]:
+    """Yield pictures, without decoding any, and texts in the order in which they are drawn."""
+    for kind, box in page.get_bboxlog():
+        if kind in _PICTURES or kind in _TEXTS:
+            is_seen = kind != "ignore-text"
+            yield Drawn(_turned(box, page.rotation_matrix), kind in _PICTURES, is_seen)
 
 
 def _first_line(error: Exception) -> str:

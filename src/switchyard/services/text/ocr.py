@@ -6,7 +6,8 @@ Runs in a process of its own, like all that opens foreign files. The models lie 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from math import atan2, cos, sin
@@ -19,8 +20,9 @@ from switchyard.services.files.storage import Storage
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.text.composing import PageLines, cleaned, compose
 from switchyard.services.text.layout import Line, gutters
-from switchyard.services.text.pages import Limits
-from switchyard.services.text.pdf import ExtractorName, draw_page
+from switchyard.services.text.legibility import is_unreadable
+from switchyard.services.text.pages import SCAN, Limits
+from switchyard.services.text.pdf import ExtractorName, draw_page_with_text
 from switchyard.services.text.turning import SURE, find_lines, length
 
 if TYPE_CHECKING:
@@ -117,8 +119,9 @@ def read_page(
     require_ocr(language, models)
     data = _content(original)
     limits = Limits()
+    typed: Sequence[Line] = ()
     if original.media_type == PDF:
-        picture = draw_page(
+        page, picture = draw_page_with_text(
             data,
             number,
             dpi=DPI,
@@ -127,6 +130,8 @@ def read_page(
             limits=limits,
             extractor=original.extractor,
         )
+        if page is not None and page.pictures > SCAN and not is_unreadable(page.lines):
+            typed = _scaled(page, picture.shape[1] / page.width)
     else:
         import numpy as np
 
@@ -134,18 +139,22 @@ def read_page(
 
         drawn = draw(data, number, pixels=limits.page_pixels, side=LONGEST_SIDE, area=MOST_PIXELS)
         picture = np.asarray(drawn)
-    return read_picture(picture, str(_model_of(language, models)))
+    return read_picture(picture, str(_model_of(language, models)), typed)
 
 
-def read_picture(picture: Picture, model: str | None = None) -> ReadPage:
-    """Read a picture: rows of pixels, each red, green and blue."""
+def read_picture(
+    picture: Picture, model: str | None = None, typed: Sequence[Line] = ()
+) -> ReadPage:
+    """Read a picture: rows of pixels, each red, green and blue. `typed` is text that is known to
+    stand on it, with places in pixels: it is in the page once, whether OCR reads it or not."""
     import numpy as np
 
     height, width = picture.shape[:2]
+    (known,) = compose([PageLines(width, height, typed)])
     if max(height, width) > _SLIMMEST * min(height, width):
-        return ReadPage("", 0.0, 0)  # the engine makes one side of it nothing, and fails
+        return ReadPage(known, 0.0, 0)  # the engine makes one side of it nothing, and fails
     if (np.ptp(picture, axis=(0, 1)) < _BLANK).all():
-        return ReadPage("", 0.0, 0)  # the models would look for lines for as long as elsewhere
+        return ReadPage(known, 0.0, 0)  # the models would look for lines for as long as elsewhere
     engine = _engine(model or str(_model_of(None, None)))
     picture = np.ascontiguousarray(picture[:, :, ::-1])  # its models have learnt them backwards
     boxes, texts, scores, turned = _read_upright(engine, picture)
@@ -155,11 +164,67 @@ def read_picture(picture: Picture, model: str | None = None) -> ReadPage:
         if score >= SURE and text.strip()
     ]
     if not sure:
-        return ReadPage("", 0.0, turned)
+        return ReadPage(known, 0.0, turned)
     lines = _lines([box for box, _, _ in sure], [text for _, text, _ in sure])
+    lines = _with_typed(lines, [_turned_line(line, width, height, turned) for line in typed])
     (text,) = compose([PageLines(width, height, lines)])
     certainty = sum(score for _, _, score in sure) / len(sure)
     return ReadPage(text, round(certainty, 3), turned)
+
+
+def _scaled(page: PageLines, zoom: float) -> list[Line]:
+    """Return the lines of a page as they lie on its picture."""
+    return [
+        replace(
+            line,
+            x0=line.x0 * zoom,
+            y0=line.y0 * zoom,
+            x1=line.x1 * zoom,
+            y1=line.y1 * zoom,
+            size=line.size * zoom,
+        )
+        for line in page.lines
+    ]
+
+
+def _turned_line(line: Line, width: float, height: float, turned: int) -> Line:
+    """Return a line where it lies when its picture, of that size, is turned to the left."""
+    for _ in range(turned // 90):
+        x0, y0, x1, y1 = line.y0, width - line.x1, line.y1, width - line.x0
+        line = replace(line, x0=x0, y0=y0, x1=x1, y1=y1)
+        width, height = height, width
+    return line
+
+
+def _with_typed(lines: Sequence[Line], typed: Sequence[Line]) -> list[Line]:
+    """Return the lines that OCR has read with those that are typed, each once: what was read where
+    a typed line stands, and is no more than that line, is what it says."""
+    found = list(lines)
+    for line in typed:
+        at = [number for number, other in enumerate(found) if _overlaps(line, other)]
+        if any(_letters(line.text) in _letters(found[number].text) for number in at):
+            continue
+        same = [number for number in at if _is_as_wide(line, found[number])]
+        if same:
+            found[same[0]] = line
+        else:
+            found.append(line)
+    return found
+
+
+def _overlaps(line: Line, other: Line) -> bool:
+    shared = min(line.y1, other.y1) - max(line.y0, other.y0)
+    beside = min(line.x1, other.x1) - max(line.x0, other.x0)
+    return shared > 0.4 * min(line.height, other.height) and beside > 0
+
+
+def _is_as_wide(line: Line, other: Line) -> bool:
+    shared = min(line.x1, other.x1) - max(line.x0, other.x0)
+    return shared > 0.6 * max(line.x1 - line.x0, other.x1 - other.x0)
+
+
+def _letters(text: str) -> str:
+    return "".join(char for char in text.casefold() if char.isalnum())
 
 
 def _model_of(language: str | None, models: Path | None) -> Path:

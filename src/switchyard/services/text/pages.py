@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.text.composing import Heading, PageLines
+from switchyard.services.text.layout import Line
+from switchyard.services.text.plain import has_words
 
 Box = tuple[float, float, float, float]
 """Of a page: left, upper, right, lower; in the file's own coordinates, lower before upper."""
@@ -31,8 +33,15 @@ _OBJECT = re.compile(rb"\b\d{1,10} \d{1,5} obj\b")
 
 
 SCAN = 0.5
-"""Part of a page without words from which on pictures make it a scan: it is more than a logo on an
-empty page, or a photograph in its margins."""
+"""Part of a page with little text from which on pictures make it a scan: it is more than a logo on
+an empty page, or a photograph in its margins."""
+_SPARSE_LETTERS = 600
+_SPARSE_AREA = 0.12
+"""Letters, and part of the page that their lines cover, up to which text does not say what a
+picture beneath it shows: stamps, page numbers, notices of downloads, entries in scanned forms."""
+_LAYER = 0.002
+"""Part of the page that unseen text covers, from which on it is what an OCR has read there: a short
+line and more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,9 @@ class PdfPage:
     is_broken: bool = False
     """It can't be read, and others of its document can."""
     is_scan: bool = False
-    """It has no words, and pictures cover more than half of it."""
+    """It has no words, or few, and pictures cover more than half of it."""
+    is_unreadable: bool = False
+    """It has characters, and most of them mean nothing: its fonts lack a map to Unicode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +91,9 @@ class PdfText:
 
     @property
     def needs_ocr(self) -> bool:
-        """No page has any text: scanned images, or letters drawn as shapes."""
-        return not any(page.text for page in self.pages)
+        """No page has any text but a few letters on scans: scanned images, or letters drawn as
+        shapes."""
+        return not any(page.text and not page.is_scan for page in self.pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +151,50 @@ def covered(width: float, height: float, boxes: Iterable[Box]) -> float:
         for x0, y0, x1, y1 in boxes
     )
     return min(1.0, area / (width * height)) if width > 0 and height > 0 else 0.0
+
+
+def is_sparse(width: float, height: float, lines: Sequence[Line]) -> bool:
+    """Return whether a page has so little text that it may be a scan nevertheless."""
+    letters = sum(len(line.text) for line in lines)
+    if letters > _SPARSE_LETTERS:
+        return False
+    area = sum((line.x1 - line.x0) * (line.y1 - line.y0) for line in lines)
+    return area < _SPARSE_AREA * width * height or not any(has_words(line.text) for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Something that is drawn on a page."""
+
+    box: Box
+    is_picture: bool
+    is_seen: bool = True
+    """False for text that is drawn without ink, as the text layer of an OCR is."""
+
+
+def pictures_of(width: float, height: float, drawn: Iterable[Drawn]) -> float:
+    """Return the part of a page that pictures cover, 0 to 1, of what is drawn on it, in that order;
+    0 where text that nobody sees says what they show, drawn without ink or beneath them."""
+    pictures: list[Box] = []
+    texts: list[Box] = []
+    hidden = 0.0
+    for each in drawn:
+        if not each.is_picture:
+            if each.is_seen:
+                texts.append(each.box)
+            else:
+                hidden += covered(width, height, [each.box])
+            continue
+        pictures.append(each.box)
+        if covered(width, height, [each.box]) > SCAN:
+            hidden += covered(width, height, [box for box in texts if _is_within(box, each.box)])
+            texts = []
+    return 0.0 if hidden > _LAYER else covered(width, height, pictures)
+
+
+def _is_within(box: Box, other: Box) -> bool:
+    x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+    return other[0] <= x <= other[2] and other[1] <= y <= other[3]
 
 
 def check_pixels(number: int, drawn: Iterable[tuple[str, float, float]], limits: Limits) -> None:

@@ -14,6 +14,7 @@ from switchyard.services.files.errors import CorruptDocument
 from switchyard.services.text.composing import Heading, PageLines, compose
 from switchyard.services.text.drafts import RANGE, Draft, Drafts
 from switchyard.services.text.layout import Line
+from switchyard.services.text.legibility import is_unreadable
 from switchyard.services.text.pages import SCAN, Limits, OpenPdf, PdfPage, PdfText, RawPdf
 from switchyard.services.text.plain import clean, has_words, unwrap
 
@@ -59,9 +60,10 @@ def read_pdf(
     pages = []
     for number, page in enumerate(raw.pages, 1):
         text = "" if page is None else next(texts)
-        text = text if has_words(text) else ""
-        is_scan = page is not None and not text and page.pictures > SCAN
-        pages.append(PdfPage(number, text, is_broken=page is None, is_scan=is_scan))
+        unreadable = page is not None and is_unreadable(page.lines)
+        text = text if unreadable or has_words(text) else ""
+        is_scan = page is not None and page.pictures > SCAN and not unreadable
+        pages.append(PdfPage(number, text, page is None, is_scan, unreadable))
     broken = any(page.is_broken for page in pages)
     return PdfText(
         pages=tuple(pages),
@@ -149,6 +151,24 @@ def draw_page(
     """See OpenPdf.draw. Raises as Extractor.opening besides."""
     with extractor_named(extractor).opening(data, limits) as pdf:
         return pdf.draw(number, dpi=dpi, side=side, area=area)
+
+
+def draw_page_with_text(
+    data: bytes,
+    number: int,
+    *,
+    dpi: int,
+    side: int,
+    area: int = 0,
+    limits: Limits,
+    extractor: ExtractorName = "pymupdf",
+) -> tuple[PageLines | None, Any]:
+    """Draw a page as `draw_page`, with the text that the file has of it: None where that can't be
+    read."""
+    with extractor_named(extractor).opening(data, limits) as pdf:
+        page = _page(pdf, number)
+        picture = pdf.draw(number, dpi=dpi, side=side, area=area)
+        return None if isinstance(page, str) else page, picture
 
 
 def _title(metadata: Mapping[str, str], first: PageLines | None) -> str | None:

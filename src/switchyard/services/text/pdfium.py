@@ -17,16 +17,17 @@ from switchyard.services.text.layout import Line
 from switchyard.services.text.pages import (
     NEEDS_PASSWORD,
     Box,
+    Drawn,
     Limits,
     OpenPdf,
     check_count,
     check_pixels,
-    covered,
     fitting,
     has_end,
+    is_sparse,
+    pictures_of,
     with_open_pages,
 )
-from switchyard.services.text.plain import has_words
 from switchyard.services.text.raised import SIGNS, is_raised, raised
 
 _BOLD = 600
@@ -34,7 +35,7 @@ _BOLD = 600
 _SOFT_HYPHEN = "\x02"
 """What PDFium puts in the place of a hyphen at a line's end."""
 _MOST_RECTANGLES = 200_000
-_MOST_PICTURES = 10_000
+_MOST_OBJECTS = 20_000
 
 
 @contextmanager
@@ -83,8 +84,9 @@ class _Pdf:
                 width, height = _size(page, number, self.limits)
                 shown = _Shown(page.get_bbox(), page.get_rotation())
                 lines = _lines(page, shown)
-                is_read = any(has_words(line.text) for line in lines)
-                pictures = 0.0 if is_read else covered(width, height, _pictures(page, shown))
+                has_place = is_sparse(width, height, lines)
+                drawn = _drawn(page, shown) if has_place else ()
+                pictures = pictures_of(width, height, drawn)
                 return PageLines(width, height, lines, pictures)
             finally:
                 page.close()
@@ -206,12 +208,17 @@ def _lines(page: Any, shown: _Shown) -> list[Line]:
         text.close()
 
 
-def _pictures(page: Any, shown: _Shown) -> Iterator[Box]:
-    """Where they are, without decoding any."""
+def _drawn(page: Any, shown: _Shown) -> Iterator[Drawn]:
+    """Yield pictures, without decoding any, and texts in the order in which they are drawn."""
     from pypdfium2 import raw
 
-    for each in islice(page.get_objects(filter=[raw.FPDF_PAGEOBJ_IMAGE]), _MOST_PICTURES):
-        yield shown.seen(each.get_bounds())
+    kinds = [raw.FPDF_PAGEOBJ_IMAGE, raw.FPDF_PAGEOBJ_TEXT]
+    for each in islice(page.get_objects(filter=kinds), _MOST_OBJECTS):
+        is_picture = each.type == raw.FPDF_PAGEOBJ_IMAGE
+        is_seen = is_picture or (
+            raw.FPDFTextObj_GetTextRenderMode(each.raw) != raw.FPDF_TEXTRENDERMODE_INVISIBLE
+        )
+        yield Drawn(shown.seen(each.get_bounds()), is_picture, is_seen)
 
 
 def _goes_on(before: Line, line: Line) -> bool:

@@ -21,7 +21,7 @@ from switchyard.services.jobs.context import JobContext, ProcessCrashed
 from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
 from switchyard.services.jobs.registry import job
 from switchyard.services.jobs.together import together
-from switchyard.services.workers.outputs import DocumentFiles, StageOutput
+from switchyard.services.workers.outputs import DocumentFiles, StageOutput, pages_for_ocr
 from switchyard.services.workers.stages import (
     EXTRACT,
     INGEST,
@@ -49,13 +49,15 @@ class NoTextFound(PermanentError):
 
 
 class OcrPdf(DocumentJob):
-    """Read the pages of a document that have no text; with `force`, all of them."""
+    """Read the pages of a document that have no text, or none that can be read; with `force`, all
+    of them."""
 
     language: str | None = Field(default=None, pattern=patterns.LANGUAGE)
     """A code such as `de` or `ar`; None is any that the model of the package reads."""
     scanned: bool = False
-    """Only the pages that are pictures, of a document that has text as well: not empty ones, and
-    with `force` not those that have text. Where no OCR is installed, it goes on without them."""
+    """Only the pages that are pictures or unreadable, of a document that has text as well: not
+    empty ones, and with `force` not those whose text can be read. Where no OCR is installed, it
+    goes on without them."""
     divided: bool = False
     """Other jobs have read the pages: what is left is to put them into the document, and to read
     those that are missing all the same."""
@@ -66,9 +68,14 @@ class OcrPdf(DocumentJob):
 
     def numbers(self, text: Mapping[str, Any]) -> list[int]:
         """The pages to read, of that result of `extract_text`."""
+        wanted = pages_for_ocr(text)
         if self.scanned:
-            return list(text["scanned_pages"])
-        return [page["page"] for page in text["pages"] if self.force or not page["text"]]
+            return wanted
+        return [
+            page["page"]
+            for page in text["pages"]
+            if self.force or not page["text"] or page["page"] in wanted
+        ]
 
 
 class OcrPages(DocumentJob):

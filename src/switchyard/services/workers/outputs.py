@@ -212,8 +212,19 @@ def entry_of(about: Mapping[str, Any]) -> dict[str, Any]:
 def damage_of(text: Mapping[str, Any]) -> dict[str, Any]:
     """What a document's `result.json` says of the file's damage; `text` is the result of
     `extract_text`."""
-    # Outputs that an earlier version kept have no list.
-    return {"repaired": text["repaired"], "broken_pages": text.get("broken_pages", [])}
+    # Outputs that an earlier version kept have no lists.
+    broken = text.get("broken_pages", [])
+    return {
+        "repaired": text["repaired"],
+        "broken_pages": broken,
+        "unreadable_pages": sorted({*broken, *pages_for_ocr(text)}),
+    }
+
+
+def pages_for_ocr(text: Mapping[str, Any]) -> list[int]:
+    """Return the pages whose text has to come from OCR, and has not yet, of that result of
+    `extract_text`: scans, and those whose text can't be read."""
+    return sorted({*text.get("scanned_pages", ()), *text.get("unreadable_pages", ())})
 
 
 def _envelope(

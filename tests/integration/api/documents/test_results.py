@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from switchyard.services.files.keys import page_key, references_key, stage_key
+from switchyard.services.files.keys import page_key, references_key, result_key, stage_key
 from switchyard.services.files.storage import Storage
 from switchyard.services.samples.articles import sample
 from switchyard.services.settings import Settings
@@ -203,3 +203,19 @@ async def test_samples_of_an_unknown_kind_are_refused(client: httpx.AsyncClient)
         "use en, de"
         in (await client.post("/documents/generate", json={"languages": ["xx"]})).json()["detail"]
     )
+
+
+async def test_unreadable_pages_are_told_of_the_document_and_of_each_hit(
+    client: httpx.AsyncClient, settings: Settings
+):
+    document = (await send(client, pdf(["The cormorant dries its wings."]))).json()
+    assert document["unreadable_pages"] == []
+    key = result_key(document["document_id"])
+    storage = Storage(settings.files_url)
+    result = json.loads(await storage.get_async(key)) | {"unreadable_pages": [3, 4, 5]}
+    await storage.put_async(key, json.dumps(result).encode())
+    told = (await client.get(f"/documents/{document['document_id']}")).json()
+    assert told["unreadable_pages"] == [3, 4, 5]
+    found = (await client.post("/search", json={"query": "cormorant"})).json()
+    told = [hit for hit in found["hits"] if hit["document_id"] == document["document_id"]]
+    assert [hit["unreadable_pages"] for hit in told] == [[3, 4, 5]]

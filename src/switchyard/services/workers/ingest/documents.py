@@ -39,7 +39,7 @@ from switchyard.services.workers.ingest.intake import (
     is_taken,
     known_already,
 )
-from switchyard.services.workers.outputs import DocumentFiles, drafts_of
+from switchyard.services.workers.outputs import DocumentFiles, drafts_of, pages_for_ocr
 from switchyard.services.workers.stages import (
     EXTRACT,
     INGEST,
@@ -236,7 +236,7 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
         "needs_ocr": needs_ocr,
         "reused": output.reused,
     }
-    scanned = output.result["scanned_pages"] if ctx.settings.ocr_scanned_pages else []
+    scanned = pages_for_ocr(output.result) if ctx.settings.ocr_scanned_pages else []
     if needs_ocr:
         following = Job("await_ocr", following_payload)
     elif scanned:
