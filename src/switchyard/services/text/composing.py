@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from switchyard.services.text.layout import Line, blocks_of, paragraphs_of
 from switchyard.services.text.legibility import marked
+from switchyard.services.text.overprint import without_copies
 from switchyard.services.text.plain import clean, unwrap
 from switchyard.services.text.running import without_running
 from switchyard.services.text.tables import rows_with_tables, with_tables
@@ -52,6 +53,7 @@ class Heading:
 
 def compose(pages: Sequence[PageLines], outline: Sequence[Heading] = ()) -> list[str]:
     """The text of each page, in Markdown: blank lines between paragraphs, each one line."""
+    pages = [replace(page, lines=without_copies(page.lines)) for page in pages]
     kept = without_running(pages)
     levels = _levels(kept)
     titles = {_key(entry.title): min(entry.level, 6) for entry in outline}

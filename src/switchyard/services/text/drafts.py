@@ -22,7 +22,7 @@ from switchyard.services.text.layout import Line
 
 RANGE = 100
 """Pages that are kept together; a document that has no more is read at once, in about a second."""
-DRAFTS_VERSION = 5
+DRAFTS_VERSION = 6
 """Of their form, and of how lines are read."""
 
 

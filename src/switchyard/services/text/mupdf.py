@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from unicodedata import combining
 
 from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.jobs.outcomes import PermanentError
+from switchyard.services.text.bidi import RIGHT_TO_LEFT, Glyph, text_in_order
 from switchyard.services.text.composing import Heading, PageLines, cleaned
 from switchyard.services.text.layout import Line
 from switchyard.services.text.legibility import is_text
@@ -28,7 +30,11 @@ from switchyard.services.text.pages import (
     with_open_pages,
 )
 from switchyard.services.text.raised import is_raised, raised
+from switchyard.services.text.xfa import text_of_form
 
+_APART = 1.0
+"""Sizes of a letter between two pieces of a line from right to left, at most."""
+_NO_WIDTH = 0.01
 _BOLD = 16
 """Flag of a span."""
 _LOST = re.compile(
@@ -45,6 +51,8 @@ _METADATA = {"format": "format"} | {
     )
 }
 """By the name that it has here: MuPDF's own."""
+_PART = re.compile(r"\((\w+)\)\s*(\d{1,10}) \d+ R")
+"""Of an XFA form: its name and the number of its stream."""
 _PICTURES = frozenset(("fill-image", "fill-imgmask"))
 _TEXTS = frozenset(("fill-text", "stroke-text", "ignore-text"))
 
@@ -82,6 +90,11 @@ class _Pdf:
         from switchyard.services.text.mupdf_outline import read_outline
 
         return read_outline(self.library, self.document)
+
+    @property
+    def form(self) -> str | None:
+        packets = _form_parts(self.library, self.document)
+        return None if packets is None else text_of_form(packets)
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -242,22 +255,49 @@ def _image_sizes(library: Any, page: Any) -> list[tuple[int, int]]:
     return found
 
 
+def _form_parts(library: Any, document: Any) -> dict[str, bytes] | None:
+    """Return the parts of an XFA form that are read; None for any other PDF."""
+    found: dict[str, bytes] = {}
+    with suppress(RuntimeError, ValueError, library.mupdf.FzErrorBase):  # damaged: as far as it is
+        catalog = document.pdf_catalog()
+        if document.xref_get_key(catalog, "NeedsRendering") != ("bool", "true"):
+            return None
+        kind, said = document.xref_get_key(catalog, "AcroForm/XFA")
+        if kind not in {"array", "xref"}:
+            return None
+        parts = _PART.findall(said) if kind == "array" else [("template", said.split()[0])]
+        for name, xref in parts:
+            if name in {"template", "datasets"}:
+                found[name] = document.xref_stream(int(xref)) or b""
+        return found
+    return found or None
+
+
 def _lines(library: Any, page: Any) -> list[Line]:
     flags = library.TEXT_PRESERVE_WHITESPACE | library.TEXT_MEDIABOX_CLIP
     found = _lines_with(flags, page)
-    if not any("\ufffd" in line.text for line in found):
-        return found
-    # A font without a map to Unicode, whose codes may be those of letters all the same.
-    guessed = _lines_with(flags | library.TEXT_CID_FOR_UNKNOWN_UNICODE, page)
-    return guessed if is_text(" ".join(line.text for line in guessed)) else found
+    if any("\ufffd" in line.text for line in found):
+        # A font without a map to Unicode, whose codes may be those of letters all the same.
+        guessing = flags | library.TEXT_CID_FOR_UNKNOWN_UNICODE
+        guessed = _lines_with(guessing, page)
+        if is_text(" ".join(line.text for line in guessed)):
+            found, flags = guessed, guessing
+    if any(RIGHT_TO_LEFT.search(line.text) for line in found if not line.text.isascii()):
+        return _lines_with(flags, page, by_glyphs=True)
+    return found
 
 
-def _lines_with(flags: int, page: Any) -> list[Line]:
+def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]:
+    """Return the lines of a page; with `by_glyphs`, the letters of those from right to left are
+    put into their order by their places."""
     found: list[Line] = []
     # Ligatures in letters, and without images, which may take minutes to decode: not set.
-    blocks = page.get_textpage(flags=int(flags)).extractDICT()["blocks"]
+    text_page = page.get_textpage(flags=int(flags))
+    blocks = (text_page.extractRAWDICT() if by_glyphs else text_page.extractDICT())["blocks"]
     if page.rotation:
         _turn(blocks, page.rotation_matrix)
+    if by_glyphs:
+        blocks = [{"lines": _whole_rows(blocks)}]
     # The inner loop of reading: what most lines don't need is not asked for.
     for block in blocks:
         for line in block.get("lines", ()):
@@ -272,6 +312,8 @@ def _lines_with(flags: int, page: Any) -> list[Line]:
                 continue
             x0, y0, x1, y1 = line["bbox"]
             size = longest["size"]
+            if by_glyphs and line["dir"][0] >= 0.5 and RIGHT_TO_LEFT.search(text):
+                text = cleaned(text_in_order(_glyphs(spans), size))
             if line["dir"][0] < 0.5:  # upright: as wide as its letters are high
                 found.append(Line(x0, y0, x1, y1, text, size))
                 continue
@@ -296,6 +338,8 @@ def _turn(blocks: list[Any], matrix: Any) -> None:
             line["dir"] = (matrix.a * x + matrix.c * y, matrix.b * x + matrix.d * y)
             for span in line["spans"]:
                 span["origin"] = _turned((*span["origin"], *span["origin"]), matrix)[:2]
+                for char in span.get("chars", ()):
+                    char["bbox"] = _turned(char["bbox"], matrix)
 
 
 def _turned(box: Box, matrix: Any) -> Box:
@@ -303,6 +347,58 @@ def _turned(box: Box, matrix: Any) -> Box:
     xs = [matrix.a * x + matrix.c * y + matrix.e for x, y in ((x0, y0), (x1, y1))]
     ys = [matrix.b * x + matrix.d * y + matrix.f for x, y in ((x0, y0), (x1, y1))]
     return min(xs), min(ys), max(xs), max(ys)
+
+
+def _whole_rows(blocks: list[Any]) -> list[Any]:
+    """Return the lines of all blocks, each span with its text; those of one row that has letters
+    from right to left are one: they come in a piece for each direction."""
+    found: list[Any] = []
+    for block in blocks:
+        for line in block.get("lines", ()):
+            for span in line["spans"]:
+                span["text"] = "".join(char["c"] for char in span["chars"])
+            line["rtl"] = any(RIGHT_TO_LEFT.search(span["text"]) for span in line["spans"])
+            last = found[-1] if found else None
+            if last is not None and (line["rtl"] or last["rtl"]) and _are_beside(last, line):
+                last["spans"] += line["spans"]
+                last["rtl"] = True
+                (a0, b0, a1, b1), (x0, y0, x1, y1) = last["bbox"], line["bbox"]
+                last["bbox"] = (min(a0, x0), min(b0, y0), max(a1, x1), max(b1, y1))
+            else:
+                found.append(line)
+    return found
+
+
+def _are_beside(line: Any, other: Any) -> bool:
+    (a0, b0, a1, b1), (x0, y0, x1, y1) = line["bbox"], other["bbox"]
+    size = max(line["spans"][0]["size"], other["spans"][0]["size"])
+    shared = min(b1, y1) - max(b0, y0)
+    return bool(
+        shared > 0.6 * min(b1 - b0, y1 - y0)
+        and max(x0 - a1, a0 - x1) < _APART * size
+        and line["dir"][0] >= 0.5
+        and other["dir"][0] >= 0.5
+    )
+
+
+def _glyphs(spans: list[Any]) -> list[Glyph]:
+    """Return the glyphs of a line. The further letters of a ligature have no width, and stand
+    behind its first one, or before it where the library has turned their order."""
+    found: list[Glyph] = []
+    before: list[Any] = []
+    for span in spans:
+        for char in span["chars"]:
+            x0, _, x1, _ = char["bbox"]
+            has_no_width = x1 - x0 <= _NO_WIDTH
+            if has_no_width and found and abs(found[-1].x1 - x0) < 0.1:
+                found[-1] = replace(found[-1], text=found[-1].text + char["c"])
+            elif not has_no_width or combining(char["c"]):
+                own = [each["c"] for each in reversed(before) if abs(each["bbox"][0] - x1) < 0.1]
+                found.append(Glyph(char["c"] + "".join(own), x0, x1))
+                before.clear()
+            else:
+                before.append(char)
+    return found
 
 
 def _span_length(span: Any) -> int:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Picture = NDArray[np.uint8]
 
-OCR_VERSION = "rapidocr-3/ppocr-v6-small/3"
+OCR_VERSION = "rapidocr-3/ppocr-v6-small/4"
 """Of the models, and of what is made of their lines: another one reads pages anew."""
 DPI = 150
 LONGEST_SIDE = 3_000

@@ -106,6 +106,8 @@ class RawPdf:
     metadata: Mapping[str, str]
     """As the file has it, with `title`."""
     repaired: bool
+    form: str | None = None
+    """See `OpenPdf.form`."""
 
 
 class OpenPdf(Protocol):
@@ -120,6 +122,11 @@ class OpenPdf(Protocol):
 
     @property
     def outline(self) -> list[Heading]: ...
+
+    @property
+    def form(self) -> str | None:
+        """The text of an XFA form, which its pages lack; None for any other PDF. Raises
+        UnsupportedDocument."""
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from switchyard.services.text.composing import Heading, PageLines, compose
 from switchyard.services.text.drafts import RANGE, Draft, Drafts
 from switchyard.services.text.layout import Line
 from switchyard.services.text.legibility import is_unreadable
+from switchyard.services.text.overprint import without_copies
 from switchyard.services.text.pages import SCAN, Limits, OpenPdf, PdfPage, PdfText, RawPdf
 from switchyard.services.text.plain import clean, has_words, unwrap
 
@@ -60,9 +61,11 @@ def read_pdf(
     pages = []
     for number, page in enumerate(raw.pages, 1):
         text = "" if page is None else next(texts)
+        if raw.form is not None:  # its pages only say that they can't be shown
+            text = raw.form if number == 1 else ""
         unreadable = page is not None and is_unreadable(page.lines)
         text = text if unreadable or has_words(text) else ""
-        is_scan = page is not None and page.pictures > SCAN and not unreadable
+        is_scan = page is not None and page.pictures > SCAN and not unreadable and not raw.form
         pages.append(PdfPage(number, text, page is None, is_scan, unreadable))
     broken = any(page.is_broken for page in pages)
     return PdfText(
@@ -105,7 +108,7 @@ def read_pages(
         found = [None if isinstance(page, str) else page for page in pages]
         if not any(found):
             raise CorruptDocument(next(page for page in pages if isinstance(page, str)))
-        return RawPdf(found, pdf.outline, pdf.metadata, repaired or pdf.repaired)
+        return RawPdf(found, pdf.outline, pdf.metadata, repaired or pdf.repaired, pdf.form)
 
 
 def _read(
@@ -177,7 +180,7 @@ def _title(metadata: Mapping[str, str], first: PageLines | None) -> str | None:
     junk = ("untitled", "microsoft word", "imagemagick", "powerpoint", "document")
     if len(named) > 3 and not named.lower().startswith(junk) and has_words(named):
         return named[:300]
-    lines: Sequence[Line] = first.lines if first is not None else ()
+    lines: Sequence[Line] = without_copies(first.lines) if first is not None else ()
     largest = max((round(line.size, 1) for line in lines), default=0)
     headline = unwrap(" ".join(line.text for line in lines if round(line.size, 1) == largest))
     others = any(round(line.size, 1) < largest for line in lines)

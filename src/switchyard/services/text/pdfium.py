@@ -5,6 +5,8 @@ The same protocol as `mupdf`. PDFium does not say what it has mended.
 
 from __future__ import annotations
 
+import ctypes
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +14,10 @@ from itertools import islice
 from typing import Any
 
 from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
+from switchyard.services.text.bidi import RIGHT_TO_LEFT, Glyph, text_from_left, text_in_order
 from switchyard.services.text.composing import Heading, PageLines, cleaned
 from switchyard.services.text.layout import Line
+from switchyard.services.text.overprint import cell_of, have_copies, is_copied
 from switchyard.services.text.pages import (
     NEEDS_PASSWORD,
     Box,
@@ -29,12 +33,18 @@ from switchyard.services.text.pages import (
     with_open_pages,
 )
 from switchyard.services.text.raised import SIGNS, is_raised, raised
+from switchyard.services.text.xfa import MAX_PACKET_BYTES, text_of_form
 
 _BOLD = 600
 """Weight from which letters are bold."""
 _SOFT_HYPHEN = "\x02"
 """What PDFium puts in the place of a hyphen at a line's end."""
+_APART = 1.5
+"""Sizes of a letter between two lines of a row from right to left, at least."""
+_NO_WIDTH = 0.01
 _MOST_RECTANGLES = 200_000
+_MOST_PARTS = 100
+_LONGEST_NAME = 256
 _MOST_OBJECTS = 20_000
 
 
@@ -67,6 +77,16 @@ class _Pdf:
     @property
     def outline(self) -> list[Heading]:
         return _outline(self.document)
+
+    @property
+    def form(self) -> str | None:
+        from pypdfium2 import raw
+
+        if raw.FPDF_GetFormType(self.document) != raw.FORMTYPE_XFA_FULL:
+            return None
+        count = min(raw.FPDF_GetXFAPacketCount(self.document), _MOST_PARTS)
+        packets = dict(_part(self.document, number) for number in range(count))
+        return text_of_form(packets)
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -203,6 +223,9 @@ def _lines(page: Any, shown: _Shown) -> list[Line]:
                 found[-1] = _joined(found[-1], line)
             else:
                 found.append(line)
+        has_rtl = any(RIGHT_TO_LEFT.search(line.text) for line in found if not line.text.isascii())
+        if has_rtl or have_copies(found):
+            return list(_lines_by_glyphs(text, shown))
         return found
     finally:
         text.close()
@@ -219,6 +242,66 @@ def _drawn(page: Any, shown: _Shown) -> Iterator[Drawn]:
             raw.FPDFTextObj_GetTextRenderMode(each.raw) != raw.FPDF_TEXTRENDERMODE_INVISIBLE
         )
         yield Drawn(shown.seen(each.get_bounds()), is_picture, is_seen)
+
+
+def _lines_by_glyphs(text: Any, shown: _Shown) -> Iterator[Line]:
+    """Yield the lines of a page with letters from right to left, or with print drawn several times
+    over, in order by their places: the library's own pieces overlap there."""
+    from pypdfium2 import raw
+
+    seen: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+    row: list[tuple[Glyph, float, float, float]] = []
+    for number in range(min(text.count_chars(), _MOST_RECTANGLES)):
+        char = chr(raw.FPDFText_GetUnicode(text, number))
+        box = None if char in "\r\n" else shown.within(text.get_charbox(number, loose=True))
+        if box is None:
+            continue
+        x0, y0, x1, y1 = shown.seen(box)
+        if char == _SOFT_HYPHEN:
+            char = "-"
+        size = raw.FPDFText_GetFontSize(text, number) or y1 - y0
+        if row and x1 > x0 and _place(row[-1]) == (x0, y0, x1, y1):
+            # One glyph that says several letters, which the library gives from the left.
+            said = row[-1][0].text
+            said = char + said if RIGHT_TO_LEFT.match(char) else said + char
+            row[-1] = (Glyph(said, x0, x1), y0, y1, size)
+            continue
+        is_blank = char.isspace()
+        if (is_blank and x1 - x0 < _NO_WIDTH) or is_copied((x0, y0), size, seen[char]):
+            continue  # blanks without a place are the library's own
+        if not is_blank:
+            seen[char].add(cell_of((x0, y0), size))
+        if row and min(row[-1][2], y1) - max(row[-1][1], y0) < 0.5 * min(
+            row[-1][2] - row[-1][1], y1 - y0
+        ):
+            yield from _divided(row)
+            row = []
+        row.append((Glyph(char, x0, x1), y0, y1, size))
+    yield from _divided(row)
+
+
+def _place(glyph: tuple[Glyph, float, float, float]) -> Box:
+    return glyph[0].x0, glyph[1], glyph[0].x1, glyph[2]
+
+
+def _divided(row: list[tuple[Glyph, float, float, float]]) -> Iterator[Line]:
+    """Yield the lines of a row, which wide spaces divide."""
+    row.sort(key=lambda each: each[0].x0)
+    start = 0
+    for at in range(1, len(row) + 1):
+        if at < len(row) and row[at][0].x0 - row[at - 1][0].x1 < _APART * row[at][3]:
+            continue
+        part = row[start:at]
+        start = at
+        if not part:
+            continue
+        glyphs, tops, bottoms, sizes = zip(*part, strict=True)
+        said = "".join(glyph.text for glyph in glyphs)
+        is_rtl = RIGHT_TO_LEFT.search(said) is not None
+        said = (text_in_order if is_rtl else text_from_left)(glyphs, sizes[0])
+        if said := cleaned(said):
+            right = max(glyph.x1 for glyph in glyphs)
+            yield Line(glyphs[0].x0, min(tops), right, max(bottoms), said, sizes[0])
 
 
 def _goes_on(before: Line, line: Line) -> bool:
@@ -249,6 +332,21 @@ def _joined(before: Line, line: Line) -> Line:
         max(before.size, line.size),
         before.bold and line.bold,
     )
+
+
+def _part(document: Any, number: int) -> tuple[str, bytes]:
+    """Return the name and the content of a part of an XFA form."""
+    from pypdfium2 import raw
+
+    name = ctypes.create_string_buffer(_LONGEST_NAME)
+    raw.FPDF_GetXFAPacketName(document, number, name, _LONGEST_NAME)
+    size = ctypes.c_ulong()
+    raw.FPDF_GetXFAPacketContent(document, number, None, 0, size)
+    if size.value > MAX_PACKET_BYTES:
+        return name.value.decode("latin-1"), b""
+    content = ctypes.create_string_buffer(size.value)
+    raw.FPDF_GetXFAPacketContent(document, number, content, size.value, size)
+    return name.value.decode("latin-1"), content.raw
 
 
 def _outline(document: Any) -> list[Heading]:

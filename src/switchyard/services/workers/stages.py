@@ -60,7 +60,7 @@ class Stage:
 
 
 INGEST = Stage("ingest_document", "storing")
-EXTRACT = Stage("extract_text", "extracting", version=8)
+EXTRACT = Stage("extract_text", "extracting", version=9)
 OCR = Stage("ocr_pdf", "recognizing", waiting=NEEDS_OCR)
 SUMMARIZE = Stage("summarize_content", "summarizing")
 EMBED = Stage("embed_content", "embedding")

@@ -1,0 +1,197 @@
+"""Lines of Arabic, Hebrew and other scripts that are written from right to left.
+
+A PDF places glyphs, and says nothing of the order in which they are read. Here a line's letters
+are put into that order by their places: the reverse of the Unicode bidirectional algorithm
+(UAX #9), with numbers and words of other scripts in theirs.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff]")
+_STRONG_RTL = frozenset(("R", "AL"))
+_NUMBERS = frozenset(("EN", "AN"))
+_WITHIN_NUMBERS = frozenset(("ES", "CS", "ET"))
+_GAP = 0.2
+"""Heights of a letter between two, from which on there is a blank where the file has none."""
+_ENDS = frozenset("\u0629\u0649\u05da\u05dd\u05df\u05e3\u05e5")
+"""Letters that stand at the end of words alone: teh marbuta and alef maksura, and Hebrew's five."""
+_ARTICLE = "\u0627\u0644"
+_MIRRORED = str.maketrans("()[]{}<>«»", ")(][}{><»«")
+_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
+_PAIRS = (("(", ")"), ("[", "]"), ("{", "}"), ("«", "»"))
+
+
+@dataclass(frozen=True, slots=True)
+class Glyph:
+    """What a glyph says, and from where to where it reaches; a ligature says several letters, in
+    the order in which they are read."""
+
+    text: str
+    x0: float
+    x1: float
+
+
+def text_in_order(glyphs: Sequence[Glyph], size: float) -> str:
+    """Return the text of a line in the order in which it is read, from its glyphs in any order."""
+    placed = _clusters(glyphs, size)
+    if not placed:
+        return ""
+    read = _from_left if _runs_right(placed) else _logical
+    text = read(placed)
+    if _disorder(text) > 0:  # it is shown as in a mirror: the file has its letters the wrong way
+        turned = read([each[::-1] for each in reversed(placed)])
+        if _disorder(turned) < _disorder(text):
+            return turned
+    return text
+
+
+def text_from_left(glyphs: Sequence[Glyph], size: float) -> str:
+    """Return the text of a line without letters from right to left, from its glyphs in any
+    order."""
+    return "".join(_clusters(glyphs, size))
+
+
+def _runs_right(placed: Sequence[str]) -> bool:
+    """Return whether a line runs from left to right, though it has words that do not."""
+    kinds = [_kind(char) for text in placed for char in text]
+    strong = [kind for kind in kinds if kind in "LR"]
+    if any({"L", "R"} <= {_kind(char) for char in text} for text in placed if len(text) > 1):
+        return True  # a glyph that stands for words of both
+    if strong[:1] == strong[-1:]:
+        return strong[:1] == ["L"]
+    return strong.count("L") >= strong.count("R")
+
+
+def _from_left(placed: Sequence[str]) -> str:
+    """Return what is read in a line from left to right: its words from right to left turned."""
+    kinds = [_kind(text) for text in placed]
+    read: list[str] = []
+    at = 0
+    while at < len(kinds):
+        last = end = at
+        while kinds[at] == "R" and end < len(kinds) and kinds[end] != "L":
+            last = end if kinds[end] == "R" else last
+            end += 1
+        read.append(_logical(placed[at : last + 1]) if kinds[at] == "R" else placed[at])
+        at = last + 1
+    return " ".join("".join(read).split())
+
+
+def _clusters(glyphs: Sequence[Glyph], size: float) -> list[str]:
+    """Return the glyphs from left to right, with marks behind their letters, and blanks."""
+    found: list[Glyph] = []
+    marks: list[Glyph] = []
+    for glyph in glyphs:
+        is_mark = all(map(unicodedata.combining, glyph.text))
+        (marks if is_mark else found).append(glyph)
+    found.sort(key=lambda glyph: glyph.x0 + glyph.x1)
+    texts = [glyph.text for glyph in found]
+    centres = [(glyph.x0 + glyph.x1) / 2 for glyph in found]
+    for mark in marks:
+        middle = (mark.x0 + mark.x1) / 2
+        at = bisect(centres, middle)
+        near = [each for each in range(at - 2, at + 2) if 0 <= each < len(found)]
+        if near:
+            nearest = min(near, key=lambda at: (texts[at].isspace(), abs(centres[at] - middle)))
+            texts[nearest] += mark.text
+    placed: list[str] = []
+    for at, text in enumerate(texts):
+        if at and found[at].x0 - found[at - 1].x1 > _GAP * size:
+            placed.append(" ")
+        placed.append(text)
+    return placed
+
+
+def _logical(placed: Sequence[str]) -> str:
+    """Return what is read, of what stands from left to right in a line from right to left."""
+    kinds = _resolved(placed)
+    read: list[str] = []
+    run: list[str] = []
+    for text, kind in zip(reversed(placed), reversed(kinds), strict=True):
+        if kind == "L":
+            run.append(text)
+            continue
+        read += reversed(run)
+        run.clear()
+        read.append(text)
+    read += reversed(run)
+    joined = " ".join("".join(read).split())
+    mirrored = joined.translate(_MIRRORED)
+    return mirrored if _unpaired(mirrored) < _unpaired(joined) else joined
+
+
+def _kind(text: str) -> str:
+    kind = unicodedata.bidirectional(text[0])
+    return "R" if kind in _STRONG_RTL else kind
+
+
+def _resolved(placed: Sequence[str]) -> list[str]:
+    """Return L for what keeps its order from left to right: words of other scripts, numbers, and
+    what stands between two of them; R for all others."""
+    kinds = [_kind(text) for text in placed]
+    found = list(kinds)
+    for at, kind in enumerate(kinds):
+        before = kinds[at - 1] if at else ""
+        behind = kinds[at + 1] if at + 1 < len(kinds) else ""
+        between = kind in _WITHIN_NUMBERS and before in _NUMBERS and behind in _NUMBERS
+        if between or (kind == "ET" and (before in _NUMBERS or behind in _NUMBERS)):
+            found[at] = "EN"
+    at = 0
+    while at < len(found):
+        if found[at] != "L":
+            at += 1
+            continue
+        end = _end_of_run(placed, found, at)
+        found[at:end] = ["L"] * (end - at)
+        at = end
+    return ["L" if kind == "L" or kind in _NUMBERS else "R" for kind in found]
+
+
+def _end_of_run(placed: Sequence[str], kinds: Sequence[str], start: int) -> int:
+    """Return where words of another script end that begin there: blanks and signs between two
+    words belong to them, numbers behind them, and the brackets around some of them."""
+    end = last = start
+    brackets = open_brackets = 0
+    while end < len(kinds) and kinds[end] != "R":
+        if placed[end] in _OPENING:
+            brackets += 1
+        elif placed[end] in _CLOSING:
+            brackets -= 1
+            if brackets >= 0 and last >= start and brackets < open_brackets:
+                last, open_brackets = end, brackets
+        if kinds[end] == "L" or (kinds[end] in _NUMBERS and brackets == open_brackets):
+            last, open_brackets = end, max(brackets, 0)
+        end += 1
+    return last + 1
+
+
+def _disorder(text: str) -> int:
+    """Return how many words begin as words end, less those that end so."""
+    found = 0
+    for word in re.findall(r"[^\W\d_]+", text):
+        if len(word) > 1 and RIGHT_TO_LEFT.match(word):
+            found += (word[0] in _ENDS) - (word[-1] in _ENDS)
+            found += word.endswith(_ARTICLE[::-1]) - word.startswith(_ARTICLE)
+    return found
+
+
+def _unpaired(text: str) -> int:
+    """Return how many brackets close what was not opened."""
+    found = 0
+    for opening, closing in _PAIRS:
+        depth = 0
+        for char in text:
+            if char == opening:
+                depth += 1
+            elif char == closing:
+                depth -= 1
+                if depth < 0:
+                    found += 1
+                    depth = 0
+    return found

@@ -1,0 +1,112 @@
+"""Text from right to left, print drawn several times over, and XFA forms, by either extractor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pymupdf
+import pytest
+
+from switchyard.services.files.errors import UnsupportedDocument
+from switchyard.services.text.pdf import ExtractorName, read_pdf
+from tests.support.pdfs import TEXT
+
+both = pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
+HEBREW = "שלום עולם (2021) Python 3.11 סוף"
+
+
+@both
+@pytest.mark.parametrize("shown", ["for readers", "as in a mirror"])
+def test_hebrew_is_read_in_its_order(extractor: ExtractorName, shown: str):
+    document = pymupdf.open()
+    page = document.new_page()
+    if shown == "for readers":
+        read = HEBREW
+        page.insert_htmlbox(pymupdf.Rect(50, 50, 500, 100), f'<p dir="rtl">{read}</p>')
+    else:
+        read = "שלום עולם של מים"
+        writer = pymupdf.TextWriter(page.rect)
+        font = pymupdf.Font(script=pymupdf.mupdf.UCDN_SCRIPT_HEBREW)
+        at = 50.0
+        for char in read:
+            writer.append((at, 100), char, font=font, fontsize=12)
+            at += font.text_length(char, 12)
+        writer.write_text(page)
+    (page_read,) = read_pdf(bytes(document.tobytes()), extractor=extractor).pages
+    assert page_read.text == read
+
+
+def shadowed(draw: Any) -> bytes:
+    document = pymupdf.open()
+    page = document.new_page()
+    for dx, dy in ((0.0, 0.0), (0.3, 0.0), (0.3, 0.3), (0.0, 0.3)):
+        draw(page, dx, dy)
+    return bytes(document.tobytes())
+
+
+@both
+def test_print_that_is_drawn_several_times_over_is_read_once(extractor: ExtractorName):
+    def draw(page: Any, dx: float, dy: float) -> None:
+        page.insert_text((50 + dx, 100 + dy), "Annual Report 2011", fontsize=24)
+        page.insert_text((50 + dx, 200 + dy), [TEXT, f"Share price: {100:,}", "1111"], fontsize=11)
+
+    read = read_pdf(shadowed(draw), extractor=extractor)
+    text = " ".join(read.pages[0].text.replace("#", "").split())
+    assert text == f"Annual Report 2011 {TEXT} Share price: 100 1111"
+    assert read.title == "Annual Report 2011"
+
+
+@both
+def test_what_is_said_twice_at_different_places_is_read_twice(extractor: ExtractorName):
+    document = pymupdf.open()
+    document.new_page().insert_text((50, 100), ["no no no", "no no no"], fontsize=11)
+    (page,) = read_pdf(bytes(document.tobytes()), extractor=extractor).pages
+    assert page.text.split() == ["no"] * 6
+
+
+def form(template: str, data: str) -> bytes:
+    """A form as Adobe's designer makes it: one page that says to wait."""
+    document = pymupdf.open()
+    document.new_page().insert_text((50, 100), "Please wait...", fontsize=11)
+    parts = []
+    for name, content in (("template", template), ("datasets", data)):
+        xref = document.get_new_xref()
+        document.update_object(xref, "<<>>")
+        document.update_stream(xref, content.encode())
+        parts.append(f"({name}) {xref} 0 R")
+    catalog = document.pdf_catalog()
+    document.xref_set_key(catalog, "NeedsRendering", "true")
+    document.xref_set_key(catalog, "AcroForm", f"<</XFA[{' '.join(parts)}]/Fields[]>>")
+    return bytes(document.tobytes())
+
+
+TEMPLATE = (
+    '<template xmlns="http://www.xfa.org/schema/xfa-template/2.8/"><subform>'
+    "<draw><value><text>Application to sponsor</text></value></draw>"
+    "<field name='f'><caption><value><text>Family name</text></value></caption>"
+    "<items><text>Not shown</text></items><event><script>alert()</script></event></field>"
+    "<draw presence='hidden'><value><text>Not shown either</text></value></draw>"
+    "</subform></template>"
+)
+DATA = (
+    '<xfa:datasets xmlns:xfa="http://www.xfa.org/schema/xfa-data/1.0/"><xfa:data><form>'
+    "<family_name>Okafor &amp; Sons</family_name></form></xfa:data></xfa:datasets>"
+)
+
+
+@both
+def test_a_form_in_xml_is_read_with_what_was_entered(extractor: ExtractorName):
+    (page,) = read_pdf(form(TEMPLATE, DATA), extractor=extractor).pages
+    assert page.text == "Application to sponsor\n\nFamily name\n\nfamily_name: Okafor & Sons"
+
+
+@both
+@pytest.mark.parametrize(
+    "template",
+    ["", "no XML", "<!DOCTYPE a [<!ENTITY b 'word'>]><template>&b;</template>", "<a>" * 100_000],
+)
+def test_a_form_that_can_not_be_read_is_refused_with_what_to_do(
+    extractor: ExtractorName, template: str
+):
+    with pytest.raises(UnsupportedDocument, match=r"XFA form.*print it to a PDF"):
+        read_pdf(form(template, ""), extractor=extractor)
