@@ -173,3 +173,14 @@ async def test_what_stays_unreadable_is_told_in_the_result(
 
 def test_a_page_without_any_text_is_not_unreadable():
     assert not any(page.is_unreadable for page in read_pdf(pdf([TEXT, ""])).pages)
+
+
+def test_a_typed_number_is_not_taken_for_a_part_of_a_longer_one():
+    from switchyard.services.text.layout import Line
+    from switchyard.services.text.ocr import _with_typed
+
+    read = Line(0, 0, 400, 20, "20211 8035024 31", 20)
+    typed = [
+        Line(at, 0, at + 30, 20, text, 20) for at, text in ((0, "2021"), (90, "3"), (370, "31"))
+    ]
+    assert [line.text for line in _with_typed([read], typed)] == [read.text, "2021", "3"]

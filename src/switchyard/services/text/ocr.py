@@ -6,6 +6,7 @@ Runs in a process of its own, like all that opens foreign files. The models lie 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -202,7 +203,7 @@ def _with_typed(lines: Sequence[Line], typed: Sequence[Line]) -> list[Line]:
     found = list(lines)
     for line in typed:
         at = [number for number, other in enumerate(found) if _overlaps(line, other)]
-        if any(_letters(line.text) in _letters(found[number].text) for number in at):
+        if any(_says(found[number], line) for number in at):
             continue
         same = [number for number in at if _is_as_wide(line, found[number])]
         if same:
@@ -210,6 +211,13 @@ def _with_typed(lines: Sequence[Line], typed: Sequence[Line]) -> list[Line]:
         else:
             found.append(line)
     return found
+
+
+def _says(line: Line, typed: Line) -> bool:
+    """Return whether a line has what is typed, and not as a part of a longer number."""
+    if typed.text.isdecimal():
+        return typed.text in re.findall(r"\d+", line.text)
+    return _letters(typed.text) in _letters(line.text)
 
 
 def _overlaps(line: Line, other: Line) -> bool:
