@@ -9,7 +9,9 @@ say what was paid for. Any process on this machine can use it.
 from __future__ import annotations
 
 import hashlib
+import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from tests.support.llm_batches import BatchDesk
@@ -28,6 +30,41 @@ def answers(text: str | None = ANSWER, *, finish_reason: str = "stop") -> Behavi
         exchange.send_json(200, _completion(request, [choice]))
 
     return behave
+
+
+def says_message(message: Mapping[str, Any]) -> Behaviour:
+    """A completion with any message."""
+
+    def behave(exchange: Exchange, request: Request) -> None:
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        exchange.send_json(200, _completion(request, [choice]))
+
+    return behave
+
+
+def streams(
+    *deltas: Mapping[str, Any],
+    each_reason: str | None = None,
+    reason: str | None = "stop",
+    begin: bytes = b"",
+    end: bytes = b"data: [DONE]\n\n",
+    content_type: str = "text/event-stream",
+    claimed_length: int | None = None,
+) -> Behaviour:
+    """A completion as a stream: a chunk for each delta with `each_reason`, one with the `reason`
+    unless None, and `end`."""
+
+    def chunk(delta: Mapping[str, Any], why: str | None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": why}
+        said = {"object": "chat.completion.chunk", "model": "m", "choices": [choice]}
+        return b"data: " + json.dumps(said).encode() + b"\n\n"
+
+    chunks = [chunk(each, each_reason) for each in deltas]
+    last = [] if reason is None else [chunk({}, reason)]
+    body = b"".join([begin, *chunks, *last, end])
+    return lambda exchange, _: exchange.send(
+        200, body, content_type=content_type, claimed_length=claimed_length
+    )
 
 
 def embeds(

@@ -68,6 +68,22 @@ async def test_a_question_is_paid_for_once(open_answers: Callable[..., Answers])
     assert await get(open_answers(max_age=0), ask) == "answer 3"
 
 
+@pytest.mark.parametrize(
+    ("kept", "found"),
+    [
+        (Answer("Hmm.</think>Water.", "m", "stop", {}), "Water. again"),
+        (Answer("<think>Hmm.", "m", "stop", {}), "answer 1"),
+        (Answer("Tides rise and", "m", "", {}), "answer 1"),
+    ],
+    ids=["with reasoning", "reasoning alone", "a stream without an end"],
+)
+async def test_what_earlier_versions_kept_wrongly_is_not_reused(
+    open_answers: Callable[..., Answers], kept: Answer, found: str
+) -> None:
+    await open_answers().keep(QUESTION, kept)
+    assert await get(open_answers(), Asked()) == found
+
+
 async def test_equal_questions_at_once_are_one_call(open_answers: Callable[..., Answers]) -> None:
     until = asyncio.Event()
     ask = Asked(until=until)

@@ -84,6 +84,145 @@ async def test_thinking_aloud_is_not_part_of_the_answer(llm: LlmServer, asking: 
     assert (await ask(asking)).text == "Water."
 
 
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "The sea is wet, so:</think>\n\nWater."},
+        {"content": "[THINK]What is it?[/THINK]Water."},
+        {"content": "Water.", "reasoning_content": "The sea is wet."},
+        {"content": "Water.", "reasoning": "The sea is wet."},
+        {"content": [{"type": "text", "text": "Wat"}, {"type": "text", "text": "er."}]},
+        {
+            "content": [
+                {"type": "thinking", "thinking": [{"type": "text", "text": "The sea is wet."}]},
+                {"type": "text", "text": "Water."},
+            ]
+        },
+        {"content": {"type": "text", "text": "Water."}},
+    ],
+)
+async def test_the_answer_is_what_the_model_says_and_not_its_reasoning(
+    llm: LlmServer, asking: Settings, message: dict[str, object], streams: bool
+):
+    llm.next(server.streams(message) if streams else server.says_message(message))
+    assert (await ask(asking)).text == "Water."
+
+
+async def test_reasoning_that_has_been_told_is_taken_back_and_is_not_told_again(
+    llm: LlmServer, asking: Settings
+):
+    told: list[str] = []
+    pieces = [{"content": each} for each in ("The sea ", "is wet", ".</thi", "nk>\n\nWa", "ter.")]
+    llm.always(server.streams(*pieces))
+    (one,) = asking.llm_servers
+    async with LlmClient.connect(one, 5) as client:
+        for _ in range(2):
+            said = await client.ask(ASKED, within=10, tell=told.append, restart=told.clear)
+            assert said.answer.text == "Water."
+            assert "".join(told) == "Water."
+            told.clear()
+        never = pytest.fail
+        await client.ask(ASKED, within=10, tell=told.append, restart=lambda: never("told again"))
+
+
+@pytest.mark.parametrize("reason", [None, "", "null"])
+@pytest.mark.parametrize("end", [b"", b'data: {"choices": [{"del'])
+async def test_a_stream_that_ends_in_the_middle_is_no_answer(
+    llm: LlmServer, asking: Settings, reason: str | None, end: bytes
+):
+    words = [{"content": f"{each} "} for each in ["Tides", "rise", "and", "fall", "twice", "a"]]
+    llm.next(server.streams(*words, each_reason=reason, reason=None, end=end))
+    with pytest.raises(LlmUnavailable, match="ends in the middle"):
+        await ask(asking)
+
+
+@pytest.mark.parametrize("end", [b"data: [DONE]\n\n", b"data: [DONE]", b"data:[DONE]\r\n\r\n"])
+async def test_the_regular_end_of_a_stream_is_the_end_of_its_answer(
+    llm: LlmServer, asking: Settings, end: bytes
+):
+    llm.next(server.streams({"content": "Water."}, each_reason="", reason=None, end=end))
+    answer = await ask(asking)
+    assert (answer.text, answer.finish_reason, answer.is_complete) == ("Water.", None, True)
+
+
+async def test_the_servers_own_reason_is_enough_for_the_end(llm: LlmServer, asking: Settings):
+    llm.next(server.streams({"content": "Water."}, reason="STOP", end=b""))
+    assert (await ask(asking)).finish_reason == "stop"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("reason", ["length", "max_tokens", "MAX_TOKENS", "model_length"])
+async def test_an_answer_that_is_cut_at_its_limit_is_not_complete(
+    llm: LlmServer, asking: Settings, reason: str, streams: bool
+):
+    said = server.streams({"content": "Wat"}, reason=reason)
+    llm.next(said if streams else server.answers("Wat", finish_reason=reason))
+    assert not (await ask(asking)).is_complete
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("reason", ["error", "abort", "insufficient_system_resource"])
+async def test_an_answer_that_the_server_broke_off_is_none(
+    llm: LlmServer, asking: Settings, reason: str, streams: bool
+):
+    said = server.streams({"content": "Wat"}, reason=reason)
+    llm.next(said if streams else server.answers("Wat", finish_reason=reason))
+    with pytest.raises(LlmUnavailable, match=reason):
+        await ask(asking)
+
+
+@pytest.mark.parametrize("empty", [{"choices": []}, {"choices": None}, {}])
+async def test_a_piece_with_the_usage_alone_is_read_as_that(
+    llm: LlmServer, asking: Settings, empty: dict[str, object]
+):
+    usage = {"usage": {"prompt_tokens": 3, "completion_tokens": 4}}
+    first = json.dumps(empty).encode()
+    last = json.dumps(empty | usage).encode()
+    end = b"data: " + last + b"\n\n: still there\n\ndata:\n\ndata: [DONE]\n\n"
+    llm.next(server.streams({"content": "Water."}, begin=b"data: " + first + b"\n\n", end=end))
+    answer = await ask(asking)
+    assert (answer.text, answer.usage) == ("Water.", usage["usage"])
+    assert len(llm.requests) == 1
+
+
+async def test_what_breaks_behind_the_end_of_an_answer_costs_no_second_one(
+    llm: LlmServer, asking: Settings
+):
+    llm.next(server.streams({"content": "Water."}, end=b"", claimed_length=5_000))
+    assert (await ask(asking)).text == "Water."
+    assert len(llm.requests) == 1
+
+
+async def test_a_stream_under_another_name_is_read_as_one(llm: LlmServer, asking: Settings):
+    llm.next(server.streams({"content": "Water."}, content_type="text/plain"))
+    assert (await ask(asking)).text == "Water."
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"refusal": "I can't help with that.", "content": None},
+        {"content": [{"type": "refusal", "refusal": "I can't help with that."}]},
+    ],
+)
+async def test_a_refusal_is_no_answer(
+    llm: LlmServer, asking: Settings, message: dict[str, object], streams: bool
+):
+    llm.next(server.streams(message) if streams else server.says_message(message))
+    with pytest.raises(LlmRefused, match="can't help"):
+        await ask(asking)
+
+
+async def test_a_limit_that_reasoning_has_used_up_is_named_and_not_paid_for_again(
+    llm: LlmServer, asking: Settings
+):
+    llm.next(server.answers("<think>The sea is", finish_reason="length"))
+    with pytest.raises(LlmRefused, match="raise max_tokens"):
+        await ask(asking)
+
+
 @pytest.mark.parametrize("behaviour", [cut(), server.cut_in_the_middle()])
 async def test_a_dropped_connection_is_tried_again_at_once(
     llm: LlmServer, asking: Settings, behaviour: Behaviour
@@ -157,6 +296,12 @@ async def test_what_the_server_will_say_again_is_final(
         server.answers(" \n "),
         server.answers(None),
         server.answers("<think>and nothing more</think>"),
+        server.answers("<think>and no end"),
+        server.answers("The sea is wet.</think>"),
+        server.says_message({"content": None, "reasoning_content": "The sea is wet."}),
+        server.streams({"reasoning_content": "The sea is wet."}),
+        server.streams({"reasoning": "The sea is wet."}, reason=None),
+        server.streams({"content": [{"type": "thinking", "thinking": []}]}),
     ],
 )
 async def test_nonsense_is_tried_again_later(

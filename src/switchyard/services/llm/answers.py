@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from switchyard.services.instance import new_instance_id
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmBusy
 from switchyard.services.llm.reading import Answer
+from switchyard.services.llm.thoughts import without_thoughts
 from switchyard.services.records.errors import LedgerError
 from switchyard.services.records.llm import AnswerClaimed, AnswerKept
 from switchyard.services.settings import Settings
@@ -231,10 +232,13 @@ class Answers:
             body: Any = json.loads(await self._storage.get_async(_file(key)))
             if body["made_at"] <= self._time() - self._max_age:
                 return None
-            return Answer(**body["answer"])
+            answer = Answer(**body["answer"])
+            # Earlier versions kept reasoning as part of answers, and streams without an end.
+            text = without_thoughts(answer.text)
+            return replace(answer, text=text) if text and answer.finish_reason != "" else None
         except NotStored:
             return None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             # Somebody's hand, or another version's format: paying again mends it.
             self._log.warning(
                 "unreadable answer of the language model; the request is repeated",

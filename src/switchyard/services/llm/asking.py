@@ -105,7 +105,7 @@ def _result(answer: Answer, reused: bool) -> dict[str, Any]:
     return {
         "text": answer.text,
         "model": answer.model,
-        "complete": answer.finish_reason != "length",
+        "complete": answer.is_complete,
         "usage": dict(answer.usage),
         "answer_reused": reused,
     }

@@ -54,6 +54,8 @@ class LlmClient:
         self._timeout = timeout
         self.model = server.model
         self._server_name = server.name
+        self._begins_within = False
+        """Whether this model begins with reasoning that has no mark at its beginning."""
 
     @classmethod
     @asynccontextmanager
@@ -72,13 +74,15 @@ class LlmClient:
         *,
         within: float,
         tell: Callable[[str], None] | None = None,
+        restart: Callable[[], None] = lambda: None,
         broken: Callable[[], None] = lambda: None,
     ) -> Said:
         """The model's answer to a chat: `messages`, and the parameters of the API.
 
         `within` is seconds for all tries together: keep it well under the job's time limit. `tell`
         gets the text piece by piece, of the last try; a try that fails after the first piece is the
-        last. `broken` is called for each try but the last that may have been charged. Cancelling
+        last. `restart` is called when what `tell` got was not the answer, which begins anew.
+        `broken` is called for each try but the last that may have been charged. Cancelling
         closes the request, so that the server stops.
         Raises LlmUnavailable, LlmNonsense (try again later) or LlmRefused (do not).
         """
@@ -93,7 +97,7 @@ class LlmClient:
                 tell(text)
 
         async def create() -> Said:
-            reading = Reading(self.model, pass_on)
+            reading = Reading(self.model, pass_on, restart, self._begins_within)
             # The SDK's own limit is for each read: a stream that trickles would go on for ever.
             limit = asyncio.timeout(self._timeout)
             try:
@@ -113,7 +117,9 @@ class LlmClient:
                     ) as stream,
                 ):
                     quota = ServerQuota.of(stream.response.headers)
-                    return Said(await reading.read(stream), reading.timing, quota)
+                    answer = await reading.read(stream.response)
+                    self._begins_within = self._begins_within or reading.began_within
+                    return Said(answer, reading.timing, quota)
             except TimeoutError as error:
                 if limit.expired():
                     allowed = f"{self._timeout:g} s (JOBS_LLM_TIMEOUT)"

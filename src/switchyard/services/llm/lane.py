@@ -228,14 +228,16 @@ class LlmLane:
         by: AskedBy,
     ) -> Answer:
         lesson: Lesson | None = None
-        tell = None
         if speech is not None:
             speech.begin()  # another server may have begun
-            tell = speech.write
         try:
             async with self._till.call(entry.server, asked, by) as bill:
                 said = await self._clients[entry.server.name].ask(
-                    asked, within=within, tell=tell, broken=bill.broke
+                    asked,
+                    within=within,
+                    tell=None if speech is None else speech.write,
+                    restart=(speech or Speech()).begin,
+                    broken=bill.broke,
                 )
                 bill.answer = said.answer
             lesson = _from_answer(said)

@@ -232,6 +232,6 @@ async def _answer(
     return {
         "description": answer.text,
         "model": answer.model,
-        "complete": answer.finish_reason != "length",
+        "complete": answer.is_complete,
         "answer_reused": paid_before,
     }

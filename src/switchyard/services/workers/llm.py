@@ -99,7 +99,7 @@ async def _by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, 
         "model": answer.model,
         "summary": answer.text,
         "truncated": truncated,
-        "complete": answer.finish_reason != "length",
+        "complete": answer.is_complete,
         "usage": dict(answer.usage),
         "answer_reused": paid_before,
     }

@@ -1,0 +1,134 @@
+"""What a model reasons is told from what it answers, whatever marks it has for that."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from switchyard.services.llm.thoughts import ThoughtFilter, without_thoughts
+
+HARMONY = (
+    "<|channel|>analysis<|message|>The user asks.<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>Water.<|return|>"
+)
+ONLY_THE_ANSWER = [
+    "Water.",
+    "<think>Hmm.</think>Water.",
+    "\n<think>\nHmm.\n</think>\n\nWater.",
+    "<THINK>Hmm.</THINK> Water.",
+    "<thinking>Hmm.</thinking>Water.",
+    "<reasoning>Hmm.</reasoning>\nWater.",
+    '<thought depth="3">Hmm.</thought>Water.',
+    "<seed:think>Hmm.</seed:think>Water.",
+    "<think></think>Water.",
+    "<think>a</think><think>b</think>Water.",
+    "<think>I write <think> and </think> around it.</think>Water.",
+    "Hmm, the sea.</think>Water.",
+    "Hmm, the sea. </think> Water.",
+    "Hmm.\n\nYes.\n</thinking>\n\nWater.",
+    'They call it "water"</think>Water.',
+    "Hmm.[/THINK]Water.",
+    "[THINK]Hmm.[/THINK]Water.",
+    "[think]Hmm.[/think]Water.",
+    "◁think▷Hmm.◁/think▷Water.",
+    "<|START_THINKING|>Hmm.<|END_THINKING|><|START_RESPONSE|>Water.<|END_RESPONSE|>",
+    "<|begin_of_thought|>Hmm.<|end_of_thought|><|begin_of_solution|>Water.<|end_of_solution|>",
+    "<|channel>thought\nHmm.<channel|>Water.",
+    "<unused94>thought\nHmm.<unused95>Water.",
+    "<think>Hmm.</think><answer>Water.</answer>",
+    "<think>Hmm.</think><|begin_of_box|>Water.<|end_of_box|>",
+    HARMONY,
+    HARMONY.removesuffix("<|return|>"),
+    "<|start|>assistant" + HARMONY,
+    "The user asks.<|end|><|start|>assistant<|channel|>final<|message|>Water.",
+    "<|channel|>final <|constrain|>json<|message|>Water.",
+    (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>"
+        "Hm.<|end|><|start|>assistant<|channel|>final<|message|>Water."
+    ),
+    "analysisThe user asks what it is.assistantfinalWater.",
+    "Water.\n<think>Is it? Yes.</think>\n",
+    "Water.\n<think>Is it? I",
+]
+WHOLE_ANSWERS = [
+    "Models write <think>…</think> before they answer.",
+    "The mark `</think>` ends it.",
+    'It ends with "</think>", as a rule.',
+    "```html\n<think>\n</think>\n```\nis how it looks.",
+    '{"quote": "it ends with </think> at last"}',
+    '["<think>", "</think>"]',
+    "<answer>Water.</answer>",
+    "<p>Water</p> is < steam, and [TH] is thorium",
+    "analysis of water",
+    "analysis",
+    "a <",
+    "see `",
+    "[1] Water. [2",
+]
+NO_ANSWERS = [
+    "",
+    " \n",
+    "<think>Hmm.</think>",
+    "<think>Hmm.",
+    "<think>Hmm.</thi",
+    "Hmm.</think>\n",
+    "[THINK]Hmm.",
+    "<|channel|>analysis<|message|>The user asks.",
+    "<|channel|>analysis<|message|>The user asks.<|end|>",
+    "analysisThe user asks.",
+]
+
+
+def read(text: str, size: int) -> tuple[str, str]:
+    """The answer, and what was told of it, of a text in pieces of that size."""
+    told: list[str] = []
+    reader = ThoughtFilter(told.append, told.clear)
+    for at in range(0, len(text), size):
+        reader.take(text[at : at + size])
+    return reader.end(), "".join(told)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 10_000])
+@pytest.mark.parametrize("text", ONLY_THE_ANSWER)
+def test_reasoning_is_no_part_of_the_answer(text: str, size: int) -> None:
+    answer, told = read(text, size)
+    assert answer == told.strip() == "Water."
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 10_000])
+@pytest.mark.parametrize("text", WHOLE_ANSWERS)
+def test_an_answer_that_speaks_of_such_marks_stays_whole(text: str, size: int) -> None:
+    assert read(text, size) == (text, text)
+
+
+@pytest.mark.parametrize("size", [1, 10_000])
+@pytest.mark.parametrize("text", NO_ANSWERS)
+def test_reasoning_alone_is_no_answer(text: str, size: int) -> None:
+    assert read(text, size) == ("", "")
+
+
+@pytest.mark.parametrize("text", [*ONLY_THE_ANSWER, *WHOLE_ANSWERS])
+def test_what_was_read_once_stays_as_it_is(text: str) -> None:
+    assert without_thoughts(without_thoughts(text)) == without_thoughts(text)
+
+
+@pytest.mark.parametrize("size", [40, 2_000_000])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "<",
+        "<think>",
+        "</think>",
+        "x</think>",
+        "<think",
+        "```",
+        "<|channel|>",
+        "[/THINK",
+        "analysis",
+    ],
+)
+def test_no_text_takes_long(part: str, size: int) -> None:
+    began = time.monotonic()
+    read((part * 400_000)[:400_000], size)
+    assert time.monotonic() - began < 5
