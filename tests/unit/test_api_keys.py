@@ -1,6 +1,6 @@
 import pytest
 
-from switchyard.api.addresses import is_loopback
+from switchyard.api.addresses import client_at, is_loopback
 from switchyard.services.access.api_keys import (
     InvalidKeySetting,
     NewKey,
@@ -58,3 +58,19 @@ def test_a_new_key_is_not_shown_by_accident() -> None:
 )
 def test_only_this_machine_is_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+@pytest.mark.parametrize(
+    ("host", "client"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::1", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::1", "2001:db8:1:3::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("unknown", "unknown"),
+    ],
+)
+def test_a_network_that_one_customer_has_is_one_client(host: str, client: str) -> None:
+    assert client_at(host) == client

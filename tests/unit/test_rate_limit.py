@@ -1,7 +1,9 @@
+import asyncio
+
 import pytest
 
 from switchyard.services.access import rate_limit
-from switchyard.services.access.rate_limit import RateLimiter
+from switchyard.services.access.rate_limit import RateLimiter, Rationed
 
 
 class Clock:
@@ -74,3 +76,51 @@ def test_clients_that_were_not_seen_for_long_are_forgotten(
 def test_a_limit_that_allows_nothing_is_refused(rate: float, burst: int) -> None:
     with pytest.raises(ValueError, match="positive"):
         RateLimiter(rate, burst)
+
+
+class Finding:
+    """What is found, and how often it was looked for."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+
+    async def find(self) -> int:
+        self.times += 1
+        await self.may_end.wait()
+        return self.times
+
+
+async def test_who_asks_too_often_gets_what_was_found_last() -> None:
+    now = 0.0
+    finding = Finding()
+    rationed = Rationed(finding.find, 1.0, 3, clock=lambda: now)
+    assert [await rationed.get() for _ in range(4)] == [1, 2, 3, 3]
+    now = 1.0
+    assert [await rationed.get() for _ in range(2)] == [4, 4]
+
+
+async def test_all_who_ask_at_once_get_the_same() -> None:
+    finding = Finding()
+    finding.may_end.clear()
+    rationed = Rationed(finding.find, 1.0, 3)
+    asked = [asyncio.create_task(rationed.get()) for _ in range(20)]
+    await asyncio.sleep(0)
+    asked[0].cancel()  # for the others it is found all the same
+    finding.may_end.set()
+    assert set(await asyncio.gather(*asked[1:])) == {1}
+
+
+async def test_what_can_not_be_found_is_looked_for_again() -> None:
+    found = iter((OSError("away"), None))
+
+    async def find() -> str:
+        if (error := next(found)) is not None:
+            raise error
+        return "found"
+
+    rationed = Rationed(find, 1.0, 3)
+    with pytest.raises(OSError, match="away"):
+        await rationed.get()
+    assert await rationed.get() == "found"

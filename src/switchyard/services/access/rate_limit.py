@@ -1,12 +1,16 @@
-"""Token buckets: how many requests each client may make."""
+"""Token buckets: how many requests each client may make, and how often something is found out."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
 
 MOST_BUCKETS = 10_000
 """Clients remembered at once; the one that was seen longest ago is forgotten first. A bucket
@@ -72,3 +76,27 @@ class RateLimiter:
             reset_after=(self._burst - bucket.tokens) / self._rate,
             retry_after=0.0 if allowed else (1 - bucket.tokens) / self._rate,
         )
+
+
+class Rationed(Generic[T]):
+    """What `find` finds, at most `burst` times at once and `rate` times a second. Who asks more
+    often gets what was found last, and all who ask while it is being found get the same."""
+
+    def __init__(
+        self,
+        find: Callable[[], Coroutine[Any, Any, T]],
+        rate: float,
+        burst: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._find = find
+        self._limiter = RateLimiter(rate, burst, clock=clock)
+        self._found: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        """Raises what `find` raises."""
+        found = self._found
+        if (found is None or found.done()) and (self._limiter.take("").allowed or found is None):
+            found = self._found = asyncio.create_task(self._find())
+        return await asyncio.shield(found)  # others wait for it, too

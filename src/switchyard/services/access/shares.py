@@ -1,0 +1,47 @@
+"""Sharing what there is a limited amount of, so that no client takes all of it."""
+
+from __future__ import annotations
+
+
+class Shares:
+    """An amount that clients take parts of: memory, or places.
+
+    No client gets more than is left for others: one alone at most half, each of two a third. These
+    are the dynamic thresholds of shared buffers (Choudhury and Hahne, IEEE/ACM Transactions on
+    Networking 6 (1998), 130): whoever comes next finds something, and nothing is set aside for
+    those who don't come.
+    """
+
+    def __init__(self, most: int, *, within: Shares | None = None, name: str = "") -> None:
+        """With `within`, all that is taken here is also taken there, by the client `name`."""
+        if most < 1:
+            raise ValueError("at least 1 must be there to share")
+        self._most = most
+        self._within = within
+        self._name = name
+        self._taken: dict[str, int] = {}
+        self.used = 0
+        """What all clients have taken together."""
+
+    def take(self, client: str, amount: int) -> bool:
+        """Take that much; False, and nothing taken, where it would be too much. A client is never
+        refused while nobody has taken anything: what is too large for ever is refused elsewhere."""
+        own = self._taken.get(client, 0) + amount
+        if self.used and own > self._most - self.used:
+            return False
+        if self._within is not None and not self._within.take(self._name, amount):
+            return False
+        self._taken[client] = own
+        self.used += amount
+        return True
+
+    def give_back(self, client: str, amount: int) -> None:
+        """Give back some of what the client took."""
+        if self._within is not None:
+            self._within.give_back(self._name, amount)
+        self.used -= amount
+        left = self._taken[client] - amount
+        if left:
+            self._taken[client] = left
+        else:
+            del self._taken[client]
