@@ -18,10 +18,17 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from switchyard.api.entry.connections import BoundedHttp
+from switchyard.api.entry.connections import bounded_http
 from switchyard.broker.background import end_tasks
+from switchyard.services.access.rate_limit import Rationed
 from switchyard.services.errors import Misconfigured
 from switchyard.services.monitoring.metrics import CONTENT_TYPE, Metrics
+
+MAX_CONNECTIONS = 100
+"""Open at once; a process has few that ask."""
+SCRAPE_RATE, SCRAPE_BURST = 2.0, 10
+"""Times a second, and at once, that metrics are collected; further requests get the last ones. No
+key is asked for, and a worker has other work."""
 
 
 class PortTaken(Misconfigured):
@@ -29,8 +36,10 @@ class PortTaken(Misconfigured):
 
 
 def _application(metrics: Metrics, is_ready: Callable[[], bool]) -> Starlette:
+    scraped = Rationed(metrics.scraped, SCRAPE_RATE, SCRAPE_BURST)
+
     async def show(_: Request) -> Response:
-        return Response(await metrics.scraped(), media_type=CONTENT_TYPE)
+        return Response(await scraped.get(), media_type=CONTENT_TYPE)
 
     async def live(_: Request) -> Response:
         return PlainTextResponse("alive\n")
@@ -40,13 +49,15 @@ def _application(metrics: Metrics, is_ready: Callable[[], bool]) -> Starlette:
             return PlainTextResponse("ready\n")
         return PlainTextResponse("not ready\n", status_code=503)
 
-    return Starlette(
+    application = Starlette(
         routes=[
             Route("/metrics", show),
             Route("/health/live", live),
             Route("/health/ready", ready),
         ]
     )
+    application.router.redirect_slashes = False  # to an address made of whatever `Host` says
+    return application
 
 
 class _Server(uvicorn.Server):
@@ -87,7 +98,7 @@ async def showing(
         date_header=False,
         timeout_graceful_shutdown=1,
         ws="none",
-        http=BoundedHttp,
+        http=bounded_http(most=MAX_CONNECTIONS),
         proxy_headers=False,
     )
     try:

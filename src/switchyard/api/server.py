@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from switchyard.api.app import create_app
-from switchyard.api.entry.connections import BoundedHttp
+from switchyard.api.entry.connections import bounded_http
 from switchyard.api.state import ApiState
 from switchyard.services.settings import Settings
 
@@ -37,7 +37,7 @@ class ApiServer(uvicorn.Server):
                 server_header=False,
                 timeout_graceful_shutdown=LAST_ANSWERS,
                 ws="none",
-                http=BoundedHttp,
+                http=bounded_http(proxies=settings.api_trusted_proxies),
                 ssl_certfile=settings.api_tls_cert,
                 ssl_keyfile=settings.api_tls_key,
                 # Off unless asked for: else anyone on this machine could choose their address.

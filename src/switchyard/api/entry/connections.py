@@ -1,38 +1,62 @@
-"""Limits on a connection before there is a request: how long its header may be and may take.
+"""Limits on a connection, below the application: how long a header may be and may take, how many
+requests may wait in it, and how long its client may take to read an answer.
 
-uvicorn with httptools reads a header of any length, for as long as its sender likes, and goes on
-reading a body whose request was answered already. Both belong to whoever can open a connection,
-before any key is asked for; so they are bounded here, below the application.
+uvicorn with httptools reads a header of any length, for as long as its sender likes, goes on
+reading a body whose request was answered already, and waits for ever for a client that does not
+read. All of that belongs to whoever can open a connection, before any key is asked for.
 """
 
 from __future__ import annotations
 
 import re
+import socket
 from asyncio import TimerHandle, Transport
+from collections import Counter
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
+import structlog
+from uvicorn.middleware.proxy_headers import _TrustedHosts
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from switchyard.api.addresses import client_at
 
 MAX_HEADER_BYTES = 32 * 1024
 """Of a request line with its headers, and of what stands between two parts of a chunked body."""
 MAX_HEADERS = 100
 HEADER_SECONDS = 10.0
 """From the first byte of a request, or from the connection, to the end of the header."""
-LINGER_BYTES, LINGER_SECONDS = 1024 * 1024, 2.0
+LINGER_BYTES, LINGER_SECONDS = 4 * 1024 * 1024, 2.0
 """What is still read of a body whose request was answered: a client that is cut off while it
 sends does not see the answer."""
 HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
 """What a `Host` header may say."""
 UNREAD = "unread"
 """In the state of a request: asks whether some of its body has not come yet."""
-MAX_CONNECTIONS = 2_000
-"""Open at once in one process; a further one is closed unheard."""
+MAX_CONNECTIONS, MAX_CONNECTIONS_PER_CLIENT = 2_000, 1_000
+"""Open at once in one process, and of them from one address (of IPv6: one /64); a further one is
+closed unheard. Trusted proxies speak for many: for them only the first holds."""
+MAX_PIPELINED = 16
+"""Requests that may wait in a connection behind the one that is answered. A hundred kilobytes hold
+thousands of them, of which each takes a hundred times its size in memory."""
+WRITE_BUFFER_BYTES = 64 * 1024
+"""Of an answer, waiting in this process; as much may wait in the kernel. More is made when its
+client has read."""
+WRITE_TIMEOUT = 20.0
+"""Seconds in which a client must have read something of what waits for it."""
+MIN_READ_RATE = 1024
+"""Bytes a second that a client must read over that time, where so much waits for it."""
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection."""
+    """One connection. Made by `bounded_http`, which knows how many there are."""
 
+    max_connections: int | None = None
+    """MAX_CONNECTIONS where nothing is said."""
+    proxies = _TrustedHosts([])
+    from_client: Counter[str]
+    """Connections from each client's address."""
     _in_header = True
     """Whether the next byte belongs to a header, or comes before one."""
     _unparsed = 0
@@ -43,15 +67,36 @@ class BoundedHttp(HttpToolsProtocol):
     _lingering: int | None = None
     """Bytes that are still read and thrown away; None while requests are read."""
 
+    _given = 0
+    """Bytes of answers that were given to the transport."""
+    _write_timer: TimerHandle | None = None
+    _client = ""
+
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        host = self.client[0] if self.client is not None else ""
+        self._client = "" if host in self.proxies else client_at(host)
+        if self._client:
+            self.from_client[self._client] += 1
+        most = MAX_CONNECTIONS if self.max_connections is None else self.max_connections
+        if (
+            len(self.connections) > most
+            or self.from_client[self._client] > MAX_CONNECTIONS_PER_CLIENT
+        ):
             transport.abort()
             return
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        _bound_unsent(transport)
         self._await_header()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._header_has_come()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        if self._client:
+            self.from_client[self._client] -= 1
+            if not self.from_client[self._client]:
+                del self.from_client[self._client]
         super().connection_lost(exc)
         # uvicorn tells the request that came last, which waits behind the one that runs.
         self.pipeline.clear()
@@ -77,6 +122,27 @@ class BoundedHttp(HttpToolsProtocol):
         super().data_received(data)
         if self._unparsed > MAX_HEADER_BYTES:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send a part of an answer, which its client must read in time."""
+        self.transport.write(data)
+        self._given += len(data)
+        if self._write_timer is None and self.transport.get_write_buffer_size():
+            self._await_reading()
+
+    def _await_reading(self) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        due = self._given - waiting + min(waiting, int(WRITE_TIMEOUT * MIN_READ_RATE))
+        self._write_timer = self.loop.call_later(WRITE_TIMEOUT, self._check_reading, due)
+
+    def _check_reading(self, due: int) -> None:
+        self._write_timer = None
+        waiting = self.transport.get_write_buffer_size()
+        if self._given - waiting < due:
+            structlog.get_logger("api").info("client too slow", client=self._client, unread=waiting)
+            self.transport.abort()
+        elif waiting:
+            self._await_reading()
 
     def _await_header(self) -> None:
         if self._header_timer is None:
@@ -109,6 +175,11 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._header_has_come()
         self._in_header = False
+        if self.transport.is_closing():
+            return
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse(HTTPStatus.TOO_MANY_REQUESTS)
+            return
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > MAX_HEADER_BYTES or len(self.headers) > MAX_HEADERS:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
@@ -148,6 +219,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         unread = self.is_unread
+        if self._running is not None:
+            self._running.body = bytearray()  # what of it came, and nobody wanted
         super().on_response_complete()
         if unread and not self.transport.is_closing():
             self._unset_keepalive_if_required()
@@ -165,7 +238,7 @@ class _Answered(Transport):
         self._protocol = protocol
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._protocol.transport.write(data)
+        self._protocol.write(data)
 
     def is_closing(self) -> bool:
         return self._protocol.transport.is_closing()
@@ -174,3 +247,25 @@ class _Answered(Transport):
         cycle = self._protocol.cycle
         if not (cycle.response_complete and self._protocol.is_unread):
             self._protocol.transport.close()
+
+
+def bounded_http(*, most: int | None = None, proxies: Iterable[str] = ()) -> type[BoundedHttp]:
+    """Make the protocol of one server, for `most` connections at once."""
+
+    class Connection(BoundedHttp):
+        max_connections = most
+
+    Connection.from_client = Counter()
+    Connection.proxies = _TrustedHosts(list(proxies))
+    return Connection
+
+
+def _bound_unsent(transport: Transport) -> None:
+    """Let the kernel take no more of an answer than can be sent soon: it would take megabytes for
+    a client that does not read, and look like progress."""
+    connected = transport.get_extra_info("socket")
+    if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # not on every system
+    if option is not None:
+        connected.setsockopt(socket.IPPROTO_TCP, option, WRITE_BUFFER_BYTES)
