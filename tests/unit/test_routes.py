@@ -1,7 +1,8 @@
 """The application's routes are those of its modules, as they are."""
 
 from switchyard.api.app import ROUTERS, create_app
-from switchyard.api.http.routing import Routes
+from switchyard.api.http.routing import Route, Routes
+from switchyard.api.routes import contract, health, webhooks
 from switchyard.services.settings import Settings
 
 LISTED = [route for router in ROUTERS for route in router.routes]
@@ -16,3 +17,25 @@ def test_an_application_builds_no_route_again() -> None:
 def test_all_routes_answer_alike() -> None:
     """What an application would else say while it builds them, they have from their own list."""
     assert all(isinstance(router, Routes) for router in ROUTERS)
+
+
+def test_every_route_knows_whom_it_lets_in_before_it_reads_a_body() -> None:
+    """But those that need no key: they read none, or tell by it who sends it."""
+    keyless = [*health.router.routes, *contract.router.routes, *webhooks.router.routes]
+    for route in LISTED:
+        assert isinstance(route, Route)
+        if not route.guards:
+            assert route in keyless, route.path
+            assert route.body_field is None, route.path
+
+
+def test_a_route_that_documents_files_is_one_that_takes_them() -> None:
+    takes_files = {route.path for route in LISTED if isinstance(route, Route) and route.takes_files}
+    assert takes_files == {
+        "/documents",
+        "/extract/text",
+        "/extract/references",
+        "/parse/references",
+        "/process/references",
+        "/backfills/inputs",
+    }

@@ -67,6 +67,8 @@ ROUTERS = (
     webhooks.router,
 )
 
+PROBE_RATE, PROBE_BURST = 50.0, 200
+"""Requests for `/health…` of one address, a second and at once."""
 DESCRIPTION = """Jobs in, status and results out.
 
 Send an API key as `Authorization: Bearer KEY` or as `X-API-Key: KEY`. Errors are problem details
@@ -90,6 +92,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             ) as desks:
                 app.state.api = state
                 app.state.desks = desks
+                app.state.health = health.examined(state)
                 yield
 
     app = FastAPI(
@@ -99,14 +102,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
+        openapi_url=None,  # `openapi.install`
         redirect_slashes=False,  # to an address made of whatever `Host` says
     )
     app.state.stop = lambda: None  # whoever serves it puts in what ends that
+    openapi.install(app)
     app.router.routes.extend(route for router in ROUTERS for route in router.routes)
     errors.install(app)
-    openapi.install(app)
     # The last one added is the outermost.
     app.add_middleware(BodyLimits, settings=settings)
     limiter = RateLimiter(settings.api_rate_limit, settings.api_rate_burst)
-    app.add_middleware(Edge, limiter=limiter, tracer=tracer())
+    probes = RateLimiter(PROBE_RATE, PROBE_BURST)
+    app.add_middleware(Edge, limiter=limiter, probes=probes, tracer=tracer())
     return app

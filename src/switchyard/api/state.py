@@ -16,6 +16,7 @@ from switchyard.broker.background import Background, end_tasks
 from switchyard.broker.errors import BrokerAway, WrongSystem
 from switchyard.services.access.api_keys import KeyRing, configured_keys
 from switchyard.services.access.rate_limit import RateLimiter
+from switchyard.services.access.shares import Shares
 from switchyard.services.files.storage import Storage
 from switchyard.services.identity.broker import guard, require_same_system
 from switchyard.services.identity.claiming import claiming
@@ -64,6 +65,8 @@ class ApiState:
     """None without JOBS_AMQP_URL."""
     direct: LLMQueue | None
     """Asks language models from this process; None without JOBS_LLM_DIRECT."""
+    streams: Shares
+    """The places of event streams and of requests that wait."""
 
     def require_broker(self) -> BrokerSide:
         """Raises Problem where the service runs without one."""
@@ -117,6 +120,7 @@ async def open_state(
             webhooks=webhooks,
             broker=broker,
             direct=direct,
+            streams=Shares(settings.api_max_streams),
         )
 
 

@@ -307,3 +307,183 @@ async def test_a_path_is_told_its_own_methods_alone(api: RunningApi) -> None:
     answer = await api.client.put("/backfills/preview")
     problem(answer, 405, "method-not-allowed")
     assert answer.headers["allow"] == "POST"
+
+
+def request_for(path: str, *, key: str = "", more: bytes = b"", method: str = "GET") -> bytes:
+    """The head of a request."""
+    known = f"Authorization: Bearer {key}\r\n" if key else ""
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{known}".encode() + more + b"\r\n"
+
+
+def connection_count(api: RunningApi) -> int:
+    return len(api.server.server_state.connections)
+
+
+def without_reading(api: RunningApi, request: bytes) -> socket.socket:
+    """Send a request, and read nothing of its answer."""
+    url = httpx.URL(api.url)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect((url.host, url.port or 80))
+    client.sendall(request)
+    return client
+
+
+@pytest.mark.parametrize(
+    "request_", [GET + b"\r\n" + request_for("/openapi.json"), request_for("/openapi.json")]
+)
+async def test_who_does_not_read_an_answer_is_cut_off(
+    system: System, monkeypatch: pytest.MonkeyPatch, request_: bytes
+) -> None:
+    monkeypatch.setattr(connections, "WRITE_TIMEOUT", 0.5)
+    async with serving(system.settings) as api:
+        clients = [without_reading(api, request_) for _ in range(5)]
+        await eventually(lambda: connection_count(api) == 5, what="the connections")
+        await eventually(lambda: connection_count(api) == 0, what="their end")
+        for each in clients:
+            each.close()
+
+
+async def test_who_reads_too_little_is_cut_off_too(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "WRITE_TIMEOUT", 0.5)
+    monkeypatch.setattr(connections, "MIN_READ_RATE", 100_000_000)
+    async with serving(system.settings) as api:
+        with without_reading(api, request_for("/openapi.json")) as client:
+            await eventually(lambda: connection_count(api) == 1, what="the connection")
+
+            def is_cut_off() -> bool:
+                client.recv(10_000)
+                return connection_count(api) == 0
+
+            await eventually(is_cut_off, what="its end")
+
+
+async def test_who_reads_slowly_gets_everything(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "WRITE_TIMEOUT", 0.2)
+    async with serving(system.settings) as api:
+        whole = (await api.client.get("/openapi.json")).content
+        closing = request_for("/openapi.json", more=b"Connection: close\r\n")
+        with without_reading(api, closing) as client:
+            answer = b""
+            while part := await asyncio.to_thread(client.recv, 8192):
+                answer += part
+                await asyncio.sleep(0.01)
+        assert answer.endswith(whole)
+
+
+async def test_a_stream_whose_client_reads_is_not_cut_off(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "WRITE_TIMEOUT", 0.1)
+    async with serving(system.settings, api_heartbeat=0.05) as api:
+        sender = await Sender.to(api)
+        sender.writer.write(request_for("/events"))
+        for _ in range(30):
+            await asyncio.wait_for(sender.reader.readuntil(b"still here"), 10)
+        sender.writer.close()
+
+
+async def test_a_stream_whose_client_does_not_read_is_cut_off(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "WRITE_TIMEOUT", 0.5)
+    async with serving(system.settings, api_heartbeat=0.001) as api:
+        with without_reading(api, request_for("/events")):
+            await eventually(lambda: api.state.streams.used == 1, what="the stream")
+            await eventually(lambda: api.state.streams.used == 0, what="its end")
+            assert connection_count(api) == 0
+
+
+async def test_answers_that_nobody_reads_take_bounded_memory(system: System) -> None:
+    keys = [(await create_key(system.ledger, name, [Scope.READ])).key for name in "ab"]
+    job_id = await system.publish("hot.noop", {"text": "x" * 900_000})
+    async with serving(system.settings, api_max_in_flight=4 * MEGABYTE) as api:
+        path = f"/jobs/{job_id}"
+        headers = {"Authorization": f"Bearer {keys[0]}"}
+        clients = [without_reading(api, request_for(path, key=keys[0])) for _ in range(5)]
+        seen: list[httpx.Response] = []
+
+        async def is_refused() -> bool:
+            seen.append(await api.client.get(path, headers=headers))
+            return seen[-1].status_code == 503
+
+        await eventually(is_refused, what="the refusal")
+        problem(seen[-1], 503, "overloaded")
+        assert int(seen[-1].headers["retry-after"]) >= 1
+        another = await api.client.get(path, headers={"Authorization": f"Bearer {keys[1]}"})
+        assert another.status_code == 200
+        assert len(another.content) > 900_000
+        for each in clients:
+            each.close()
+
+        async def is_answered() -> bool:
+            return (await api.client.get(path, headers=headers)).status_code == 200
+
+        await eventually(is_answered, what="room again")
+
+
+@pytest.mark.parametrize(
+    ("sent", "unsent"),
+    [(b'{"payload": "' + b"x" * 60_000, 30_000), (b"[" * 2_000, 10)],
+    ids=["long", "many values"],
+)
+async def test_bodies_in_flight_share_one_budget(system: System, sent: bytes, unsent: int) -> None:
+    keys = [(await create_key(system.ledger, name, [Scope.PUBLISH])).key for name in "ab"]
+    about = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % (len(sent) + unsent)
+    async with serving(system.settings, api_max_in_flight=MEGABYTE) as api:
+        senders = []
+        for key in keys:
+            for _ in range(20):
+                sender = await Sender.to(api)
+                sender.writer.write(request_for("/jobs", method="POST", key=key, more=about))
+                sender.writer.write(sent)
+                senders.append(sender)
+            head = await asyncio.wait_for(
+                asyncio.wait(
+                    [asyncio.create_task(each.reader.readuntil(b"\r\n\r\n")) for each in senders],
+                    return_when=asyncio.FIRST_COMPLETED,
+                ),
+                10,
+            )
+            answered, waiting = head
+            assert all(each.result().startswith(b"HTTP/1.1 503 ") for each in answered)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        for each in senders:
+            each.writer.transport.abort()
+        headers = {"Authorization": f"Bearer {keys[0]}"}
+
+        async def is_taken() -> bool:
+            job = {"routing_key": "hot.noop", "payload": {}}
+            return (await api.client.post("/jobs", json=job, headers=headers)).status_code == 202
+
+        await eventually(is_taken, what="room again")
+
+
+async def test_requests_that_wait_in_a_connection_are_few(api: RunningApi) -> None:
+    sender = await Sender.to(api)
+    sender.writer.write(request_for("/health/live") * 3 * connections.MAX_PIPELINED)
+    assert (await sender.answer()).count(b"HTTP/1.1 200 ") <= connections.MAX_PIPELINED
+
+
+async def test_one_address_does_not_take_all_connections(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS_PER_CLIENT", 3)
+    async with serving(system.settings) as api:
+        url = httpx.URL(api.url)
+        senders = [await Sender.to(api) for _ in range(6)]
+        ends = [asyncio.create_task(each.reader.read()) for each in senders]
+        await eventually(lambda: sum(each.done() for each in ends) == 3)
+        transport = httpx.AsyncHTTPTransport(local_address="127.0.0.9")
+        async with httpx.AsyncClient(transport=transport, base_url=url) as another:
+            assert (await another.get("/health/live")).is_success
+        for each in senders:
+            each.writer.close()
+        await eventually(lambda: connection_count(api) == 0, what="the end of all connections")
+        assert (await api.client.get("/health/live")).is_success

@@ -3,13 +3,16 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
 import pytest
 from pydantic import SecretStr
 
+from switchyard.api import app
 from switchyard.api.app import create_app
+from switchyard.api.entry import access
 from switchyard.api.entry.access import KeysMissing
 from switchyard.services.access.api_keys import (
     REMEMBERED_FOR,
@@ -18,6 +21,8 @@ from switchyard.services.access.api_keys import (
     hash_of,
 )
 from switchyard.services.files.hashes import content_hash
+from switchyard.services.files.storage import Storage
+from switchyard.services.records.errors import LedgerUnavailable
 from switchyard.services.workers.stages import document_id_of
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.eventually import eventually
@@ -132,6 +137,9 @@ async def test_a_key_that_only_publishes_is_told_nothing_of_a_document_that_was_
         assert answer.status_code == 200, answer.text
         assert (answer.json()["duplicate"], answer.json()["title"]) == (True, told)
         assert ("secret" in answer.text) is (told is not None)
+        said = {name for name, value in answer.json().items() if value not in (None, [])}
+        if told is None:
+            assert said == {"document_id", "state", "duplicate"}
 
 
 async def test_a_revoked_key_works_no_longer(
@@ -147,6 +155,147 @@ async def test_a_revoked_key_works_no_longer(
         return (await locked.client.get("/jobs", headers=headers)).status_code == 401
 
     await eventually(refused, REMEMBERED_FOR + 2)
+
+
+async def revoke(system: System, name: str) -> None:
+    [found] = [key for key in await system.ledger.list_api_keys() if key.name == name]
+    await system.ledger.revoke_api_key(found.id, time.time())
+
+
+@pytest.mark.parametrize("path", ["/events", "/jobs/JOB/events"])
+async def test_a_stream_ends_within_two_seconds_of_its_key(
+    system: System, locked: RunningApi, keys: dict[str, str], path: str
+) -> None:
+    other = (await create_key(system.ledger, "other", [Scope.READ])).key
+    path = path.replace("JOB", await system.publish("hot.noop"))
+    async with AsyncExitStack() as opened:
+        ends = []
+        for key in (keys["read"], other):
+            streaming = locked.client.stream("GET", path, headers=bearer(key))
+            answer = await opened.enter_async_context(streaming)
+            assert answer.status_code == 200
+            ends.append(asyncio.create_task(answer.aread()))
+        await eventually(lambda: locked.state.streams.used == 2, what="the streams")
+        await revoke(system, "read")
+        began = time.monotonic()
+        await asyncio.wait_for(ends[0], 15)
+        took = time.monotonic() - began
+        assert not ends[1].done()
+        assert locked.state.streams.used == 1
+        ends[1].cancel()
+        await asyncio.gather(ends[1], return_exceptions=True)
+    assert took < 2 + 1  # the machine may be busy
+
+
+async def test_the_first_key_ends_the_streams_of_everybody(system: System, api: RunningApi) -> None:
+    async with api.client.stream("GET", "/events") as answer:
+        assert answer.status_code == 200
+        await create_key(system.ledger, "first", [Scope.READ])
+        await asyncio.wait_for(answer.aread(), 15)
+
+
+async def test_a_stream_outlives_a_short_absence_of_the_ledger(
+    system: System,
+    locked: RunningApi,
+    keys: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def away(*_: object) -> None:
+        loop.call_soon_threadsafe(asked.set)
+        raise LedgerUnavailable("it does not answer")
+
+    async with locked.client.stream("GET", "/events", headers=bearer(keys["read"])) as answer:
+        end = asyncio.create_task(answer.aread())
+        monkeypatch.setattr(locked.state.ledger, "find_api_key", away)
+        for _ in range(2):
+            asked.clear()
+            await asyncio.wait_for(asked.wait(), 15)
+        assert not end.done()
+        monkeypatch.setattr(access, "MAX_UNCONFIRMED_SECONDS", 0.0)
+        await asyncio.wait_for(end, 15)
+
+
+async def test_who_waits_for_an_answer_does_not_get_it_with_a_revoked_key(
+    system: System, locked: RunningApi, keys: dict[str, str]
+) -> None:
+    job_id = await system.publish("hot.noop")
+    path = f"/llm/requests/{job_id}?wait=3"
+    waiting = asyncio.create_task(locked.client.get(path, headers=bearer(keys["read"])))
+    await eventually(lambda: locked.state.streams.used == 1, what="the request waits")
+    await revoke(system, "read")
+    problem(await waiting, 401, "unauthorized")
+    assert locked.state.streams.used == 0
+
+
+async def test_one_key_does_not_take_all_streams(system: System, keys: dict[str, str]) -> None:
+    async with serving(system.settings, api_max_streams=8) as api, AsyncExitStack() as opened:
+
+        async def open_stream(key: str) -> int:
+            streaming = api.client.stream("GET", "/events", headers=bearer(keys[key]))
+            answer = await opened.enter_async_context(streaming)
+            return answer.status_code
+
+        greedy = [await open_stream("read") for _ in range(8)]
+        assert greedy == [200] * 4 + [503] * 4
+        job_id = await system.publish("hot.noop")
+        waits = await api.client.get(f"/llm/requests/{job_id}?wait=1", headers=bearer(keys["read"]))
+        problem(waits, 503, "too-many-streams")
+        assert await open_stream("admin") == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/ready", "/health/live"])
+async def test_health_is_limited_by_itself(
+    system: System, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(app, "PROBE_RATE", 0.01)
+    monkeypatch.setattr(app, "PROBE_BURST", 2)
+    async with serving(system.settings) as api:
+        statuses = [(await api.client.get(path)).status_code for _ in range(3)]
+        assert statuses == [200, 200, 429]
+        assert (await api.client.get("/jobs")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/healthy", "/health/x", "/health/", "//health", "/health%2F..%2Fjobs", "/health%0A"]
+)
+async def test_what_only_looks_like_health_has_the_limit_of_all_else(
+    system: System, path: str
+) -> None:
+    async with serving(system.settings, api_rate_limit=0.01, api_rate_burst=2) as api:
+        url = httpx.URL(api.url)
+        statuses = []
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(
+                f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+            )
+            statuses.append((await reader.read()).split()[1])
+            writer.close()
+        assert statuses[-1] == b"429"
+        assert b"429" not in statuses[:-1]
+        assert (await api.client.get("/health/live")).is_success
+
+
+async def test_health_writes_no_file_for_each_request(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = 0
+    put = Storage.put_async
+
+    async def counted(storage: Storage, *arguments: Any) -> None:
+        nonlocal written
+        written += 1
+        await put(storage, *arguments)
+
+    monkeypatch.setattr(Storage, "put_async", counted)
+    async with serving(system.settings) as api:
+        began = time.monotonic()
+        answers = await asyncio.gather(*(api.client.get("/health") for _ in range(100)))
+        assert {each.status_code for each in answers} == {200}
+        assert 1 <= written <= 3 + 1 + (time.monotonic() - began)
 
 
 async def test_a_key_is_kept_as_a_hash_alone(system: System, keys: dict[str, str]) -> None:
@@ -240,6 +389,40 @@ async def test_a_key_has_one_limit_from_all_its_addresses(
                 answer = await client.get("/jobs", headers=bearer(keys["read"]))
                 statuses.append(answer.status_code)
         assert statuses == [200, 200, 200, 429]
+
+
+async def test_who_may_not_send_is_told_so_before_a_body_is_read(
+    locked: RunningApi, keys: dict[str, str]
+) -> None:
+    """Also by a route that is new: those that take a body are found in the contract."""
+    document = (await locked.client.get("/openapi.json")).json()
+    operations = [
+        (method.upper(), path.replace("{", "").replace("}", ""))
+        for path, item in document["paths"].items()
+        for method in item
+        if method in ("post", "put", "patch", "delete")
+    ]
+    assert len(operations) > 20
+    url = httpx.URL(locked.url)
+    for method, path in operations:
+        for kind, length in (
+            ("application/json", "Content-Length: 100000"),
+            ("application/json", "Transfer-Encoding: chunked"),
+            ("multipart/form-data; boundary=b", "Content-Length: 9000000000"),
+        ):
+            for key, status in (("", b"401"), ("wrong", b"401"), (keys["read"], b"403")):
+                if status == b"403" and path == "/search":
+                    continue
+                known = f"X-API-Key: {key}\r\n" if key else ""
+                head = (
+                    f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{known}"
+                    f"Content-Type: {kind}\r\n{length}\r\n\r\n"
+                )
+                reader, writer = await asyncio.open_connection(url.host, url.port)
+                writer.write(head.encode())
+                answer = await asyncio.wait_for(reader.readline(), 5)  # a body gets 10 s and more
+                assert answer.split()[1] == status, (method, path, kind, length, key)
+                writer.transport.abort()
 
 
 @pytest.mark.parametrize("chunked", [False, True])

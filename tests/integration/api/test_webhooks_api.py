@@ -172,6 +172,27 @@ async def test_a_delivery_of_somebody_else_is_refused_before_it_is_read(
         problem(answer, 401, "unauthorized")
 
 
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/webhooks/github", "", b"401"),
+        ("/webhooks/github", "X-Hub-Signature-256: sha256=abc\r\n", b"401"),
+        ("/webhooks/shop", "X-Hub-Signature-256: sha256=" + "0" * 64 + "\r\n", b"401"),
+        ("/webhooks/nobody", "", b"404"),
+    ],
+)
+async def test_a_delivery_that_can_not_be_signed_is_refused_without_its_body(
+    shared: RunningApi, path: str, headers: str, status: bytes
+) -> None:
+    url = httpx.URL(shared.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: 9000\r\n\r\n"
+    writer.write(head.encode())
+    answer = await asyncio.wait_for(reader.readline(), 5)
+    assert answer.split()[1] == status
+    writer.transport.abort()
+
+
 @pytest.mark.parametrize("told", [b"", b"[]", b"{", b"[" * 100_000, b'{"repository": {}}', b"\xff"])
 async def test_a_signed_delivery_without_sense_is_refused(shared: RunningApi, told: bytes) -> None:
     problem(await deliver(shared.client, told), 422, "invalid")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar, get_args
+import time
+from typing import Annotated, Any, Self, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request, Security
@@ -12,13 +12,13 @@ from fastapi.security.http import HTTPAuthorizationCredentials
 from pydantic import BaseModel
 
 from switchyard.api.addresses import is_loopback
-from switchyard.api.http.problems import Problem
+from switchyard.api.http.problems import Problem, try_later
 from switchyard.api.state import ApiState, state_of
-from switchyard.services.access.api_keys import Principal, Scope
+from switchyard.services.access.api_keys import KeyRing, Principal, Scope
 from switchyard.services.access.rate_limit import Allowance
 from switchyard.services.errors import Misconfigured
 from switchyard.services.publishing.requests import check_source
-from switchyard.services.records.errors import LedgerUnavailable
+from switchyard.services.records.errors import LedgerError, LedgerUnavailable
 from switchyard.services.records.requests import spaced_key
 
 BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API key.")
@@ -30,6 +30,8 @@ RECEIPT = frozenset({"id", "document_id", "job_id", "state", "duplicate"})
 V = TypeVar("V", bound=BaseModel)
 ANYBODY = Principal("anybody", frozenset(Scope))
 """Everyone on this machine, as long as there are no keys."""
+MAX_UNCONFIRMED_SECONDS = 60.0
+"""For so long a stream goes on while the ledger, which knows the keys, is away."""
 
 
 class KeysMissing(Misconfigured):
@@ -68,23 +70,76 @@ PrincipalOf = Annotated[Principal, Depends(documented_principal)]
 
 
 async def identify(request: Request) -> Principal:
-    """Who makes this request. Raises Problem (401, 403, 429), LedgerError."""
+    """Who makes this request; found out once. Raises Problem (401, 403, 429), LedgerError."""
+    known: Principal | None = getattr(request.state, "asks", None)
+    if known is not None:
+        return known
     state = state_of(request)
     key = key_in(request)
-    if key is not None:
-        principal = await state.keys.identify(key)
-        if principal is None:
-            raise _unauthorized("the API key is unknown or revoked")
-    elif await state.keys.has_keys():
-        raise _unauthorized("send an API key: `Authorization: Bearer KEY` or `X-API-Key: KEY`")
-    else:
+    if key is None and not await state.keys.has_keys():
         _require_this_machine(request)
-        principal = ANYBODY
+    principal = await _principal_of(state.keys, key)
     request.state.principal = principal.id
     request.state.asks = principal
+    request.state.admission = Admission(state.keys, key)
     if principal is not ANYBODY:
         limit(request, state.key_limiter.take(principal.id))
     return principal
+
+
+async def _principal_of(keys: KeyRing, key: str | None) -> Principal:
+    """Raises Problem (401), LedgerError."""
+    if key is not None:
+        principal = await keys.identify(key)
+        if principal is None:
+            raise _unauthorized("the API key is unknown or revoked")
+        return principal
+    if await keys.has_keys():
+        raise _unauthorized("send an API key: `Authorization: Bearer KEY` or `X-API-Key: KEY`")
+    return ANYBODY
+
+
+class Admission:
+    """Whether a request that was let in would be let in again: its key may be revoked while it is
+    answered, or the first key be made."""
+
+    def __init__(self, keys: KeyRing, key: str | None) -> None:
+        self._keys = keys
+        self._key = key
+        self._confirmed_at = time.monotonic()
+
+    async def check(self) -> None:
+        """Raises Problem (401), and LedgerError where that has not been known for a minute."""
+        try:
+            await _principal_of(self._keys, self._key)
+        except LedgerError:
+            if time.monotonic() - self._confirmed_at > MAX_UNCONFIRMED_SECONDS:
+                raise
+        else:
+            self._confirmed_at = time.monotonic()
+
+
+class Place:
+    """One of the places for streams and waiting requests, held until `leave`."""
+
+    def __init__(self, request: Request) -> None:
+        """Raises Problem (503) where none is left for this key."""
+        self._streams = state_of(request).streams
+        self._principal: str = request.state.principal
+        if not self._streams.take(self._principal, 1):
+            raise try_later("too-many-streams")
+        self._is_held = True
+
+    def leave(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._streams.give_back(self._principal, 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
 
 def source_of(request: Request, said: str | None) -> str:
@@ -178,7 +233,7 @@ def rate_limited(allowance: Allowance) -> Problem:
 
 def needs(*scopes: Scope) -> Any:
     """A dependency: the request's key has one of these scopes, or `admin`."""
-    return Depends(_guard(scopes))
+    return Depends(_KeyGuard(scopes))
 
 
 def require_scope(principal: Principal, *scopes: Scope) -> None:
@@ -187,11 +242,21 @@ def require_scope(principal: Principal, *scopes: Scope) -> None:
         raise Problem("forbidden", f"this needs the scope {' or '.join(scopes)}")
 
 
-def _guard(scopes: tuple[Scope, ...]) -> Callable[..., Awaitable[None]]:
-    async def guard(principal: Annotated[Principal, Depends(documented_principal)]) -> None:
-        require_scope(principal, *scopes)
+class _KeyGuard:
+    """Lets in requests whose key has one of some scopes. A dependency, so that OpenAPI knows that a
+    key is sent; `Routes` asks it before the body of a request is read."""
 
-    return guard
+    def __init__(self, scopes: tuple[Scope, ...]) -> None:
+        self._scopes = scopes
+
+    async def admit(self, request: Request) -> None:
+        """Raises Problem (401, 403, 429), LedgerError."""
+        require_scope(await identify(request), *self._scopes)
+
+    async def __call__(
+        self, principal: Annotated[Principal, Depends(documented_principal)]
+    ) -> None:
+        require_scope(principal, *self._scopes)
 
 
 def _unauthorized(detail: str) -> Problem:

@@ -1,6 +1,8 @@
-"""Limits on what is sent to the service: how many bytes, and how slowly.
+"""Limits on what is sent to the service, and on what it answers: how many bytes, how slowly, and
+how much memory all of that takes at once.
 
-Counted as they come in, so that a body without a length is held to the same limit.
+Counted as it comes in, so that a body without a length is held to the same limit. What is read is
+read for a request that was let in: `http.routing` asks for the key before.
 """
 
 from __future__ import annotations
@@ -11,85 +13,205 @@ import time
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from switchyard.api.http.problems import Problem, render
+from switchyard.api.addresses import client_at
+from switchyard.api.http.problems import Problem, render, try_later
+from switchyard.api.http.routing import CHECK_LENGTH, Route
+from switchyard.services.access.shares import Shares
 from switchyard.services.settings import Settings
 
-UPLOADS = frozenset(
-    {
-        "/documents",
-        "/extract/text",
-        "/extract/references",
-        "/parse/references",
-        "/process/references",
-        "/backfills/inputs",
-    }
-)
-"""Paths that take files, and read them piece by piece. What is sent anywhere else is read into
-memory as a whole, before it is known who sends it."""
+STREAMED_TYPES = frozenset({"multipart/form-data", "text/plain"})
+"""What routes for files read piece by piece. All else is read into memory as a whole."""
 MULTIPART_OVERHEAD = 1024 * 1024
 """Bytes for the form around a file."""
 SLOWEST_UPLOAD = 64 * 1024
 """Bytes a second: an upload gets the time that its limit takes at this speed."""
 DRAIN_BYTES, DRAIN_SECONDS = 32 * 1024 * 1024, 3.0
 """What is read of a body that was refused already, at most."""
+PIECE_BYTES = 32 * 1024
+"""Answers are given to the connection in such pieces, each when the one before has left. Those of
+one piece are not counted."""
+JSON_MARKS = (b",", b"[", b"{", b":")
+BYTES_PER_BYTE, BYTES_PER_MARK = 2, 64
+"""Memory that JSON takes while it is processed: its text, and for each value an object with its
+place in a list or table. `[[],[],…` takes most: 64 bytes for its 3."""
+
+
+class Memory:
+    """What bodies and answers in flight take of a process, shared between clients."""
+
+    def __init__(self, most: int) -> None:
+        self.all = Shares(most)
+        self.without_key = Shares(max(1, most // 2), within=self.all, name="without a key")
+        """Whoever sends webhooks is known by nothing but the body. All together are one client."""
+
+    def hold(self, scope: Scope) -> Held:
+        """Begin to count for the client that makes this request."""
+        principal = scope["state"].get("principal")
+        if principal is not None:
+            return Held(self.all, f"key {principal}")
+        client = scope.get("client")
+        return Held(self.without_key, client_at(client[0]) if client else "")
+
+
+class Held:
+    """The memory that one request has taken."""
+
+    def __init__(self, shares: Shares, client: str) -> None:
+        self._shares = shares
+        self._client = client
+        self._bytes = 0
+
+    def take(self, size: int) -> None:
+        """Raises Problem (503)."""
+        if size and not self._shares.take(self._client, size):
+            raise try_later("overloaded", "too many and too large requests at once: send fewer")
+        self._bytes += size
+
+    def release(self) -> None:
+        if self._bytes:
+            self._shares.give_back(self._client, self._bytes)
+            self._bytes = 0
 
 
 class BodyLimits:
-    """Refuses bodies that are too large or come too slowly."""
+    """Refuses bodies that are too large, come too slowly or are too many, and answers that are too
+    many."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._max_body = settings.api_max_body
-        self._max_upload = settings.max_document_bytes + MULTIPART_OVERHEAD
-        self._body_timeout = settings.api_body_timeout
-        self._idle_timeout = settings.api_idle_timeout
+        self._settings = settings
+        self.memory = Memory(settings.api_max_in_flight)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        upload = scope["path"] in UPLOADS
-        most = self._max_upload if upload else self._max_body
-        length = Headers(scope=scope).get("content-length", "")
-        if length.isdecimal() and int(length) > most:
-            if "expect" not in Headers(scope=scope):  # else it waits to be told
-                await _drain(receive)
-            refusal = render(_too_large(most), scope["state"]["request_id"])
-            await refusal(scope, receive, send)
-            return
-        seconds = most / SLOWEST_UPLOAD if upload else self._body_timeout
-        limited = _LimitedBody(receive, most, self._idle_timeout, time.monotonic() + seconds)
-        await self._app(scope, limited, send)
+        body = _LimitedBody(scope, receive, self._settings, self.memory)
+        scope["state"][CHECK_LENGTH] = body.check_length
+        answer = _LimitedAnswer(scope, receive, send, self.memory)
+        try:
+            await self._app(scope, body, answer)
+        finally:
+            body.release()
+            answer.release()
 
 
 class _LimitedBody:
     """`receive` of one request, until its body is complete."""
 
-    def __init__(self, receive: Receive, most: int, idle: float, deadline: float) -> None:
+    def __init__(self, scope: Scope, receive: Receive, settings: Settings, memory: Memory) -> None:
+        self._scope = scope
         self._receive = receive
-        self._most = most
-        self._idle = idle
-        self._deadline = deadline
+        self._settings = settings
+        self._memory = memory
+        self._held: Held | None = None
         self._size = 0
         self._complete = False
 
     async def __call__(self) -> Message:
         if self._complete:
             return await self._receive()
-        patience = min(self._idle, max(0.0, self._deadline - time.monotonic()))
+        held = self._begin()
+        if self._is_streamed:
+            held.release()  # the part before has been written
+        patience = min(self._settings.api_idle_timeout, self._deadline - time.monotonic())
         try:
-            message = await asyncio.wait_for(self._receive(), patience)
+            message = await asyncio.wait_for(self._receive(), max(0.0, patience))
         except TimeoutError as error:
             raise Problem(
                 "request-timeout", "send faster", headers={"Connection": "close"}
             ) from error
         if message["type"] == "http.request":
-            self._size += len(message.get("body", b""))
+            part = message.get("body", b"")
+            self._size += len(part)
             self._complete = not message.get("more_body", False)
             if self._size > self._most:
                 await _drain(self._receive)
                 raise _too_large(self._most)
+            held.take(len(part) if self._is_streamed else _size_in_memory(part))
         return message
+
+    async def check_length(self) -> None:
+        """Raises Problem (413) where its header says that it is too long."""
+        self._begin()
+        headers = Headers(scope=self._scope)
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self._most:
+            if "expect" not in headers:  # else it waits to be told
+                await _drain(self._receive)
+            raise _too_large(self._most)
+
+    def _begin(self) -> Held:
+        """Find out what may come: by now it is known which route reads it, and for whom."""
+        if self._held is not None:
+            return self._held
+        headers = Headers(scope=self._scope)
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        route = self._scope.get("route")
+        takes_files = isinstance(route, Route) and route.takes_files
+        self._is_streamed = takes_files and kind in STREAMED_TYPES
+        self._most, seconds = self._settings.api_max_body, self._settings.api_body_timeout
+        if self._is_streamed:
+            self._most = self._settings.max_document_bytes + MULTIPART_OVERHEAD
+            seconds = self._most / SLOWEST_UPLOAD
+        self._deadline = time.monotonic() + seconds
+        self._held = self._memory.hold(self._scope)
+        return self._held
+
+    def release(self) -> None:
+        if self._held is not None:
+            self._held.release()
+
+
+class _LimitedAnswer:
+    """`send` of one request."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, memory: Memory) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._memory = memory
+        self._held: Held | None = None
+        self._head: Message | None = None
+        """Sent with the first part of its body: until then, another answer is possible."""
+        self._refused = False
+
+    async def __call__(self, message: Message) -> None:
+        if self._refused:
+            return
+        if message["type"] == "http.response.start":
+            self._head = message
+            return
+        body = message.get("body", b"")
+        if self._head is not None:
+            if len(body) > PIECE_BYTES:
+                self._held = self._memory.hold(self._scope)
+                try:
+                    self._held.take(len(body))
+                except Problem as problem:
+                    self._refused = True
+                    refusal = render(problem, self._scope["state"]["request_id"])
+                    await refusal(self._scope, self._receive, self._send)
+                    return
+            head, self._head = self._head, None
+            await self._send(head)
+        if len(body) <= PIECE_BYTES:
+            await self._send(message)
+            return
+        left = memoryview(body)
+        while len(left) > PIECE_BYTES:
+            await self._send({**message, "body": left[:PIECE_BYTES], "more_body": True})
+            left = left[PIECE_BYTES:]
+        await self._send({**message, "body": left})
+
+    def release(self) -> None:
+        if self._held is not None:
+            self._held.release()
+
+
+def _size_in_memory(part: bytes) -> int:
+    marks = sum(part.count(mark) for mark in JSON_MARKS)
+    return BYTES_PER_BYTE * len(part) + BYTES_PER_MARK * marks
 
 
 async def _drain(receive: Receive) -> None:

@@ -14,6 +14,7 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from switchyard.api.addresses import client_at
 from switchyard.api.entry.access import rate_limited
 from switchyard.api.entry.connections import UNREAD
 from switchyard.api.http.problems import Problem, render
@@ -21,7 +22,9 @@ from switchyard.services.access.rate_limit import Allowance, RateLimiter
 from switchyard.services.tracing import Spanned, span, tracing_by
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
-UNLIMITED = "/health"
+PROBES = frozenset({"/health", "/health/live", "/health/ready"})
+"""Paths that have a limit of their own, so that whoever looks whether the process runs is answered
+also where its address has used up the other one."""
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -34,10 +37,13 @@ SECURITY_HEADERS = {
 class Edge:
     """The outermost layer. Bodies, queries and keys never reach the log."""
 
-    def __init__(self, app: ASGIApp, limiter: RateLimiter, tracer: object = None) -> None:
+    def __init__(
+        self, app: ASGIApp, limiter: RateLimiter, probes: RateLimiter, tracer: object = None
+    ) -> None:
         self._app = app
         self._tracer = tracer
         self._limiter = limiter
+        self._probes = probes
         self._log = structlog.get_logger("access")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,9 +104,8 @@ class Edge:
             )
 
     def _over_limit(self, scope: Scope) -> Problem | None:
-        if scope["path"].startswith(UNLIMITED):
-            return None
-        allowance = self._limiter.take(_address(scope))
+        limiter = self._probes if scope["path"] in PROBES else self._limiter
+        allowance = limiter.take(client_at(_address(scope)))
         scope["state"]["allowance"] = allowance
         return None if allowance.allowed else rate_limited(allowance)
 

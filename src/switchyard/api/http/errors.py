@@ -22,6 +22,7 @@ from switchyard.api.http.problems import (
     render,
     try_later,
 )
+from switchyard.api.http.routing import check_length
 from switchyard.broker.errors import (
     BrokerAway,
     BrokerError,
@@ -144,6 +145,11 @@ def install(app: FastAPI) -> None:
 
     async def handle(request: Request, error: Exception) -> Response:
         problem = problem_of(error)
+        if isinstance(error, StarletteHTTPException) and not isinstance(error, Problem):
+            try:
+                await check_length(request)  # of what no route has read
+            except Problem as too_large:
+                problem = too_large
         if problem.kind.name == "internal-error" and not isinstance(error, StarletteHTTPException):
             raise error  # to `entry.edge`, which logs it with its traceback
         trouble = error.__cause__ if isinstance(error, Problem) else error

@@ -1,7 +1,7 @@
-"""Server-sent events as an answer that ends with its client.
+"""Server-sent events as an answer that ends with its client, and with its client's key.
 
-Starlette notices only at the next write that a client has gone; here both are watched at once,
-and a client that does not read is given up after a while.
+Starlette notices only at the next write that a client has gone; here both are watched at once. A
+client that does not read is cut off by its connection.
 """
 
 from __future__ import annotations
@@ -10,15 +10,33 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
+import structlog
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from switchyard.services.errors import SwitchyardError
+
 MEDIA_TYPE = "text/event-stream"
-STUCK_AFTER = 20.0
-"""Seconds that one write may wait for a client that does not read."""
+ADMISSION_INTERVAL = 0.75
+"""Seconds between looks whether its key still lets the client in. With what is remembered of a key,
+a revoked one is noticed within two."""
 HEARTBEAT = b": still here\n\n"
+
+
+class Admission(Protocol):
+    """Whether a request that was let in would be let in again."""
+
+    async def check(self) -> None:
+        """Raises Problem where it would not be, SwitchyardError where that can't be known."""
+
+
+def admission_of(scope: Scope) -> Admission | None:
+    """What let this request in; None where nothing was asked for."""
+    found: Admission | None = scope.get("state", {}).get("admission")
+    return found
 
 
 def frame(event: str, data: Any, *, event_id: str | None = None) -> bytes:
@@ -28,7 +46,7 @@ def frame(event: str, data: Any, *, event_id: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    """Sends what a generator yields, until it ends or the client goes away."""
+    """Sends what a generator yields, until it ends, or its client goes away or may not go on."""
 
     media_type = MEDIA_TYPE
 
@@ -37,6 +55,7 @@ class EventStream(Response):
     ) -> None:
         """`closing` is called at the end, also where the client has gone before the beginning."""
         self._closing = closing
+        self._begun = False
         super().__init__(headers={"X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._frames = frames
@@ -44,29 +63,46 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send(send))
         leaving = asyncio.create_task(_gone(receive))
+        refusing = asyncio.create_task(_refused(admission_of(scope)))
+        tasks = (sending, leaving, refusing)
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if self._closing is not None:
                 self._closing()
-            leaving.cancel()
-            sending.cancel()
-            await asyncio.gather(leaving, return_exceptions=True)
-            ended = await asyncio.gather(sending, return_exceptions=True)
-        error = ended[0]
-        if isinstance(error, Exception) and not isinstance(error, OSError | TimeoutError):
-            raise error
+            for each in tasks:
+                each.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for error in ends:
+            if isinstance(error, Exception) and not isinstance(error, OSError):
+                raise error
+        if sending.cancelled() and self._begun:
+            # Not cut off, for whom that would be a reason to come again at once.
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._frames) as frames:
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
+            self._begun = True
             async for each in frames:
-                async with asyncio.timeout(STUCK_AFTER):
-                    await send({"type": "http.response.body", "body": each, "more_body": True})
+                await send({"type": "http.response.body", "body": each, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         continue
+
+
+async def _refused(admission: Admission | None) -> None:
+    """Return when the client would be let in no longer."""
+    while True:
+        await asyncio.sleep(ADMISSION_INTERVAL)
+        if admission is None:
+            continue
+        try:
+            await admission.check()
+        except (HTTPException, SwitchyardError) as error:
+            structlog.get_logger("api").info("stream ended: its key lets nobody in", why=str(error))
+            return

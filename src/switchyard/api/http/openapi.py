@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from switchyard.api.http.field_words import fill_in
 from switchyard.api.http.problems import (
@@ -16,9 +22,16 @@ from switchyard.api.http.problems import (
 )
 from switchyard.api.models.problems import FieldError, ProblemDetails
 
-PUBLIC = ("/health", "/problems")
-"""Paths that need no key."""
-WITH_KEY = ("unauthorized", "forbidden", "rate-limited", "ledger-away", "storage-full")
+PIECE_BYTES = 32 * 1024
+"""The document is sent in such pieces of what all requests share: it needs no key."""
+WITH_KEY = (
+    "unauthorized",
+    "forbidden",
+    "rate-limited",
+    "overloaded",
+    "ledger-away",
+    "storage-full",
+)
 WITH_BODY = ("malformed-request", "request-timeout", "too-large")
 REF = "#/components/schemas/"
 
@@ -30,7 +43,7 @@ def operation_id(route: APIRoute) -> str:
 
 
 def install(app: FastAPI) -> None:
-    """Let the app serve the completed document."""
+    """Let the app serve the completed document, at `/openapi.json`."""
 
     def complete() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -47,6 +60,22 @@ def install(app: FastAPI) -> None:
 
     app.openapi = complete  # type: ignore[method-assign]
 
+    @cache
+    def rendered() -> bytes:
+        return json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
+
+    async def show(_: Request) -> Response:
+        document = await asyncio.to_thread(rendered)  # the first time, for a good while
+        headers = {"Content-Length": str(len(document))}
+        return StreamingResponse(_pieces(document), headers=headers, media_type="application/json")
+
+    app.router.routes.append(Route("/openapi.json", show))
+
+
+async def _pieces(document: bytes) -> AsyncIterator[memoryview]:
+    for start in range(0, len(document), PIECE_BYTES):
+        yield memoryview(document)[start : start + PIECE_BYTES]
+
 
 def _complete(document: dict[str, Any]) -> None:
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
@@ -54,16 +83,12 @@ def _complete(document: dict[str, Any]) -> None:
         schema = model.model_json_schema(ref_template=REF + "{model}")
         schema.pop("$defs", None)
         schemas[model.__name__] = schema
-    for path, operation in _operations(document):
-        names = [] if path.startswith(PUBLIC) else list(WITH_KEY)
+    for operation in _operations(document):
+        names = list(WITH_KEY) if "security" in operation else ["rate-limited"]
         if "requestBody" in operation:
             names += WITH_BODY
         if operation.get("parameters") or "requestBody" in operation:
             names.append("invalid")
-        if path.startswith("/problems"):
-            names.append("rate-limited")
-        if not path.startswith(PUBLIC):
-            operation.setdefault("security", [{"bearer": []}, {"header": []}])
         answers = operation.setdefault("responses", {})
         if _is_default(answers.get("422")):
             del answers["422"]
@@ -74,10 +99,9 @@ def _complete(document: dict[str, Any]) -> None:
     fill_in(document)
 
 
-def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for path, item in document["paths"].items():
-        for operation in item.values():
-            yield path, operation
+def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for item in document["paths"].values():
+        yield from item.values()
 
 
 def _is_default(answer: dict[str, Any] | None) -> bool:

@@ -2,14 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
+from typing import Any, Protocol, runtime_checkable
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from fastapi.params import Depends
+from fastapi.routing import APIRoute
 
 from switchyard.api.http.answers import JSONAnswer
+from switchyard.api.http.event_stream import EventStream, admission_of
 from switchyard.api.http.openapi import operation_id
+
+CHECK_LENGTH = "check_length"
+"""In the state of a request: refuses it where it says that its body is too long."""
+LONG_WAIT = 1.0
+"""Seconds: whoever is answered later is looked at again, because its key may be revoked."""
+
+
+async def check_length(request: Request) -> None:
+    """Raises Problem where the request says that its body is too long."""
+    check = request.scope.get("state", {}).get(CHECK_LENGTH)
+    if check is not None:
+        await check()
+
+
+@runtime_checkable
+class Guard(Protocol):
+    """A dependency that knows without the body whether a request is let in."""
+
+    async def admit(self, request: Request) -> None:
+        """Raises Problem."""
+
+
+class Route(APIRoute):
+    """A route that asks its guards before it reads a body: the framework reads it first, into the
+    memory of whoever has not been asked for a key."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            for each in self.guards:
+                await each.admit(request)
+            await check_length(request)
+            began = time.monotonic()
+            response = await handle(request)
+            admission = admission_of(request.scope)
+            waited = time.monotonic() - began > LONG_WAIT
+            if admission is not None and waited and not isinstance(response, EventStream):
+                await admission.check()
+            return response
+
+        return guarded
+
+    @property
+    def guards(self) -> list[Guard]:
+        found: list[Any] = [each.dependency for each in self.dependencies]
+        return [each for each in found if isinstance(each, Guard)]
+
+    @property
+    def takes_files(self) -> bool:
+        """Whether it reads files, piece by piece; others are sent JSON, read as a whole."""
+        body = (self.openapi_extra or {}).get("requestBody", {})
+        return "multipart/form-data" in body.get("content", {})
 
 
 class Routes(APIRouter):
@@ -31,5 +88,6 @@ class Routes(APIRouter):
             dependencies=dependencies,
             include_in_schema=include_in_schema,
             default_response_class=JSONAnswer,
+            route_class=Route,
             generate_unique_id_function=operation_id,
         )

@@ -55,6 +55,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("source-away", _S.SERVICE_UNAVAILABLE, "The source does not answer now"),
         Kind("search-away", _S.SERVICE_UNAVAILABLE, "The index or its embedder can't be used now"),
         Kind("too-many-streams", _S.SERVICE_UNAVAILABLE, "Too many clients follow events"),
+        Kind("overloaded", _S.SERVICE_UNAVAILABLE, "Too much data at once"),
         Kind("unavailable", _S.SERVICE_UNAVAILABLE, "Something that is needed is away"),
         Kind(
             "storage-full",

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Annotated, Any
 
-from fastapi import Header, Query
+from fastapi import Header, Query, Request
 
-from switchyard.api.entry.access import needs
+from switchyard.api.entry.access import Place, needs
 from switchyard.api.http.event_stream import (
     HEARTBEAT,
     MEDIA_TYPE,
     EventStream,
     frame,
 )
-from switchyard.api.http.problems import responses, try_later
+from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.routes.job_views import status_view
 from switchyard.api.routes.jobs import JobIdInPath, known_job
@@ -57,6 +57,7 @@ LastEventId = Annotated[
 )
 async def follow(
     state: Shared,
+    request: Request,
     lane: Annotated[str | None, Query(pattern=patterns.NAME)] = None,
     job_type: Annotated[str | None, Query(pattern=patterns.NAME)] = None,
     last_event_id: LastEventId = None,
@@ -72,7 +73,9 @@ async def follow(
         fields = event.fields
         return lane in (None, fields.get("lane")) and job_type in (None, fields.get("job_type"))
 
-    return EventStream(_all(state, _room(state), wanted, last_event_id))
+    broker = state.require_broker()
+    frames = _all(state, broker, wanted, last_event_id)
+    return EventStream(frames, closing=Place(request).leave)
 
 
 @router.get(
@@ -83,16 +86,17 @@ async def follow(
     responses={**STREAM, **responses("not-found", "no-broker", "too-many-streams")},
 )
 async def follow_job(
-    job_id: JobIdInPath, state: Shared, last_event_id: LastEventId = None
+    job_id: JobIdInPath, state: Shared, request: Request, last_event_id: LastEventId = None
 ) -> EventStream:
     """Stream the events of one job until it ends.
 
     The first event is `state`, the current state. The last is `end`, with the final state; close
     the connection then, because a browser would reconnect.
     """
-    broker = _room(state)
+    broker = state.require_broker()
     await known_job(state, job_id)
-    return EventStream(_one(state, broker, job_id, last_event_id))
+    frames = _one(state, broker, job_id, last_event_id)
+    return EventStream(frames, closing=Place(request).leave)
 
 
 async def _all(
@@ -165,10 +169,3 @@ def _missed(
 
 def _framed(event: JobEvent) -> bytes:
     return frame(event.name, event.fields, event_id=event.id)
-
-
-def _room(state: ApiState) -> BrokerSide:
-    broker = state.require_broker()
-    if broker.feed.subscribers >= state.settings.api_max_streams:
-        raise try_later("too-many-streams")
-    return broker

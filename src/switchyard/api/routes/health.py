@@ -8,16 +8,20 @@ import socket
 from functools import partial
 from typing import Any
 
-from fastapi import Response
+from fastapi import Request, Response
 
 from switchyard.api.http.routing import Routes
 from switchyard.api.models.service import ComponentView, Liveness, Readiness
-from switchyard.api.state import ApiState, BrokerSide, Shared
+from switchyard.api.state import ApiState, BrokerSide
+from switchyard.services.access.rate_limit import Rationed
 from switchyard.services.monitoring.checks.host import require_room_for_ledger
 from switchyard.services.monitoring.health import Check, Component, examine
 
 router = Routes(prefix="/health", tags=["health"])
 
+EXAMINATION_RATE, EXAMINATION_BURST = 1.0, 3
+"""Times a second, and at once, that everything is checked, for which a file is written; who asks
+more often is shown what was found last. No key is asked for."""
 EVENTS = "events"
 """The component that is shown, and not needed to take work."""
 
@@ -34,13 +38,13 @@ async def live() -> Liveness:
 
 
 @router.get("/ready", responses=AWAY)
-async def ready(state: Shared, response: Response) -> Readiness:
+async def ready(request: Request, response: Response) -> Readiness:
     """Readiness probe: checks broker, ledger and storage, with latencies. 503 if one is
     unreachable, its disk is full, or an alarm of the broker blocks publishing.
 
     `events` tells whether this process receives job events; it does not cause a 503.
     """
-    components = await examine(_checks(state))
+    components = await request.app.state.health.get()
     away = any(each.state != "ok" for each in components if each.name != EVENTS)
     if away:
         response.status_code = 503
@@ -52,9 +56,14 @@ async def ready(state: Shared, response: Response) -> Readiness:
 
 
 @router.get("", responses=AWAY)
-async def health(state: Shared, response: Response) -> Readiness:
+async def health(request: Request, response: Response) -> Readiness:
     """The same as `/health/ready`."""
-    return await ready(state, response)
+    return await ready(request, response)
+
+
+def examined(state: ApiState) -> Rationed[list[Component]]:
+    """How the components are: as the application shows it, `app.state.health`."""
+    return Rationed(lambda: examine(_checks(state)), EXAMINATION_RATE, EXAMINATION_BURST)
 
 
 def _checks(state: ApiState) -> dict[str, Check]:

@@ -4,7 +4,7 @@ have cost."""
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing, nullcontext
 from dataclasses import asdict
 from datetime import date, timedelta
 from typing import Annotated, Any
@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import structlog
 from fastapi import Header, Query, Request, Response
 
-from switchyard.api.entry.access import needs, own_key, source_of
+from switchyard.api.entry.access import Place, needs, own_key, source_of
 from switchyard.api.http.event_stream import HEARTBEAT, MEDIA_TYPE, EventStream, frame
-from switchyard.api.http.problems import lane_full, responses, try_later
+from switchyard.api.http.problems import lane_full, responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.models import llm as models
 from switchyard.api.routes.jobs import (
@@ -27,7 +27,7 @@ from switchyard.api.routes.jobs import (
     published,
     tell_pressure,
 )
-from switchyard.api.state import ApiState, BrokerSide, Shared
+from switchyard.api.state import ApiState, Shared
 from switchyard.broker.errors import LaneFull
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.jobs.registry import InvalidPayload, UnknownJobType
@@ -104,12 +104,21 @@ async def ask(
     idempotency_key = own_key(request, idempotency_key)
     body = body.model_copy(update={"wait": max(body.wait, wait)})
     if stream or MEDIA_TYPE in (accept or ""):
-        return await _streamed(body, state, source, idempotency_key)
-    if state.direct is not None:
-        return await _ask_directly(body, state.direct, response, source, idempotency_key)
+        return await _streamed(body, state, Place(request), source, idempotency_key)
+    with Place(request) if body.wait else nullcontext():
+        if state.direct is not None:
+            return await _ask_directly(body, state.direct, response, source, idempotency_key)
+        return await _ask(body, state, response, source, idempotency_key)
+
+
+async def _ask(
+    body: models.QuestionToModel,
+    state: ApiState,
+    response: Response,
+    source: str,
+    idempotency_key: str | None,
+) -> models.AnswerOfModel:
     broker = state.require_broker()
-    if body.wait:
-        _check_room(state.settings.api_max_streams, broker)
     expires_at = None
     if body.expires_in is not None:
         expires_at = state.ledger.clock.now() + timedelta(seconds=body.expires_in)
@@ -150,6 +159,7 @@ async def ask(
 async def answer(
     job_id: JobIdInPath,
     state: Shared,
+    request: Request,
     response: Response,
     wait: Annotated[
         float, Query(ge=0, le=models.LONGEST_WAIT, description="Seconds to wait for the answer.")
@@ -157,22 +167,41 @@ async def answer(
 ) -> models.AnswerOfModel:
     """Get the answer to an earlier request; with `wait`, wait for it."""
     record = await known_job(state, job_id)
-    if wait and state.direct is not None:
-        return _shown(await state.direct.result(job_id, timeout=wait), response)
-    if wait:
-        broker = state.require_broker()
-        _check_room(state.settings.api_max_streams, broker)
-        record = await ended(broker.feed, state.ledger, job_id, timeout=wait) or record
+    with Place(request) if wait else nullcontext():
+        if wait and state.direct is not None:
+            return _shown(await state.direct.result(job_id, timeout=wait), response)
+        if wait:
+            feed = state.require_broker().feed
+            record = await ended(feed, state.ledger, job_id, timeout=wait) or record
     return await _view(record, state, response)
 
 
 async def _streamed(
-    body: models.QuestionToModel, state: ApiState, source: str, idempotency_key: str | None
+    body: models.QuestionToModel,
+    state: ApiState,
+    place: Place,
+    source: str,
+    idempotency_key: str | None,
 ) -> EventStream:
+    with ExitStack() as leaving:
+        leaving.enter_context(place)
+        written, queue = await _opened_stream(body, state, source, idempotency_key)
+        leaving.pop_all()
+
+    def close() -> None:
+        written.close()
+        place.leave()
+
+    frames = _frames(state, queue, written, body.expires_in or LONGEST_STREAM)
+    return EventStream(frames, closing=close)
+
+
+async def _opened_stream(
+    body: models.QuestionToModel, state: ApiState, source: str, idempotency_key: str | None
+) -> tuple[WrittenAnswer, LLMQueue]:
     queue = state.direct
     if queue is None:
         broker = state.require_broker()
-        _check_room(state.settings.api_max_streams, broker)
         queue = LLMQueue(state.ledger, QueuedRequests(state.ledger, broker.jobs, broker.feed))
     try:
         written = await queue.open_stream(
@@ -188,9 +217,7 @@ async def _streamed(
         raise refused(error, by_routing_key=False) from error
     except LaneFull as error:
         raise lane_full(error) from error
-    timeout = body.expires_in or LONGEST_STREAM
-    frames = _frames(state, queue, written, timeout)
-    return EventStream(frames, closing=written.close)
+    return written, queue
 
 
 async def _frames(
@@ -295,8 +322,3 @@ async def spend(
             for each in await ledger.llm_budgets(per_day=settings.llm_budget_per_day)
         ],
     )
-
-
-def _check_room(most: int, broker: BrokerSide) -> None:
-    if broker.feed.subscribers >= most:
-        raise try_later("too-many-streams")

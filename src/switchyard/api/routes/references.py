@@ -22,7 +22,6 @@ from switchyard.api.models.references import (
     TextWithReferences,
 )
 from switchyard.api.routes.documents import FORM, POLL_AFTER, receive_upload
-from switchyard.api.state import Shared
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.documents.extractions import ExtractionNotFinished
 from switchyard.services.documents.inbox import About
@@ -54,11 +53,10 @@ def _takes(model: type[BaseModel]) -> dict[str, Any]:
     responses=ANSWERS,
 )
 async def order_references(
-    request: Request, response: Response, state: Shared, desk: ReferenceDeskOf
+    request: Request, response: Response, desk: ReferenceDeskOf
 ) -> OrderedReferences:
     """Extract the references of a paper as raw text, with label and page."""
-    most = state.settings.api_max_body
-    ordered = await _ordered(request, desk, "extract_references", TextWithReferences, most)
+    ordered = await _ordered(request, desk, "extract_references", TextWithReferences)
     return await _answer(ordered, request, response, desk)
 
 
@@ -70,13 +68,12 @@ async def order_references(
     responses=ANSWERS,
 )
 async def order_parsing(
-    request: Request, response: Response, state: Shared, desk: ReferenceDeskOf
+    request: Request, response: Response, desk: ReferenceDeskOf
 ) -> OrderedReferences:
     """Parse references into fields. The text or file has one reference per line, or blank lines
     between references.
     """
-    most = state.settings.api_max_body
-    ordered = await _ordered(request, desk, "parse_references", ReferencesToParse, most)
+    ordered = await _ordered(request, desk, "parse_references", ReferencesToParse)
     return await _answer(ordered, request, response, desk)
 
 
@@ -88,13 +85,12 @@ async def order_parsing(
     responses=ANSWERS,
 )
 async def order_processing(
-    request: Request, response: Response, state: Shared, desk: ReferenceDeskOf
+    request: Request, response: Response, desk: ReferenceDeskOf
 ) -> OrderedReferences:
     """Extract the references of a paper, parse them into fields, and link them to their citations
     in the text.
     """
-    most = state.settings.api_max_body
-    ordered = await _ordered(request, desk, "process_references", TextWithReferences, most)
+    ordered = await _ordered(request, desk, "process_references", TextWithReferences)
     return await _answer(ordered, request, response, desk)
 
 
@@ -107,9 +103,7 @@ class Ordered:
     """It reads what the request itself has brought, and no document."""
 
 
-async def _ordered(
-    request: Request, desk: ReferenceDesk, order: Order, model: type[M], most: int
-) -> Ordered:
+async def _ordered(request: Request, desk: ReferenceDesk, order: Order, model: type[M]) -> Ordered:
     asked_by = source_of(request, None)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
@@ -120,7 +114,7 @@ async def _ordered(
         about = About(filename="references.txt", asked_by=asked_by)
         return Ordered(await desk.order_from_file(order, upload, about), is_own=True)
     if kind == "application/json":
-        body = _read(model, await _body(request, most))
+        body = _read(model, await request.body())
         payload = body.model_dump(exclude_none=True, exclude={"lane"})
         about = About(lane="hot" if body.lane == "hot" else "backfill", asked_by=asked_by)
         job_id = await desk.order_from_text(order, payload, about)
@@ -129,16 +123,6 @@ async def _ordered(
         "unsupported-media-type",
         "send a form with a file (multipart/form-data), text/plain, or application/json",
     )
-
-
-async def _body(request: Request, most: int) -> bytes:
-    """A body without a file. These paths take files, so that nobody else has counted its bytes."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > most:
-            raise Problem("too-large", f"at most {most:,} bytes are taken as JSON: send a file")
-    return bytes(body)
 
 
 def _read(model: type[M], body: bytes) -> M:

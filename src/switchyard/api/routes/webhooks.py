@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Path, Request, Response
+from pydantic import SecretStr
 
 from switchyard.api.http.problems import Problem
 from switchyard.api.http.routing import Routes
@@ -16,7 +17,7 @@ from switchyard.api.routes.jobs import prepared
 from switchyard.api.state import Shared
 from switchyard.broker import patterns
 from switchyard.broker.errors import NeverTaken, PublishError
-from switchyard.services.access.signing import is_signed
+from switchyard.services.access.signing import PREFIX, is_signed, may_be_signature
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import Published
 from switchyard.services.publishing.requests import job_id_for
@@ -37,13 +38,10 @@ webhooks does not come again, so it is recorded and waits."""
 @router.post("/github")
 async def github(request: Request, state: Shared, response: Response) -> DeliveryView:
     """A delivery of GitHub."""
-    body = await request.body()
     secret = state.settings.github_webhook_secret
     if secret is None:
         raise Problem("not-found", "set JOBS_GITHUB_WEBHOOK_SECRET to take GitHub's webhooks")
-    signature = request.headers.get("x-hub-signature-256", "")
-    if not is_signed(body, signature, secret.get_secret_value()):
-        raise _not_signed()
+    body = await _signed_body(request, secret, "X-Hub-Signature-256", PREFIX)
     event = request.headers.get("x-github-event", "")
     wanted = github_job(event, body)
     return await _done(state, response, wanted, "github")
@@ -57,14 +55,11 @@ async def of_source(
     response: Response,
 ) -> DeliveryView:
     """A delivery of a system that the file of JOBS_WEBHOOKS names."""
-    body = await request.body()
     found = state.webhooks.get(source)
     if found is None:
         raise Problem("not-found", f"there is no webhook {source!r}")
     about, secret = found
-    signature = request.headers.get(about.signature, "")
-    if not is_signed(body, signature, secret.get_secret_value(), prefix=about.prefix):
-        raise _not_signed()
+    body = await _signed_body(request, secret, about.signature, about.prefix)
     delivery_id = request.headers.get(about.delivery) if about.delivery is not None else None
     return await _done(state, response, about.job(source, body, delivery_id), source)
 
@@ -109,5 +104,14 @@ async def _published(state: Shared, wanted: Wanted, source: str) -> Published:
     return await broker.jobs.publish_one(prepared(broker, later, by_routing_key=True))
 
 
-def _not_signed() -> Problem:
-    return Problem("unauthorized", "the signature is not that of this delivery")
+async def _signed_body(request: Request, secret: SecretStr, header: str, prefix: str) -> bytes:
+    """The body, which must be signed. It is read only where that is possible: everybody may send
+    one. Raises Problem (401)."""
+    given = request.headers.get(header, "")
+    refused = Problem("unauthorized", "the signature is not that of this delivery")
+    if not may_be_signature(given, prefix=prefix):
+        raise refused
+    body = await request.body()
+    if not is_signed(body, given, secret.get_secret_value(), prefix=prefix):
+        raise refused
+    return body

@@ -25,7 +25,7 @@ PREFIX = "swy_"
 KEY_BYTES = 32
 SHORTEST_KEY = 24
 """Characters that a key from the settings must have at least."""
-REMEMBERED_FOR = 2.0
+REMEMBERED_FOR = 1.0
 """Seconds for which a key that was found is not looked up again: a revoked one works no longer."""
 MOST_REMEMBERED = 1_000
 USE_NOTED_EVERY = 60.0
@@ -151,7 +151,7 @@ class KeyRing:
     async def has_keys(self) -> bool:
         """Whether there is any key, also a revoked one: then nobody gets in without one.
 
-        At most two seconds old; once True, always True. Raises LedgerError.
+        At most a second old; once True, always True. Raises LedgerError.
         """
         if not self._any and time.monotonic() >= self._any_until:
             self._any = await self._ledger.has_api_keys()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 
 PREFIX = "sha256="
 HEADER = "X-Switchyard-Signature"
@@ -17,6 +18,12 @@ HEADER = "X-Switchyard-Signature"
 def signature(body: bytes, secret: str, *, prefix: str = PREFIX) -> str:
     """The value of the header: the prefix and hexadecimal digits."""
     return prefix + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+
+
+def may_be_signature(given: str, *, prefix: str = PREFIX) -> bool:
+    """Whether that has the form of one, whatever it signs."""
+    digits = given.strip().removeprefix(prefix)
+    return given.strip().startswith(prefix) and re.fullmatch(r"[0-9a-f]{64}", digits) is not None
 
 
 def is_signed(body: bytes, given: str, secret: str, *, prefix: str = PREFIX) -> bool:

@@ -62,13 +62,23 @@ class ApiSettings(BaseSettings):
     api_idle_timeout: float = Field(
         default=10, gt=0, description="Seconds without data after which an upload is aborted."
     )
+    api_max_in_flight: int = Field(
+        default=256 * 1024 * 1024,
+        ge=1024,
+        description="Memory of one API process for request bodies that are processed and answers "
+        "that are sent, in bytes. Beyond it: 503. A client gets at most as much as is left for "
+        "others.",
+    )
     api_trusted_proxies: Listed[str] = Field(
         default=(),
         description="Addresses or networks of proxies whose `X-Forwarded-For` and "
         "`X-Forwarded-Proto` are trusted, comma-separated. Default: none.",
     )
     api_max_streams: int = Field(
-        default=200, ge=1, description="Maximum number of event stream clients per API process."
+        default=200,
+        ge=1,
+        description="Maximum number of event streams and waiting requests per API process. A key "
+        "gets at most as many as are left for others.",
     )
     api_heartbeat: float = Field(
         default=15, gt=0, description="Seconds between keep-alive comments in an event stream."
