@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from switchyard.api.http.problems import Problem
 
 MAX_FIELD_BYTES = 64 * 1024
+"""Of all fields together."""
 MAX_FIELDS = 32
 MAX_HEADER_BYTES = 16 * 1024
 """Of one part of the form."""
@@ -162,7 +163,7 @@ class UploadForm:
             return
         value = self._values[self._part.name]
         value += data[start:end]
-        if len(value) > MAX_FIELD_BYTES:
+        if sum(map(len, self._values.values())) > MAX_FIELD_BYTES:
             raise InvalidUpload(f"the field {self._part.name[:50]!r} is too long")
 
     def _on_part_end(self) -> None:

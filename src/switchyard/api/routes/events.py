@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
+from itertools import chain
 from typing import Annotated, Any
 
 from fastapi import Header, Query, Request
@@ -159,12 +160,14 @@ async def _status(state: ApiState, job_id: str) -> tuple[dict[str, Any], bool]:
 
 def _missed(
     broker: BrokerSide, wanted: Callable[[JobEvent], bool], last_id: str | None
-) -> list[bytes]:
+) -> Iterator[bytes]:
+    """The frames of what happened since. Each is made when it is sent: the events belong to all
+    streams, their frames to one."""
     if last_id is None:
-        return []
+        return iter(())
     events, complete = broker.feed.since(last_id)
     gap = [] if complete else [frame("gap", {"after": last_id})]
-    return gap + [_framed(event) for event in events if wanted(event)]
+    return chain(gap, (_framed(event) for event in events if wanted(event)))
 
 
 def _framed(event: JobEvent) -> bytes:
