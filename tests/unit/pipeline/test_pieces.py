@@ -6,7 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from switchyard.services.llm.vision import asked_of
+from switchyard.services.text.figures import SIDE, _pieces
 from switchyard.services.text.pages import fitting
 from switchyard.services.text.pieces import PIECE, _joined, _starts
 
@@ -54,3 +57,20 @@ def test_a_picture_keeps_its_size_as_long_as_it_has_not_too_many_pixels(
 
 def test_without_an_area_the_longer_side_decides():
     assert fitting(1_080, 15_000, 3_000) == 0.2
+
+
+@pytest.mark.parametrize("size", [(1_080, 14_000), (14_000, 1_080)])
+def test_a_long_page_is_shown_to_a_model_in_pieces_that_overlap(size: tuple[int, int]):
+    pieces = _pieces(Image.new("RGB", size))
+    along = size.index(max(size))
+    assert {min(piece.size) for piece in pieces[:-1]} == {1_080}
+    assert max(max(piece.size) for piece in pieces) <= SIDE
+    assert sum(piece.size[along] for piece in pieces) > max(size)
+    asked = asked_of([(b"", "image/png")] * len(pieces), "", None)["messages"][1]["content"]
+    assert [each["type"] for each in asked] == ["text", *["image_url"] * len(pieces)]
+    assert f"its {len(pieces)} pieces" in asked[0]["text"]
+
+
+def test_another_page_is_one_picture():
+    (piece,) = _pieces(Image.new("RGB", (2_480, 3_508)))
+    assert piece.size == (1_060, SIDE)

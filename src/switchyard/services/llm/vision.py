@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -57,17 +57,27 @@ async def vision_lane_of(ctx: JobContext) -> AsyncIterator[LlmLane]:
         yield lane
 
 
-def asked_of(content: bytes, media_type: str, caption: str, question: str | None) -> dict[str, Any]:
-    """The chat that asks about a picture: to describe it, or a question of one's own."""
+def asked_of(
+    pictures: Sequence[tuple[bytes, str]], caption: str, question: str | None
+) -> dict[str, Any]:
+    """The chat that asks about a picture: to describe it, or a question of one's own. `pictures`
+    are its content and its media type; several are the pieces of one that is long."""
     said = framed(caption) if caption else "There is no caption."
     if question is not None:
         said = f"{said}\n\nInstead of describing it, answer this question:\n{question}"
-    encoded = base64.b64encode(content).decode()
-    picture = {"type": "image_url", "image_url": {"url": f"data:{media_type};base64,{encoded}"}}
+    if len(pictures) > 1:
+        said += f"\n\nThe picture is long: these are its {len(pictures)} pieces in their order."
+    shown = [
+        {
+            "type": "image_url",
+            "image_url": {"url": f"data:{kind};base64,{base64.b64encode(content).decode()}"},
+        }
+        for content, kind in pictures
+    ]
     return {
         "messages": [
             {"role": "system", "content": _DESCRIBE},
-            {"role": "user", "content": [{"type": "text", "text": said}, picture]},
+            {"role": "user", "content": [{"type": "text", "text": said}, *shown]},
         ],
         "max_tokens": _MAX_TOKENS,
         "temperature": 0,

@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
 from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge, UnsupportedDocument
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from switchyard.services.text.ocr import Original
 
-FIGURES_VERSION = "figures-2"
+FIGURES_VERSION = "figures-3"
 MOST_FIGURES = 100
 SIDE = 1_500
 """Pixels that a picture is long and wide at most."""
@@ -31,6 +32,13 @@ MEMORY_MB = 2048
 MEDIA_TYPES = {"png": "image/png", "jpg": "image/jpeg"}
 """By suffix: how pictures are encoded."""
 _DPI = 150
+_MOST_PIXELS = 24_000_000
+"""Of a page that is drawn before it is cut into pieces."""
+_LONG = 2
+"""How many times as long as wide a page is at least that is cut into pieces."""
+_MOST_PIECES = 12
+_OVERLAP = 150
+"""Pixels that two pieces share, so that a line is whole in one of them."""
 _MOST_PNG = 400_000
 """Bytes of a PNG; what would be larger is a photograph, and becomes a JPEG."""
 _MOST_DRAWINGS = 5_000
@@ -83,8 +91,9 @@ class NoSuchPage(PermanentError):
     """The document has fewer pages."""
 
 
-def page_picture(original: Original, number: int) -> Picture:
-    """A whole page, from 1, as a picture. Raises NoSuchPage, and as `cut`."""
+def page_pictures(original: Original, number: int) -> list[Picture]:
+    """A whole page, from 1, as a picture; a long one in pieces that overlap, in their order. Raises
+    NoSuchPage, and as `cut`."""
     from PIL import Image as Images
 
     from switchyard.services.text import images
@@ -93,15 +102,35 @@ def page_picture(original: Original, number: int) -> Picture:
     data = original.storage.get(original.key)
     limits = Limits()
     if original.media_type in IMAGES:
-        drawn = images.draw(data, number, pixels=limits.page_pixels, side=SIDE)
+        drawn = images.draw(data, number, pixels=limits.page_pixels, side=SIDE, area=_MOST_PIXELS)
     elif original.media_type == PDF:
         with extractor_named(original.extractor).opening(data, limits) as pdf:
             if number > (count := pdf.page_count):
                 raise NoSuchPage(f"the document has no page {number}: it has {count}")
-            drawn = Images.fromarray(pdf.draw(number, dpi=_DPI, side=SIDE))
+            drawn = Images.fromarray(pdf.draw(number, dpi=_DPI, side=SIDE, area=_MOST_PIXELS))
     else:
         raise UnsupportedDocument("plain text has no pictures")
-    return _encoded(drawn, number, "image", "")
+    return [_encoded(piece, number, "image", "") for piece in _pieces(drawn)]
+
+
+def _pieces(drawn: Image) -> list[Image]:
+    """The picture in the size that models look at: a long one in pieces, as its print would be lost
+    if it were made smaller as a whole."""
+    short, long = sorted(drawn.size)
+    if long <= max(SIDE, _LONG * short):
+        drawn.thumbnail((SIDE, SIDE))
+        return [drawn]
+    scale = min(1.0, SIDE / short, _MOST_PIECES * (SIDE - _OVERLAP) / long)
+    drawn.thumbnail((ceil(drawn.width * scale), ceil(drawn.height * scale)))
+    wide, high = drawn.size
+    return [
+        drawn.crop(
+            (0, start, wide, min(start + SIDE, high))
+            if high > wide
+            else (start, 0, min(start + SIDE, wide), high)
+        )
+        for start in range(0, max(max(wide, high) - _OVERLAP, 1), SIDE - _OVERLAP)
+    ]
 
 
 def _of_image(data: bytes) -> list[Picture]:
@@ -112,13 +141,15 @@ def _of_image(data: bytes) -> list[Picture]:
     count = images.count_pages(data, pixels=limits.page_pixels, pages=limits.pages)
     for number in range(1, min(count, MOST_FIGURES) + 1):
         try:
-            drawn = images.draw(data, number, pixels=limits.page_pixels, side=SIDE)
+            drawn = images.draw(
+                data, number, pixels=limits.page_pixels, side=SIDE, area=_MOST_PIXELS
+            )
         except CorruptDocument:
             if count == 1:
                 raise
             continue
-        found.append(_encoded(drawn, number, "image", ""))
-    return found
+        found.extend(_encoded(piece, number, "image", "") for piece in _pieces(drawn))
+    return found[:MOST_FIGURES]
 
 
 def _of_pdf(data: bytes) -> list[Picture]:

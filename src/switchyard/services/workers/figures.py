@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -22,6 +22,9 @@ from switchyard.services.workers.stages import (
     DocumentJob,
     ends_when_superseded,
 )
+
+if TYPE_CHECKING:
+    from switchyard.services.text.figures import Picture
 
 CUT_TIMEOUT = 120.0
 """Seconds in which the figures of a document are cut out."""
@@ -103,7 +106,7 @@ async def _are_there(files: DocumentFiles, figures: Sequence[Mapping[str, Any]])
 async def _described(
     ctx: JobContext, files: DocumentFiles, original: StageOutput, ends_at: float
 ) -> list[dict[str, Any]]:
-    from switchyard.services.text.figures import MEDIA_TYPES, MEMORY_MB, Picture, cut
+    from switchyard.services.text.figures import MEDIA_TYPES, MEMORY_MB, cut
 
     pictures: Sequence[Picture] = await ctx.in_process(
         cut, _original(ctx, files, original), timeout=CUT_TIMEOUT, memory_limit_mb=MEMORY_MB
@@ -145,22 +148,23 @@ async def _described(
 async def analyze_image(payload: AnalyzeImage, ctx: JobContext) -> Outcome:
     """Describe a page or a figure of a document, or answer a question about it."""
     from switchyard.services.llm.vision import require_vision
-    from switchyard.services.text.figures import MEDIA_TYPES, MEMORY_MB, page_picture
+    from switchyard.services.text.figures import MEDIA_TYPES, MEMORY_MB, page_pictures
 
     require_vision(ctx)
     files = DocumentFiles.of(ctx, payload.document_id)
     original = await files.output_of_async(INGEST)
     about: dict[str, Any] = {"document_id": payload.document_id}
     if payload.figure is None:
-        picture = await ctx.in_process(
-            page_picture,
+        pieces: Sequence[Picture] = await ctx.in_process(
+            page_pictures,
             _original(ctx, files, original),
             payload.page,
             timeout=CUT_TIMEOUT,
             memory_limit_mb=MEMORY_MB,
         )
         about["page"] = payload.page
-        content, media_type, caption = picture.content, MEDIA_TYPES[picture.suffix], ""
+        pictures = [(piece.content, MEDIA_TYPES[piece.suffix]) for piece in pieces]
+        caption = ""
     else:
         figure = await _figure(files, original, payload.figure)
         about |= {"page": figure["page"], "figure": payload.figure}
@@ -168,8 +172,8 @@ async def analyze_image(payload: AnalyzeImage, ctx: JobContext) -> Outcome:
             content = await files.storage.get_async(figure["key"])
         except NotStored as error:
             raise _no_figure(payload) from error
-        media_type, caption = figure["media_type"], figure["caption"]
-    answer = await _answer(ctx, content, media_type, caption, payload.question)
+        pictures, caption = [(content, figure["media_type"])], figure["caption"]
+    answer = await _answer(ctx, pictures, caption, payload.question)
     return Done({**about, **answer})
 
 
@@ -207,7 +211,7 @@ async def _answer_or_refusal(
     from switchyard.services.llm.errors import LlmRefused
 
     try:
-        return await _answer(ctx, content, media_type, caption)
+        return await _answer(ctx, [(content, media_type)], caption)
     except LlmRefused as error:
         if error.elsewhere:  # of the key or the model, and not of the picture
             raise
@@ -216,7 +220,10 @@ async def _answer_or_refusal(
 
 
 async def _answer(
-    ctx: JobContext, content: bytes, media_type: str, caption: str, question: str | None = None
+    ctx: JobContext,
+    pictures: Sequence[tuple[bytes, str]],
+    caption: str,
+    question: str | None = None,
 ) -> dict[str, Any]:
     from switchyard.services.llm.gate import Urgency
     from switchyard.services.llm.spending import asked_by
@@ -224,7 +231,7 @@ async def _answer(
 
     async with vision_lane_of(ctx) as lane:
         answer, paid_before = await lane.answer(
-            asked_of(content, media_type, caption, question),
+            asked_of(pictures, caption, question),
             urgency=Urgency.of(ctx.lane, ctx.message.priority),
             within=ASKING,
             by=asked_by(ctx),
