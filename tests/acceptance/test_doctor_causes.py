@@ -224,6 +224,25 @@ def test_a_vhost_that_somebody_deleted(jobctl: CommandLine, broker310: TestBroke
         broker310.node.rabbitmqctl("delete_vhost", gone)
 
 
+def test_a_connection_limit_is_no_missing_vhost_and_a_worker_waits(
+    jobctl: CommandLine, broker310: TestBroker
+) -> None:
+    rabbitmqctl = broker310.node.rabbitmqctl
+    rabbitmqctl("set_vhost_limits", "-p", broker310.vhost, '{"max-connections": 0}')
+    found = findings(jobctl)
+    assert "broker-refuses" not in found
+    assert "connection limit (0) is reached" in found["broker-limit"]["detail"]
+    asks, raises = commands(found["broker-limit"], "rabbitmqctl")
+    rabbitmqctl(*asks[1:])
+    with jobctl.started("worker", "tester") as worker:
+        waits = "waiting for the broker"
+        while waits not in jobctl.log_of("worker"):
+            assert worker.poll() is None, jobctl.log_of("worker")
+        rabbitmqctl(*(each.replace("NUMBER", "50") for each in raises[1:]))
+        jobctl.ok("publish", "hot.work", "--payload", "{}", "--wait")
+    assert "broker-limit" not in findings(jobctl)
+
+
 def test_a_broker_that_takes_connections_and_says_nothing(jobctl: CommandLine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         port = frozen.getsockname()[1]

@@ -15,6 +15,7 @@ BrokerError
     ├── NotPermitted          this user of the broker may not publish there
     ├── Blocked               the broker has a memory or disk alarm and takes nothing in
     └── BrokerAway            no connection, or it was cut before the confirm
+        ├── LimitReached      it is there, and takes no more connections or channels for now
         └── BrokerRefuses     it is there, and lets nobody in by this user, password and vhost
             └── WrongSystem   it is another system's, or this ledger is an old copy
 """
@@ -151,6 +152,12 @@ class BrokerAway(PublishError):
     @property
     def left_nothing(self) -> bool:
         return not self.maybe_accepted
+
+
+class LimitReached(BrokerAway):
+    """The broker takes no more connections or channels of this user, in this vhost or on this node.
+    Nothing is wrong with the address: it is tried again until some are closed or the limit is
+    raised."""
 
 
 class BrokerRefuses(BrokerAway):

@@ -28,6 +28,7 @@ from pika.spec import Basic
 from switchyard.broker.addresses import AMQP_PORTS, address_of, nodes_of, vhost_of
 from switchyard.broker.errors import BrokerAway, PublishError
 from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire.away import away
 from switchyard.broker.wire.confirms import Unconfirmed
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT
 from switchyard.broker.wire.envelope import Envelope, encode_head
@@ -86,7 +87,7 @@ class Session:
     @classmethod
     def opened(cls, settings: BrokerSettings, name: str) -> Self:
         """Connect to one of the broker's nodes, in an order of chance. Raises BrokerAway after
-        CONNECT_TIMEOUT seconds at the latest, of which each node gets its part."""
+        CONNECT_TIMEOUT seconds at the latest, of which each node gets its part; LimitReached."""
         nodes = list(nodes_of(settings.require_amqp_url()))
         random.shuffle(nodes)
         deadline = time.monotonic() + CONNECT_TIMEOUT
@@ -101,9 +102,7 @@ class Session:
                 return session
             reasons.append(f"{address_of(node)}: {session._loss or _NO_ANSWER}")
             session.close()
-        raise BrokerAway(
-            f"can't connect to the broker at {'; '.join(reasons)}", maybe_accepted=False
-        )
+        raise away(f"can't connect to the broker at {'; '.join(reasons)}")
 
     def _decided(self) -> bool:
         return self._confirming or bool(self._loss)

@@ -23,6 +23,7 @@ from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 from switchyard.broker.errors import (
     BrokerAway,
     BrokerError,
+    LimitReached,
     NeverTaken,
     NotPermitted,
     PublishError,
@@ -74,6 +75,19 @@ async def within(seconds: float | None = ANSWER_LIMIT) -> AsyncIterator[None]:
         raise TimeoutError(str(error) or f"no answer within {seconds:g} s") from error
 
 
+_LIMIT = re.compile(r"NOT_ALLOWED - .*(?:limit \(\d+\) is reached|has reached the maximum allowed)")
+"""RabbitMQ's texts of a limit: of a vhost, a user or a node; of connections or channels. Measured
+on 3.10 and 4.3. It closes the connection with the code that it has for a vhost that is not
+there."""
+
+
+def away(text: str) -> BrokerAway:
+    """The error of a connection that could not be made or used, by what is known of the reason;
+    nothing was published."""
+    kind = LimitReached if _LIMIT.search(text) else BrokerAway
+    return kind(text, maybe_accepted=False)
+
+
 @contextmanager
 def meaning_away(what: str) -> Iterator[None]:
     """Let CHANNEL_ERRORS mean BrokerAway: "`what`: the reason". Nothing was published."""
@@ -82,7 +96,7 @@ def meaning_away(what: str) -> Iterator[None]:
     except CHANNEL_ERRORS as error:
         silent = isinstance(error, TimeoutError)
         reason = str(error) or ("no answer in time" if silent else type(error).__name__)
-        raise BrokerAway(f"{what}: {reason}", maybe_accepted=False) from error
+        raise away(f"{what}: {reason}") from error
 
 
 _NAMES = {

@@ -22,23 +22,25 @@ from aiormq.exceptions import (
 from yarl import URL
 
 from switchyard.broker.addresses import address_of, nodes_of
-from switchyard.broker.errors import BrokerAway, BrokerRefuses
+from switchyard.broker.errors import BrokerAway, BrokerRefuses, LimitReached
 from switchyard.broker.racing import HEAD_START, NoneOf, quickest
-from switchyard.broker.wire.away import library_calls, meaning_away
+from switchyard.broker.wire.away import away, library_calls, meaning_away
 from switchyard.broker.wire.frame_tap import TappedTransport
 
 CONNECT_TIMEOUT = 2.0
 """Seconds for TCP, TLS and the AMQP handshake together, of all nodes together."""
 HEARTBEAT = 10
 """Seconds between heartbeats; a peer that says nothing for three of them is gone."""
+_NOT_ALLOWED = "NOT_ALLOWED"
 _CANT_CONNECT = "can't connect to the broker at "
 
 
 async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> AbstractConnection:
     """Open one connection, shown on the broker as `name`, to any of the address's nodes.
 
-    Raises BrokerAway when none can be reached or answers within `timeout` seconds, BrokerRefuses
-    when one refuses the credentials or the vhost and none takes them.
+    Raises BrokerAway when none can be reached or answers within `timeout` seconds, LimitReached
+    when one takes no more connections and none takes this one, BrokerRefuses when one refuses the
+    credentials or the vhost and none takes them.
 
     The nodes are tried in an order of chance, so that clients spread over a cluster; the next one
     as soon as one fails, or after HEAD_START seconds beside it: one that is switched off, or frozen
@@ -70,17 +72,20 @@ async def _connect_to(url: str, name: str, timeout: float) -> AbstractConnection
     query = "&" if urlsplit(url).query else "?"
     url = url if "heartbeat=" in url else f"{url}{query}heartbeat={HEARTBEAT}"
     connection = aio_pika.Connection(URL(url), client_properties={"connection_name": name})
-    connection.kwargs["transport_factory"] = TappedTransport()
+    transport = connection.kwargs["transport_factory"] = TappedTransport()
     try:
         with meaning_away(f"{_CANT_CONNECT}{address_of(url)}"), library_calls():
             await asyncio.wait_for(connection.connect(), timeout)
     except BrokerAway as error:
         await closed(connection)
-        if (refused := _refused(error.__cause__)) is not None:
+        close_reason = transport.tap.close_reason if transport.tap is not None else ""
+        if (refused := _refused(error.__cause__, close_reason)) is not None:
             raise BrokerRefuses(
                 f"{_CANT_CONNECT}{address_of(url)}: it refuses {refused} in JOBS_AMQP_URL",
                 maybe_accepted=False,
             ) from error
+        if close_reason:
+            raise away(f"{_CANT_CONNECT}{address_of(url)}: {close_reason}") from error
         raise
     except asyncio.CancelledError:
         # aio-pika would close it when it is collected, for which there may be no loop any more.
@@ -94,16 +99,21 @@ def _why_none(failed: Sequence[Exception]) -> BrokerAway:
         if isinstance(error, BrokerRefuses):
             return error
     reasons = "; ".join(str(error).removeprefix(_CANT_CONNECT) for error in failed)
-    return BrokerAway(f"{_CANT_CONNECT}any of its addresses: {reasons}", maybe_accepted=False)
+    is_limit = any(isinstance(error, LimitReached) for error in failed)
+    kind = LimitReached if is_limit else BrokerAway
+    return kind(f"{_CANT_CONNECT}any of its addresses: {reasons}", maybe_accepted=False)
 
 
-def _refused(error: BaseException | None) -> str | None:
-    """What the broker lets nobody in by, if that is what has happened."""
+def _refused(error: BaseException | None, close_reason: str) -> str | None:
+    """What the broker lets nobody in by, if that is what has happened; `close_reason` is what it
+    said when it closed the connection."""
     if isinstance(error, AuthenticationError | ProbableAuthenticationError):
         return "user or password"
-    # A close in answer to the opening, whose text aiormq does not give.
-    if isinstance(error, InvalidFrameError) and "Connection.OpenOk" in str(error):
-        return "the vhost"
+    # A close in answer to the opening. A limit has the same code; and a broker that is stopping, or
+    # whose vhost is down, has others.
+    is_at_opening = isinstance(error, InvalidFrameError) and "Connection.OpenOk" in str(error)
+    if is_at_opening and close_reason.startswith(_NOT_ALLOWED):
+        return None if isinstance(away(close_reason), LimitReached) else "the vhost"
     return None
 
 

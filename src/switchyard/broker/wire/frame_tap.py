@@ -19,7 +19,7 @@ from aiormq.connection import Connection, TransportFactory
 from aiormq.exceptions import AMQPConnectionError
 from yarl import URL
 
-from switchyard.broker.wire.frames import FRAME_OVERHEAD
+from switchyard.broker.wire.frames import FRAME_OVERHEAD, METHOD
 from switchyard.broker.wire.silence import notice_silence
 
 _frame_start = struct.Struct(">BHI")
@@ -27,6 +27,8 @@ _PROTOCOL_HEADER = ord("A")
 _HEARTBEAT = memoryview(b"\x08\x00\x00\x00\x00\x00\x00\xce")
 _HEARTBEAT_EVERY = 1.0
 _LIMIT = 2**16
+_CONNECTION_CLOSE = struct.pack(">HH", 10, 50)
+"""Class and method; a code of two bytes and a short text follow."""
 
 
 class FrameSink(Protocol):
@@ -46,6 +48,9 @@ class FrameTap(asyncio.StreamReader):
         self._sinks: dict[int, FrameSink] = {}
         self._partial = b""
         self._heartbeat_at = 0.0
+        self.close_reason = ""
+        """What the broker said when it closed the connection: at most 255 bytes. aiormq does not
+        tell it of a connection that was never open."""
         self.connected: asyncio.Transport | None = None
         """What the bytes come over, once there is a connection."""
 
@@ -89,6 +94,8 @@ class FrameTap(asyncio.StreamReader):
             if is_theirs:
                 taken = True
             else:
+                if channel == 0 and kind == METHOD:
+                    self._note_close(stream[at + 7 : end - 1])
                 passed.append(view[at:end])
             at = end
         self._partial = stream[at:]
@@ -96,6 +103,11 @@ class FrameTap(asyncio.StreamReader):
             self._show_life(passed)
         if passed:
             super().feed_data(b"".join(passed))
+
+    def _note_close(self, frame: bytes) -> None:
+        if frame[:4] == _CONNECTION_CLOSE and len(frame) > 6:
+            text = frame[7 : 7 + frame[6]]
+            self.close_reason = text.decode("utf-8", "replace")
 
     def _show_life(self, passed: list[memoryview]) -> None:
         # aiormq counts the frames that it sees as signs of life, and a busy broker sends no

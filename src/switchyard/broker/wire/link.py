@@ -12,7 +12,7 @@ from aiormq.connection import Connection
 from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.addresses import address_of
-from switchyard.broker.errors import BrokerAway
+from switchyard.broker.errors import BrokerAway, LimitReached
 from switchyard.broker.wire.connection import closed, connect, underlying
 
 Guard = Callable[[Connection], Awaitable[None]]
@@ -57,7 +57,9 @@ class Link:
             except BrokerAway as error:
                 if time.monotonic() >= self._tell_from:
                     self._tell_from = time.monotonic() + TELL_AGAIN
-                    self._log.warning("broker away", error=str(error), looks_every=LAST_CONNECT)
+                    is_limit = isinstance(error, LimitReached)
+                    event = "broker limit reached" if is_limit else "broker away"
+                    self._log.warning(event, error=str(error), looks_every=LAST_CONNECT)
                 # Not all clients of a broker that has come back at the same moment.
                 await asyncio.sleep(delay * random.uniform(0.5, 1))
                 delay = min(delay * 2, LAST_CONNECT)

@@ -17,6 +17,7 @@ class Finding(StrEnum):
     MODULE_MISSING = "module-missing"
     BROKER_AWAY = "broker-away"
     BROKER_REFUSES = "broker-refuses"
+    BROKER_LIMIT = "broker-limit"
     BROKER_TOO_OLD = "broker-too-old"
     PROFILE_WRONG = "profile-wrong"
     MANAGEMENT_AWAY = "management-away"

@@ -134,6 +134,6 @@ async def _answers(step: _Step, system: Examined) -> list[Check]:
     except ManagementError as error:
         return [management.unreachable(error)]
     except BrokerAway as error:
-        return [broker.away(error)]
+        return [broker.away(system, error)]
     except LedgerError as error:
         return [ledger.unusable(system, error)]

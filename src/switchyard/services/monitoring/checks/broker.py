@@ -7,7 +7,7 @@ import shlex
 from urllib.parse import unquote, urlsplit
 
 from switchyard.broker.addresses import address_of
-from switchyard.broker.errors import BrokerAway, BrokerRefuses
+from switchyard.broker.errors import BrokerAway, BrokerRefuses, LimitReached
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.services.monitoring.check import Check, Finding, well, wrong
 from switchyard.services.monitoring.checks import certificates
@@ -37,7 +37,7 @@ async def broker(system: Examined) -> list[Check]:
         )
         return [wrong("broker", Finding.BROKER_REFUSES, str(error), remedy)]
     except BrokerAway as error:
-        return [away(error)]
+        return [away(system, error)]
     return [well("broker", f"reached at {address_of(url)}")]
 
 
@@ -53,8 +53,31 @@ def _without_vhost(system: Examined, error: BrokerRefuses) -> Check:
     return wrong("broker", Finding.BROKER_REFUSES, str(error), remedy)
 
 
-def away(error: BrokerAway) -> Check:
-    """It is not there, or says nothing, and what to do about it."""
+def _over_limit(system: Examined, error: LimitReached) -> Check:
+    """Nothing is wrong with the address: too many have come in by it."""
+    _, _, text = str(error).partition("NOT_ALLOWED")
+    user = shlex.quote(unquote(urlsplit(system.settings.require_amqp_url()).username or "guest"))
+    what = "channels" if "number of channels" in text else "connections"
+    vhost = shlex.quote(system.settings.vhost)
+    if "node connection limit" in text or "opened on node" in text:
+        limit = "channel_max_per_node" if what == "channels" else "connection_max"
+        raises = f"raise `{limit}` in the node's rabbitmq.conf, and restart it"
+    elif "user connection limit" in text or what == "channels":
+        raises = f"""`rabbitmqctl set_user_limits {user} '{{"max-{what}": NUMBER}}'`"""
+    else:
+        raises = f"""`rabbitmqctl set_vhost_limits -p {vhost} '{{"max-{what}": NUMBER}}'`"""
+    remedy = (
+        "look who has so many: `rabbitmqctl list_connections user vhost client_properties`; end "
+        f"what nobody needs, or raise the limit: {raises}. Workers, API and scheduler wait, and go "
+        "on by themselves"
+    )
+    return wrong("broker", Finding.BROKER_LIMIT, str(error), remedy)
+
+
+def away(system: Examined, error: BrokerAway) -> Check:
+    """It is not there, says nothing or lets nobody more in, and what to do about it."""
+    if isinstance(error, LimitReached):
+        return _over_limit(system, error)
     remedy = certificates.remedy(error, "JOBS_AMQP_URL")
     if remedy is None:
         remedy = "start the broker, or correct host and port in JOBS_AMQP_URL"

@@ -1,0 +1,120 @@
+"""A broker that takes no more connections or channels: told as a limit, and waited for."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import pytest
+import structlog
+
+from switchyard.broker.errors import BrokerRefuses, LimitReached
+from switchyard.broker.publish.blocking import BlockingPublisher
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire.channel import open_channel
+from switchyard.broker.wire.connection import connect, connected, underlying
+from switchyard.broker.wire.link import Link
+from switchyard.services.monitoring.waiting import once_there
+from tests.support.brokers import TestBroker
+from tests.support.management import Management
+from tests.support.publishing import job
+
+OF_THE_VHOST = r"connection limit \(0\) is reached"
+OF_THE_USER = r"user connection limit \(0\) is reached"
+
+
+class Limited:
+    """A user of its own, whose limits are nobody else's."""
+
+    def __init__(self, broker: TestBroker) -> None:
+        self.management: Management = broker.management
+        self.name = f"limited-{broker.vhost}"
+        parts = urlsplit(broker.amqp_url)
+        self.url = f"amqp://{self.name}:secret@{parts.hostname}:{parts.port}{parts.path}"
+
+    @property
+    def settings(self) -> BrokerSettings:
+        return BrokerSettings(amqp_url=self.url)
+
+    async def limit(self, what: str, number: int) -> None:
+        await self.management.put(f"/user-limits/{self.name}/{what}", {"value": number})
+
+    async def lift(self, what: str) -> None:
+        await self.management.delete(f"/user-limits/{self.name}/{what}")
+
+
+@pytest.fixture
+async def user(broker: TestBroker) -> AsyncIterator[Limited]:
+    user = Limited(broker)
+    await broker.management.put(f"/users/{user.name}", {"password": "secret", "tags": ""})
+    everything = {"configure": ".*", "write": ".*", "read": ".*"}
+    await broker.management.put(f"/permissions/{{vhost}}/{user.name}", everything)
+    yield user
+    await broker.management.delete(f"/users/{user.name}")
+
+
+async def refusal_of(user: Limited) -> str:
+    """What both publishers say; it is the same."""
+    with pytest.raises(LimitReached) as told:
+        await connect(user.url, "test")
+    async with Publisher(user.settings) as publisher:
+        with pytest.raises(LimitReached):
+            await publisher.publish(job(), "hot.crawl")
+
+    def block() -> None:
+        with BlockingPublisher(user.settings) as publisher:
+            publisher.publish(job(), "hot.crawl")
+
+    with pytest.raises(LimitReached) as blocking:
+        await asyncio.to_thread(block)
+    assert str(told.value).partition("NOT_ALLOWED")[2] in str(blocking.value)
+    return str(told.value)
+
+
+async def test_a_connection_limit_of_the_vhost_is_no_refusal_of_it(
+    broker: TestBroker, user: Limited
+) -> None:
+    await broker.management.put("/vhost-limits/{vhost}/max-connections", {"value": 0})
+    assert "connection limit (0) is reached" in await refusal_of(user)
+    await broker.management.delete("/vhost-limits/{vhost}/max-connections")
+    async with connected(user.url, "test"):
+        pass
+
+
+async def test_a_connection_limit_of_the_user_is_waited_for(user: Limited) -> None:
+    await user.limit("max-connections", 0)
+    assert "user connection limit (0) is reached" in await refusal_of(user)
+    tries: list[LimitReached] = []
+    link = Link(user.url, "test", structlog.get_logger("test"))
+
+    async def attempt() -> None:
+        try:
+            await link.connection_now()
+        except LimitReached as error:
+            tries.append(error)
+            if len(tries) == 4:  # more than a second after the first
+                await user.lift("max-connections")
+            raise
+
+    with structlog.testing.capture_logs() as lines:
+        await once_there("broker", attempt)
+    await link.close()
+    assert len(tries) >= 4
+    assert {"user connection limit" in line["error"] for line in lines if "error" in line} == {True}
+
+
+async def test_a_channel_limit_is_told_as_one(user: Limited) -> None:
+    await user.limit("max-channels", 1)
+    async with Publisher(user.settings) as publisher, connected(user.url, "test") as held:
+        await open_channel(underlying(held), confirms=False)
+        with pytest.raises(LimitReached, match="number of channels"):
+            await publisher.publish(job(), "hot.crawl")
+
+
+async def test_a_vhost_that_is_not_there_or_not_for_the_user_is_still_refused(
+    broker: TestBroker, user: Limited
+) -> None:
+    await broker.management.delete(f"/permissions/{{vhost}}/{user.name}")
+    for url in (user.url, user.url + "-none"):
+        with pytest.raises(BrokerRefuses, match="it refuses the vhost"):
+            await connect(url, "test")
