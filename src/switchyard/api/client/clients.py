@@ -22,6 +22,7 @@ from switchyard.api.client.following import (
     check_stream,
 )
 from switchyard.api.client.streams import streams
+from switchyard.broker.forking import Owner
 from switchyard.services.records.document_states import FAILED, FINISHED_STATES
 from switchyard.services.records.states import FINISHED
 
@@ -41,10 +42,20 @@ class Client(Common):
     is_async: Literal[False] = False
 
     def _open(self, **options: Any) -> None:
-        self._http = httpx.Client(**options)
+        self._options = options
+        self._of_the_parent: list[httpx.Client] = []
+        self._owner, self._http = Owner(), httpx.Client(**options)
+
+    def _own_http(self) -> httpx.Client:
+        """The connections of this process: in a child that was forked, others than its parent's,
+        which are kept, for who collects them may close them."""
+        if not self._owner.is_here:
+            self._of_the_parent.append(self._http)
+            self._owner, self._http = Owner(), httpx.Client(**self._options)
+        return self._http
 
     def close(self) -> None:
-        self._http.close()
+        self._own_http().close()
 
     def __enter__(self) -> Self:
         return self
@@ -72,7 +83,7 @@ class Client(Common):
     def _once(self, call: Call[T]) -> T:
         with call.opened() as file:
             try:
-                answer = self._http.request(**self._arguments(call, file))
+                answer = self._own_http().request(**self._arguments(call, file))
             except httpx.RequestError as error:
                 raise away(error, self.base_url) from error
         return self._result(call, answer)
@@ -178,7 +189,7 @@ class Client(Common):
     ) -> Generator[str, None, None]:
         options = self._stream(last_id) | ({} if json is None else {"json": json})
         try:
-            with self._http.stream(method, path, params=params, **options) as answer:
+            with self._own_http().stream(method, path, params=params, **options) as answer:
                 if not answer.is_success:
                     answer.read()
                     raise error_of(answer)
@@ -195,10 +206,20 @@ class AsyncClient(Common):
     is_async: Literal[True] = True
 
     def _open(self, **options: Any) -> None:
-        self._http = httpx.AsyncClient(**options)
+        self._options = options
+        self._of_the_parent: list[httpx.AsyncClient] = []
+        self._owner, self._http = Owner(), httpx.AsyncClient(**options)
+
+    def _own_http(self) -> httpx.AsyncClient:
+        """The connections of this process: in a child that was forked, others than its parent's,
+        which are kept, for who collects them may close them."""
+        if not self._owner.is_here:
+            self._of_the_parent.append(self._http)
+            self._owner, self._http = Owner(), httpx.AsyncClient(**self._options)
+        return self._http
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._own_http().aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -226,7 +247,7 @@ class AsyncClient(Common):
     async def _once(self, call: Call[T]) -> T:
         with call.opened() as file:
             try:
-                answer = await self._http.request(**self._arguments(call, file))
+                answer = await self._own_http().request(**self._arguments(call, file))
             except httpx.RequestError as error:
                 raise away(error, self.base_url) from error
         return self._result(call, answer)
@@ -326,7 +347,7 @@ class AsyncClient(Common):
     ) -> AsyncGenerator[str, None]:
         options = self._stream(last_id) | ({} if json is None else {"json": json})
         try:
-            async with self._http.stream(method, path, params=params, **options) as answer:
+            async with self._own_http().stream(method, path, params=params, **options) as answer:
                 if not answer.is_success:
                     await answer.aread()
                     raise error_of(answer)

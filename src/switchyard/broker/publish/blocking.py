@@ -47,7 +47,8 @@ class BlockingPublisher:
     """Publishes to the broker from one thread at a time; give each thread its own.
 
     Use it as a context manager, or call `close`. It connects at the first publish and again
-    after a loss; a publish never waits longer for a connection than the connect timeout.
+    after a loss, and in a child that was forked; a publish never waits longer for a connection
+    than the connect timeout.
     """
 
     def __init__(

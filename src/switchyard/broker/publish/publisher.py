@@ -26,6 +26,7 @@ from switchyard.broker.errors import (
     Refused,
     Unroutable,
 )
+from switchyard.broker.forking import Owner
 from switchyard.broker.lanes import DEAD_EXCHANGE, EVENTS_EXCHANGE, JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.known_queues import KnownQueues
@@ -70,7 +71,8 @@ class Publisher(Closing):
     """Publishes to the broker; safe to use from many coroutines at once.
 
     Use it as an async context manager, or call `close`. It connects at the first publish and
-    again after a loss; a publish never waits longer for a connection than the connect timeout.
+    again after a loss; a publish never waits longer for a connection than the connect timeout. In a
+    child that was forked it connects anew, in the event loop of that.
     """
 
     queue_patience = ANSWER_LIMIT
@@ -87,15 +89,22 @@ class Publisher(Closing):
         self._profile = settings.profile
         self._window = settings.publish_window
         self._timeout = settings.confirm_timeout
-        log = self._log = structlog.get_logger("publisher")
-        self._link = Link(settings.require_amqp_url(), name, log, guard=guard)
+        self._log = structlog.get_logger("publisher")
+        self._url, self._name, self._guard = settings.require_amqp_url(), name, guard
         self._has_other_nodes = len(nodes_of(settings.require_amqp_url())) > 1
-        self._channel: PipelinedChannel | None = None
-        self._opening: asyncio.Task[PipelinedChannel] | None = None
         self.counts: dict[tuple[str, str], int] = {}
         """How many jobs ended how, by lane and outcome (`outcome_name`), since it was made."""
         self._size_limit = SizeLimit(settings.max_message_size)
-        self._lone_link = Link(settings.require_amqp_url(), f"{name}-alone", log, guard=guard)
+        self._of_the_parent: list[object] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin with nothing that belongs to an event loop or a connection."""
+        self._owner = Owner()
+        self._link = Link(self._url, self._name, self._log, guard=self._guard)
+        self._channel: PipelinedChannel | None = None
+        self._opening: asyncio.Task[PipelinedChannel] | None = None
+        self._lone_link = Link(self._url, f"{self._name}-alone", self._log, guard=self._guard)
         self._lone_channel: PipelinedChannel | None = None
         """For what was on a channel that the broker has closed: one publish at a time, on a
         connection of its own, which is made when it is needed."""
@@ -103,8 +112,16 @@ class Publisher(Closing):
         self._queues = KnownQueues(_is_there, _is_unbound)
         self._unheard = Unheard()
 
+    def _begin_in_child(self) -> None:
+        """Connect anew where the process that has made it was forked: what it had is its own."""
+        if not self._owner.is_here:
+            # Kept: collected, parts of the library would close what they believe is open.
+            self._of_the_parent += [self._link, self._lone_link, self._opening, self._queues]
+            self._begin()
+
     async def close(self) -> None:
         """Close the connection. Publishes that still wait for their confirm fail."""
+        self._begin_in_child()
         if self._opening is not None:  # else it would connect behind our back
             await asyncio.gather(self._opening, return_exceptions=True)
         await self._queues.close()
@@ -195,6 +212,7 @@ class Publisher(Closing):
     def connect_soon(self) -> None:
         """Connect in the background, so that `send_soon` finds a connection. Once, and silently:
         the next publish that matters tries again, and tells."""
+        self._begin_in_child()
         if self._channel is not None and not self._channel.closed.done():
             return
         if self._opening is None or self._opening.done():
@@ -228,6 +246,7 @@ class Publisher(Closing):
 
     def _ready(self) -> PipelinedChannel | None:
         """The channel, if a publish can leave on it now."""
+        self._begin_in_child()
         channel = self._channel
         if (
             channel is None

@@ -27,6 +27,7 @@ from pika.spec import Basic
 
 from switchyard.broker.addresses import AMQP_PORTS, address_of, nodes_of, vhost_of
 from switchyard.broker.errors import BrokerAway, PublishError
+from switchyard.broker.forking import Owner, keep_from_children
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.away import away
 from switchyard.broker.wire.confirms import Unconfirmed
@@ -40,6 +41,7 @@ loses its connection; the next publish notices before it sends anything, and con
 CLOSE_TIMEOUT = 1.0
 """Seconds to wait for the broker's answer when a connection is closed."""
 _NO_ANSWER = "no answer in time"
+_OF_THE_PARENT = "it is the connection of the process that this one was forked from"
 CATCH_UP = 0.005
 """Seconds after which a publish first reads what has come in, and then leaves at once. Publishes
 that follow each other faster leave in groups."""
@@ -64,6 +66,7 @@ class Session:
 
     def __init__(self, node: str, name: str, limit: float) -> None:
         """Starts to connect to the node of that address, in so many seconds; `drive` does it."""
+        self._owner = Owner()
         self._unconfirmed: Unconfirmed[Sent] = Unconfirmed()
         self._channel: Channel | None = None
         self._confirming = False
@@ -81,6 +84,7 @@ class Session:
             on_close_callback=self._on_lost,
             custom_ioloop=self._loop,
         )
+        keep_from_children(self)
         self._connection.add_on_connection_blocked_callback(self._on_blocked)
         self._connection.add_on_connection_unblocked_callback(self._on_unblocked)
 
@@ -104,12 +108,24 @@ class Session:
             session.close()
         raise away(f"can't connect to the broker at {'; '.join(reasons)}")
 
+    def fileno(self) -> int:
+        """The number of the socket; -1 without one."""
+        transport = getattr(self._connection, "_transport", None)
+        sock = None if transport is None else transport._sock
+        return -1 if sock is None else int(sock.fileno())
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has opened it, and not the one that it was forked from."""
+        return self._owner.is_here
+
     def _decided(self) -> bool:
         return self._confirming or bool(self._loss)
 
     @property
     def is_open(self) -> bool:
-        return self._channel is not None and self._channel.is_open and not self._loss
+        is_open = self._channel is not None and self._channel.is_open and not self._loss
+        return is_open and self.is_here
 
     @property
     def unconfirmed(self) -> int:
@@ -148,6 +164,9 @@ class Session:
 
     def drive(self, until: Callable[[], bool], seconds: float) -> None:
         """Send and receive until a condition holds, at most for so many seconds."""
+        if not self.is_here:
+            self._lose(_OF_THE_PARENT)
+            return
         deadline = time.monotonic() + seconds
         timer = self._loop.call_later(seconds, _wake)  # or a poll would last until data comes
         while not until() and time.monotonic() < deadline:
@@ -161,11 +180,17 @@ class Session:
 
     def catch_up(self) -> None:
         """Send what has not left, and take notice of what has happened (a loss, an alarm)."""
+        if not self.is_here:
+            self._lose(_OF_THE_PARENT)
+            return
         self._loop.call_later(0, _wake)
         self._turn()
 
     def close(self) -> None:
         """Close the connection; what waits for a confirm fails with BrokerAway."""
+        if not self.is_here:
+            self._lose(_OF_THE_PARENT)
+            return
         if self._connection.is_open:
             self._connection.close()
         if self._connection.is_closing:

@@ -19,6 +19,7 @@ from aiormq.connection import Connection, TransportFactory
 from aiormq.exceptions import AMQPConnectionError
 from yarl import URL
 
+from switchyard.broker.forking import keep_from_children
 from switchyard.broker.wire.frames import FRAME_OVERHEAD, METHOD
 from switchyard.broker.wire.silence import notice_silence
 
@@ -62,6 +63,12 @@ class FrameTap(asyncio.StreamReader):
         """No more frames for `sink`. The number may belong to another channel by now."""
         if self._sinks.get(channel) is sink:
             del self._sinks[channel]
+
+    def fileno(self) -> int:
+        """The number of the socket; -1 without one."""
+        connected = self.connected
+        sock = None if connected is None else connected.get_extra_info("socket")
+        return -1 if sock is None else int(sock.fileno())
 
     def end(self) -> None:
         """Cut the connection, without a word to the peer and without waiting for it."""
@@ -140,6 +147,7 @@ class TappedTransport(TransportFactory):
             raise AMQPConnectionError(*error.args) from error
         notice_silence(transport.get_extra_info("socket"))
         tap.connected = transport
+        keep_from_children(tap)
         return tap, asyncio.StreamWriter(transport, protocol, tap, loop)
 
 

@@ -63,6 +63,17 @@ class LedgerClosed(LedgerError, Failed):
     """This process has closed the ledger: nothing was written."""
 
 
+class LedgerForked(LedgerClosed):
+    """The ledger is that of the process which this one was forked from: nothing was written."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this ledger was opened before the process was forked, and its database connections "
+            "are those of the parent: open another one in the child, with what uses it "
+            "(Ledger.open, JobPublisher.opened, LLMQueue.opened)"
+        )
+
+
 class SchemaOutdated(LedgerError, Misconfigured):
     """The tables are those of another version."""
 

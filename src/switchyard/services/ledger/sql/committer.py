@@ -7,10 +7,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+from switchyard.broker.forking import Owner
 from switchyard.services.ledger.sql.operations import JobChange
 from switchyard.services.records.errors import (
     LedgerClosed,
     LedgerError,
+    LedgerForked,
     LedgerUnavailable,
     SchemaOutdated,
 )
@@ -35,6 +37,7 @@ class GroupCommitter:
         self._waiting: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._owner = Owner()
 
     async def submit(self, operation: JobChange[Answer]) -> Answer:
         """The operation's result, once it is committed.
@@ -54,10 +57,14 @@ class GroupCommitter:
     async def close(self) -> None:
         """Commit what waits, then refuse more."""
         self._closed = True
+        if not self._owner.is_here:
+            return  # what waits is the parent's
         if self._task is not None:
             await asyncio.shield(self._task)
 
     def _enqueue(self, operation: JobChange[Answer]) -> asyncio.Future[Answer]:
+        if not self._owner.is_here:
+            raise LedgerForked
         if self._closed:
             raise LedgerClosed("the ledger is closed")
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

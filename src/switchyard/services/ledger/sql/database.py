@@ -21,6 +21,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import QueuePool
 
+from switchyard.broker.forking import Owner
 from switchyard.services.ledger.sql.clock import Clock
 from switchyard.services.ledger.sql.errors import TransactionRaced, raise_translated
 from switchyard.services.ledger.sql.servers import (
@@ -33,6 +34,7 @@ from switchyard.services.ledger.sql.servers import (
     servers_of,
 )
 from switchyard.services.records.errors import (
+    LedgerForked,
     LedgerMisconfigured,
     LedgerMissing,
     LedgerUnavailable,
@@ -121,6 +123,7 @@ class SqliteDatabase:
                 f"SQLite {sqlite3.sqlite_version} is too old: use 3.35 or later, or PostgreSQL"
             )
         self.clock = Clock()
+        self._owner = Owner()
         file = Path(url.database).absolute()
         self.where = str(file)
         busy = PROMPT if prompt else BUSY_TIMEOUT
@@ -137,6 +140,8 @@ class SqliteDatabase:
         return await self._run(self._writer, self._write_engine, work)
 
     async def close(self) -> None:
+        if not self._owner.is_here:
+            return  # its threads are the parent's, and so are the file's locks
         loop = asyncio.get_running_loop()
         for executor, engine in (
             (self._readers, self._read_engine),
@@ -146,6 +151,8 @@ class SqliteDatabase:
             executor.shutdown(wait=False)
 
     async def _run(self, executor: ThreadPoolExecutor, engine: Engine, work: Work[T]) -> T:
+        if not self._owner.is_here:
+            raise LedgerForked
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(executor, self._transact, engine, work)
@@ -173,6 +180,7 @@ class PostgresDatabase:
     def __init__(self, urls: Sequence[URL], *, prompt: bool = False) -> None:
         """`urls` are the same but for the host: that of the server that takes writes is used."""
         self.clock = Clock()
+        self._owner = Owner()
         self._prompt = prompt
         url = urls[0]
         names = [
@@ -208,6 +216,8 @@ class PostgresDatabase:
         return await self._run(work, commit=True)
 
     async def _run(self, work: Work[T], *, commit: bool) -> T:
+        if not self._owner.is_here:
+            raise LedgerForked
         if not self._prompt:
             return await self._patiently(work, commit=commit)
         task = asyncio.create_task(self._patiently(work, commit=commit))
@@ -270,7 +280,8 @@ class PostgresDatabase:
             return result
 
     async def close(self) -> None:
-        await self._engine.dispose()
+        if self._owner.is_here:  # else the server would be told that the parent leaves
+            await self._engine.dispose()
 
 
 def _leave_the_demoted(context: ExceptionContext) -> None:
