@@ -2,39 +2,48 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 import aio_pika
 import pytest
 from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import ProbableAuthenticationError
+from aiormq.channel import Channel as Raw
 from aiormq.exceptions import ChannelAccessRefused
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from switchyard.broker.lanes import DEAD_QUEUE
+from switchyard.broker.errors import Unroutable
+from switchyard.broker.lanes import DEAD_QUEUE, retry_name
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.topology import differences
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.mark import Mark, read_mark, write_mark
+from switchyard.broker.topology.model import Binding
+from switchyard.broker.topology.reconcile import apply
 from switchyard.broker.topology.users import ROLES
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.depths import ask_queues
+from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.system.topology import app
 from switchyard.services.identity.broker import mark_broker, read_broker
 from switchyard.services.monitoring.check import Finding
 from switchyard.services.monitoring.doctor import diagnose
+from switchyard.services.monitoring.lane_pressure import LanePressure
 from switchyard.services.publishing.preparing import JobRequest
 from switchyard.services.publishing.publisher import JobPublisher
 from switchyard.services.records.states import State
 from switchyard.services.runtime.control import send_cancel
 from tests.support.brokers import TestBroker
+from tests.support.eventually import eventually
 from tests.support.system import System, open_system
 
 Users = dict[str, str]
-Attempt = Callable[[AbstractChannel], Awaitable[object]]
+Attempt = partial[Any]
 
 
 @pytest.fixture
@@ -164,41 +173,208 @@ async def test_a_publisher_sees_depths_and_the_limits_in_force(
     assert {each["name"] for each in found["items"]} == {"hot.llm", "backfill.llm"}
 
 
-async def publish_to(channel: AbstractChannel, exchange: str, key: str) -> None:
-    found = await channel.get_exchange(exchange, ensure=False)
-    await found.publish(aio_pika.Message(b"{}"), key)
+async def test_a_publisher_hears_events_and_knows_which_queues_there_are(
+    system: System, users: Users, broker: TestBroker
+) -> None:
+    user = users["publisher"].partition("//")[2].partition("@")[0]
+    url = f"http://{user}@{broker.management_url.rpartition('@')[2]}"
+    settings = system.settings.model_copy(
+        update={"amqp_url": SecretStr(users["publisher"]), "management_url": SecretStr(url)}
+    )
+    await system.publish("hot.noop")
+    await system.wait_until_ready("hot.llm", 1)
+    async with Publisher(settings) as publisher, channel_of(users["publisher"]) as channel:
+        jobs = JobPublisher(system.registry, system.ledger, publisher)
+        await jobs.publish(JobRequest("hot.noop", {}))
+        async with channel_of(broker.amqp_url) as root:
+            await root.queue_delete("backfill.llm")
+        with pytest.raises(Unroutable):
+            await jobs.publish(JobRequest("backfill.noop", {}))
+        heard = await channel.declare_queue(exclusive=True)
+        await heard.bind("jobs.events", "#")
+        await publisher.send("jobs.events", "started.hot.noop", Envelope(b"{}", "event-1"))
+        assert (await heard.get(timeout=10)).body == b"{}"
+    async with LanePressure(settings, system.registry) as pressure:
+        await pressure.probe()
+
+        async def counted() -> bool:  # figures of the management API are some seconds old
+            depth = (await pressure.snapshot()).queue("hot.llm")
+            return depth is not None and depth.ready == 2
+
+        await eventually(counted, 20)
+        missing = (await pressure.snapshot()).queue("hot.llm")
+        assert missing is not None
+        assert missing.limit == 1000
 
 
-async def get_from(channel: AbstractChannel, queue: str) -> None:
-    await (await channel.get_queue(queue, ensure=False)).get(fail=False)
+async def heard_by_own(channel: Raw, exchange: str) -> object:
+    own = await channel.queue_declare(exclusive=True)
+    return await channel.queue_bind(own.queue or "", exchange, routing_key="#")
 
 
-REFUSED: dict[str, tuple[str, Attempt]] = {
-    "a publisher takes a job": ("publisher", lambda each: get_from(each, "hot.llm")),
-    "a publisher reads dead letters": ("publisher", lambda each: get_from(each, "jobs.dead")),
-    "a publisher writes a dead letter": (
-        "publisher",
-        lambda each: publish_to(each, "jobs.dlx", "hot.noop"),
+async def bind(channel: Raw, queue: str, exchange: str) -> object:
+    return await channel.queue_bind(queue, exchange, routing_key="#")
+
+
+async def heard(message: object) -> None:
+    """Never: it may not consume."""
+
+
+async def own_queue(channel: Raw, **arguments: str) -> object:
+    return await channel.queue_declare(
+        exclusive=True, arguments={f"x-{k.replace('_', '-')}": v for k, v in arguments.items()}
+    )
+
+
+async def marked_with(channel: Raw, alternate: str) -> object:
+    """A new declaration, behind a deletion: the one that is there would refuse any other."""
+    await channel.exchange_delete("jobs.system")
+    return await channel.exchange_declare(
+        "jobs.system",
+        exchange_type="fanout",
+        durable=True,
+        arguments={"alternate-exchange": alternate},
+    )
+
+
+QUEUES = ("hot.llm", "backfill.ingest", "jobs.dead", "jobs.dead.log")
+NOBODY: dict[str, Attempt] = {
+    **{
+        f"bind {q} to {x}": partial(bind, queue=q, exchange=x)
+        for q in QUEUES
+        for x in ("jobs.events", "jobs.control", "jobs.topic", "jobs.system")
+    },
+    **{f"delete {q}": partial(Raw.queue_delete, queue=q) for q in QUEUES},
+    **{
+        f"declare {q}": partial(Raw.queue_declare, queue=q)
+        for q in ("hot.more", "jobs.more", "accounts")
+    },
+    "unbind a lane": partial(
+        Raw.queue_unbind, queue="hot.llm", exchange="jobs.topic", routing_key="hot.noop"
     ),
-    "a publisher deletes a queue": ("publisher", lambda each: each.queue_delete("hot.llm")),
-    "a publisher puts a job past its lane": (
-        "publisher",
-        lambda each: each.default_exchange.publish(aio_pika.Message(b"{}"), "hot.llm"),
+    "unbind the dead letters": partial(Raw.queue_unbind, queue="jobs.dead", exchange="jobs.dlx"),
+    **{
+        f"delete {x}": partial(Raw.exchange_delete, exchange=x)
+        for x in ("jobs.topic", "jobs.dlx", "jobs.events", "jobs.control")
+    },
+    **{
+        f"declare {x}": partial(Raw.exchange_declare, exchange=x) for x in ("jobs.more", "accounts")
+    },
+    **{
+        f"publish to {key} past its exchange": partial(
+            Raw.basic_publish, body=b"{}", exchange="", routing_key=key
+        )
+        for key in QUEUES
+    },
+    **{f"read {q}": partial(Raw.basic_get, queue=q) for q in ("jobs.dead", "jobs.dead.log")},
+    **{
+        f"consume {q}": partial(Raw.basic_consume, queue=q, consumer_callback=heard)
+        for q in ("jobs.dead", "jobs.dead.log")
+    },
+    **{f"purge {q}": partial(Raw.queue_purge, queue=q) for q in ("jobs.dead", "jobs.dead.log")},
+    **{f"hear {x}": partial(heard_by_own, exchange=x) for x in ("jobs.topic", "jobs.dlx")},
+    "send its own dead letters to a lane": partial(
+        own_queue, dead_letter_exchange="", dead_letter_routing_key="hot.llm"
     ),
-    "a worker reads dead letters": ("worker", lambda each: get_from(each, "jobs.dead")),
-    "a worker deletes a queue": ("worker", lambda each: each.queue_delete("hot.llm")),
-    "a worker declares an exchange": ("worker", lambda each: each.declare_exchange("jobs.more")),
-    "a worker calls jobs off": ("worker", lambda each: publish_to(each, "jobs.control", "")),
-    "an admin declares what is not ours": ("admin", lambda each: each.declare_queue("accounts")),
+    "connect the dead letters with events": partial(
+        Raw.exchange_bind, destination="jobs.events", source="jobs.dlx"
+    ),
+    "connect events with another's exchange": partial(
+        Raw.exchange_bind, destination="amq.topic", source="jobs.events"
+    ),
+    "lead the mark's messages into a lane": partial(marked_with, alternate="amq.topic"),
+}
+"""What neither a publisher nor a worker may do."""
+ATTEMPTS: dict[str, dict[str, Attempt]] = {
+    "publisher": NOBODY
+    | {
+        "take a job": partial(Raw.basic_get, queue="hot.llm"),
+        "consume a lane": partial(Raw.basic_consume, queue="hot.llm", consumer_callback=heard),
+        "purge a lane": partial(Raw.queue_purge, queue="hot.llm"),
+        "write a dead letter": partial(
+            Raw.basic_publish, body=b"{}", exchange="jobs.dlx", routing_key="hot.noop"
+        ),
+        "write a retry": partial(
+            Raw.basic_publish, body=b"{}", exchange="{retry}", routing_key="hot.llm"
+        ),
+        "bind a retry queue": partial(bind, queue="{retry}", exchange="jobs.events"),
+        "hear commands": partial(heard_by_own, exchange="jobs.control"),
+        "connect dead letters": partial(
+            Raw.exchange_bind, destination="jobs.dlx", source="jobs.events"
+        ),
+        "connect retries": partial(Raw.exchange_bind, destination="{retry}", source="jobs.events"),
+        "bury its own messages": partial(own_queue, dead_letter_exchange="jobs.dlx"),
+        "have the mark's messages buried": partial(marked_with, alternate="jobs.dlx"),
+    },
+    "worker": NOBODY
+    | {
+        "call a job off": partial(
+            Raw.basic_publish, body=b"{}", exchange="jobs.control", routing_key="cancel"
+        ),
+        "call jobs off by events": partial(
+            Raw.exchange_bind, destination="jobs.control", source="jobs.events"
+        ),
+        "delete a retry queue": partial(Raw.queue_delete, queue="{retry}"),
+        "read a retry queue": partial(Raw.basic_get, queue="{retry}"),
+    },
+    "admin": {
+        "declare what is not ours": partial(Raw.queue_declare, queue="accounts"),
+        "delete what is not ours": partial(Raw.queue_delete, queue="accounts"),
+        "bind what is not ours": partial(bind, queue="accounts", exchange="jobs.events"),
+        "read what is not ours": partial(Raw.basic_get, queue="accounts"),
+        "publish to what is not ours": partial(
+            Raw.basic_publish, body=b"{}", exchange="amq.topic", routing_key="a"
+        ),
+    },
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-async def test_it_may_not(system: System, users: Users, what: str) -> None:
-    role, attempt = REFUSED[what]
-    async with channel_of(users[role]) as channel:
-        with pytest.raises(ChannelAccessRefused):
-            await attempt(channel)
+@pytest.mark.parametrize("role", list(ATTEMPTS))
+async def test_it_may_do_nothing_else(
+    system: System, users: Users, role: str, broker: TestBroker
+) -> None:
+    """Each in a channel of its own, which a refusal closes."""
+    retry = retry_name(system.settings.retry_delays[0])
+    done = []
+    async with await aio_pika.connect(users[role]) as connection:
+        for what, attempt in ATTEMPTS[role].items():
+            channel = await underlying(connection).channel()
+            named = {
+                name: value.replace("{retry}", retry) if isinstance(value, str) else value
+                for name, value in attempt.keywords.items()
+            }
+            try:
+                async with asyncio.timeout(10):
+                    await attempt.func(channel, **named)
+                    await channel.basic_qos(prefetch_count=1)  # behind what has no answer
+            except ChannelAccessRefused:
+                continue
+            done.append(what)
+    assert not done
+
+
+async def test_events_that_were_led_into_a_queue_of_jobs_are_led_there_no_more(
+    system: System, broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a publisher of an earlier version, whose bindings outlive it."""
+    async with channel_of(broker.amqp_url) as channel:
+        raw = await channel.get_underlay_channel()
+        for queue in ("jobs.dead", "hot.llm"):
+            await raw.queue_bind(queue, "jobs.events", routing_key="#")
+        await raw.exchange_bind("jobs.topic", "jobs.events", routing_key="#")
+    topology = build(
+        broker.profile,
+        system.registry.routes,
+        lanes=system.lanes,
+        retry_delays=system.settings.retry_delays,
+    )
+    async with ManagementClient(broker.management_url, broker.vhost) as client:
+        found = differences.diff(topology, await client.fetch())
+        assert {each.problem for each in found} == {differences.Deviation.STALE}
+        led = {each.subject.destination for each in found if isinstance(each.subject, Binding)}
+        assert led == {"jobs.dead", "hot.llm", "jobs.topic"}
+        await apply(client, topology)
+        assert differences.diff(topology, await client.fetch()) == []
 
 
 def test_again_they_keep_their_passwords_and_with_renew_they_get_others(

@@ -15,6 +15,7 @@ from functools import partial
 
 import structlog
 from aiormq.connection import Connection
+from aiormq.exceptions import ChannelAccessRefused
 
 from switchyard.broker.addresses import nodes_of
 from switchyard.broker.closing import Closing
@@ -52,7 +53,7 @@ from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.away import ANSWER_LIMIT, meaning_away
 from switchyard.broker.wire.channel import PipelinedChannel, leave, open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, is_blocked
-from switchyard.broker.wire.depths import ask_queue, is_unbound
+from switchyard.broker.wire.depths import HiddenQueues, ask_queue, is_unbound
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import Guard, Link
 
@@ -87,6 +88,7 @@ class Publisher(Closing):
     ) -> None:
         """`guard` is asked of each connection before anything is published on it."""
         self._profile = settings.profile
+        self._hidden = HiddenQueues(settings)
         self._window = settings.publish_window
         self._timeout = settings.confirm_timeout
         self._log = structlog.get_logger("publisher")
@@ -109,7 +111,7 @@ class Publisher(Closing):
         """For what was on a channel that the broker has closed: one publish at a time, on a
         connection of its own, which is made when it is needed."""
         self._one_alone = asyncio.Lock()
-        self._queues = KnownQueues(_is_there, _is_unbound)
+        self._queues = KnownQueues(self._is_there, _is_unbound)
         self._unheard = Unheard()
 
     def _begin_in_child(self) -> None:
@@ -369,6 +371,12 @@ class Publisher(Closing):
             await asyncio.wait((confirm,), timeout=min(PATIENCE, self._timeout - waited))
         confirm.result()
 
+    async def _is_there(self, connection: Connection, queue: str) -> bool:
+        try:
+            return await ask_queue(connection, queue) is not None
+        except ChannelAccessRefused:
+            return queue in await self._hidden.waiting()
+
     async def _open(self) -> PipelinedChannel:
         channel = self._channel
         if channel is None or channel.closed.done():
@@ -387,10 +395,6 @@ class Publisher(Closing):
             raise blocked()
         with meaning_away("can't open a channel"):
             return await open_channel(connection, confirms=True, limit=CONNECT_TIMEOUT)
-
-
-async def _is_there(connection: Connection, queue: str) -> bool:
-    return await ask_queue(connection, queue) is not None
 
 
 async def _is_unbound(connection: Connection, queue: str) -> bool:

@@ -33,7 +33,8 @@ class Deviation(StrEnum):
     EXTRA = "extra"
     """In this system's namespace, but not declared. Reported, never touched."""
     STALE = "stale"
-    """A binding that brings a declared routing key to another worker's queue as well."""
+    """A binding that brings a declared routing key to another worker's queue as well, or events
+    and commands to a queue of jobs."""
     UNFINISHED = "unfinished"
     """A lane's queue that counts as one without its bindings: `apply` was broken off, or is under
     way. Nothing is published to it."""
@@ -164,6 +165,9 @@ def _bindings(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
                 f"binding {binding.name} is stale: {binding.routing_key} belongs to {right_queue}"
             )
             yield Difference(Deviation.STALE, "binding", binding.name, text, binding)
+        elif _is_misled(topology, binding):
+            text = f"binding {binding.name} is stale: what is announced there is no job"
+            yield Difference(Deviation.STALE, "binding", binding.name, text, binding)
         elif _is_extra_binding(topology, live, binding):
             yield _extra("binding", binding)
 
@@ -178,6 +182,15 @@ def _is_wrong_worker(topology: Topology, binding: Binding, right_queue: str) -> 
         and topology.owns(binding.destination)
         and binding.destination not in _DEAD_QUEUES
     )
+
+
+def _is_misled(topology: Topology, binding: Binding) -> bool:
+    """Whether a live binding brings events or commands into a queue or an exchange of ours."""
+    if binding.source not in _OPEN_EXCHANGES:
+        return False
+    if binding.destination_type == "queue":
+        return any(queue.name == binding.destination for queue in topology.queues)
+    return any(exchange.name == binding.destination for exchange in topology.exchanges)
 
 
 def _is_extra_binding(topology: Topology, live: LiveTopology, binding: Binding) -> bool:

@@ -102,6 +102,14 @@ class ManagementClient(Closing):
         messages = found.get("messages")
         return messages if isinstance(messages, int) else None
 
+    async def depths(self) -> dict[str, tuple[int, int]]:
+        """Messages that wait in each queue, and its consumers, as of the last seconds."""
+        columns = {"columns": "name,messages_ready,consumers"}
+        return {
+            item["name"]: (item.get("messages_ready") or 0, item.get("consumers") or 0)
+            for item in await self.get(self._path("queues"), params=columns)
+        }
+
     async def bindings(self) -> tuple[Binding, ...]:
         items = await self.get(self._path("bindings"))
         return tuple(binding_from(item) for item in items if item["source"])

@@ -15,11 +15,11 @@ from types import MappingProxyType
 from switchyard.broker.lanes import (
     CONTROL_EXCHANGE,
     DEAD_EXCHANGE,
-    DEAD_QUEUE,
     EVENTS_EXCHANGE,
     JOBS_EXCHANGE,
     LANES,
     SYSTEM_EXCHANGE,
+    UNBOUND,
 )
 from switchyard.broker.topology.management import ManagementClient
 
@@ -31,6 +31,8 @@ _UNKNOWN_MARK = r"\?"
 _ANY_MARK = r"[0-9a-f]{12}\.[0-9]{1,12}(\..*)?"
 """What the answer names: who declares an exchange must be able to write to its alternate."""
 _LANES = f"({'|'.join(lane.name for lane in LANES)})" + r"\..*"
+_UNFINISHED = _LANES + re.escape(UNBOUND)
+"""Exchanges that say of a lane's queue that it has no bindings yet; nothing goes through them."""
 _RETRY = r"jobs\.retry\..*"
 _ALL = r"jobs\..*"
 _DEFAULT = r"amq\.default"
@@ -69,16 +71,15 @@ ROLES = (
         "publisher",
         "JobPublisher and the HTTP API: publish jobs, call them off, hear what becomes of them",
         configure=_only(_MARK, _OWN),
-        # To ask for a queue's depth takes some right to it, from RabbitMQ 4.3 on: with this one
-        # nobody reads it, deletes it, or publishes to it past its exchange.
+        # No right to a lane or to jobs.dead: whoever may write to a queue and hear jobs.events may
+        # bind the one to the other. Depths come from the management API where AMQP hides them.
         write=_only(
-            *_names(JOBS_EXCHANGE, CONTROL_EXCHANGE, EVENTS_EXCHANGE, DEAD_QUEUE),
-            _LANES,
+            *_names(JOBS_EXCHANGE, CONTROL_EXCHANGE, EVENTS_EXCHANGE),
             _MARK,
             _UNKNOWN_MARK,
             _OWN,
         ),
-        read=_only(*_names(EVENTS_EXCHANGE), _MARK, _OWN),
+        read=_only(*_names(EVENTS_EXCHANGE), _UNFINISHED, _MARK, _OWN),
         tags=("management",),  # for what workers hold and what limits are in force; read alone
     ),
     Role(

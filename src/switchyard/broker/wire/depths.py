@@ -1,8 +1,14 @@
-"""How much waits in queues, asked over AMQP alone: exact, and without the management API."""
+"""How much waits in queues, asked over AMQP: exact, and without the management API.
+
+RabbitMQ 4.3 tells it only to users with a permission on the queue, and each of the three would let
+a publisher do more: read it, delete it, or have `jobs.events` fill it. So a user that is refused
+asks the management API, whose figures are some seconds old.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -12,12 +18,19 @@ from aiormq.exceptions import (
     ChannelLockedResource,
     ChannelNotFoundEntity,
 )
+from pydantic import SecretStr
 
-from switchyard.broker.errors import BrokerAway
+from switchyard.broker.errors import BrokerAway, ManagementError
 from switchyard.broker.lanes import STAND_IN, UNBOUND
+from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.away import ANSWER_LIMIT, library_calls, meaning_away, within
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import closed, connected, underlying
+
+HIDDEN_TIMEOUT = 1.0
+"""Seconds for each try to ask the management API."""
+SHOWN_FOR, TROUBLE_FOR = 0.5, 30.0
+"""Seconds for which its answer is used again, and for which it is not asked after none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +91,56 @@ async def ask_lane_queue(connection: Connection, queue: str, limit: int | None) 
 
 
 async def ask_queues(url: str, queues: Iterable[str]) -> dict[str, Waiting | None]:
-    """Each queue's numbers; None for one that is not there. Raises BrokerAway."""
+    """Each queue's numbers; None for one that is not there. What AMQP hides from our user is asked
+    of the management API of the environment. Raises BrokerAway."""
+    names = list(queues)
     async with connected(url, "queue depths") as connection:
         transport = underlying(connection)
         with meaning_away("can't ask for the depths of queues"):
-            return {queue: await ask_queue(transport, queue) for queue in queues}
+            try:
+                return {queue: await ask_queue(transport, queue) for queue in names}
+            except ChannelAccessRefused:
+                hidden = HiddenQueues(BrokerSettings(amqp_url=SecretStr(url)))
+    shown = await hidden.waiting()
+    return {queue: shown.get(queue) for queue in names}
+
+
+class HiddenQueues:
+    """Asks the management API for the queues that AMQP hides from our user."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self._shown: Mapping[str, Waiting] = {}
+        self._trouble: str | None = None
+        self._until = 0.0
+
+    async def waiting(self) -> Mapping[str, Waiting]:
+        """The numbers of all queues of the virtual host, by name. Raises BrokerAway where they
+        can't be had; that is found out anew after half a minute."""
+        if time.monotonic() >= self._until:
+            await self._ask()
+        if self._trouble is not None:
+            raise BrokerAway(
+                "the broker shows this user no depths of queues over AMQP, and the management API "
+                f"can't be asked instead: {self._trouble}",
+                maybe_accepted=False,
+            )
+        return self._shown
+
+    async def _ask(self) -> None:
+        # Here: most users are not refused, and need no HTTP client.
+        from switchyard.broker.topology.management import ManagementClient
+
+        self._trouble = None
+        try:
+            url, vhost = self._settings.require_management_url(), self._settings.vhost
+            async with ManagementClient(url, vhost, timeout=HIDDEN_TIMEOUT) as client:
+                found = await client.depths()
+        except (ManagementError, ValueError) as error:
+            self._trouble, self._until = str(error), time.monotonic() + TROUBLE_FOR
+            return
+        self._shown = {name: Waiting(*numbers) for name, numbers in found.items()}
+        self._until = time.monotonic() + SHOWN_FOR
 
 
 @asynccontextmanager

@@ -12,24 +12,27 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 from aiormq.connection import Connection
+from aiormq.exceptions import ChannelAccessRefused
 
 from switchyard.broker.closing import Closing
 from switchyard.broker.errors import BrokerAway, ManagementError
 from switchyard.broker.lanes import (
     DEAD_QUEUE,
     LANES,
+    STAND_IN,
     Lane,
     lane_named,
     lane_of,
     queue_name,
 )
 from switchyard.broker.wire.away import meaning_away
-from switchyard.broker.wire.depths import Waiting, ask_lane_queue, ask_queue
+from switchyard.broker.wire.depths import HiddenQueues, Waiting, ask_lane_queue, ask_queue
 from switchyard.broker.wire.link import Link
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.monitoring.levels import Pressure, fullest
@@ -128,6 +131,9 @@ class LanePressure(Closing):
         }
         self._log = structlog.get_logger("lane pressure")
         self._link = Link(settings.require_amqp_url(), "lane pressure", self._log)
+        self._hidden = HiddenQueues(settings)
+        self._is_hidden = False
+        """Our user may not ask for the queues over AMQP."""
         self._snapshot: Snapshot | None = None
         self._asking: asyncio.Task[Snapshot] | None = None
         self._limits: Mapping[str, int] = {}
@@ -196,7 +202,11 @@ class LanePressure(Closing):
 
     async def probe(self) -> None:
         """One round trip to the broker, on this connection. Raises BrokerAway."""
-        await self._within(ask_queue(await self._connection(), DEAD_QUEUE))
+        await self._within(self._answer(await self._connection()))
+
+    async def _answer(self, connection: Connection) -> None:
+        with suppress(ChannelAccessRefused):  # an answer, too: not every user may see the queue
+            await ask_queue(connection, DEAD_QUEUE)
 
     def _ask(self) -> asyncio.Task[Snapshot]:
         if self._asking is None or self._asking.done():
@@ -235,7 +245,22 @@ class LanePressure(Closing):
         self, connection: Connection, limits: Mapping[str, int]
     ) -> dict[str, Waiting | None]:
         names = [name for names in self._names.values() for name in names]
-        return {name: await ask_lane_queue(connection, name, limits.get(name)) for name in names}
+        if not self._is_hidden:
+            try:
+                return {
+                    name: await ask_lane_queue(connection, name, limits.get(name)) for name in names
+                }
+            except ChannelAccessRefused:
+                self._is_hidden = True
+        shown = await self._hidden.waiting()
+        # The queue that stands in for a lane's while that is remade: as ask_lane_queue says.
+        beside = {name: shown.get(STAND_IN + name) for name in names}
+        return {
+            name: (None if limits.get(name) == 0 else shown.get(name))
+            or beside[name]
+            or shown.get(name)
+            for name in names
+        }
 
     async def _put_off(self) -> Mapping[str, int]:
         if self._ledger is None:
