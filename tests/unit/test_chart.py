@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -232,6 +233,81 @@ def test_every_deployment_has_a_disruption_budget_and_lies_behind_a_network_poli
         assert default["podSelector"]["matchLabels"].items() <= labels.items()
 
 
+def egress(example: str, **changes: Any) -> list[dict[str, Any]]:
+    given = values(example)
+    given.setdefault("networkPolicies", {}).update(changes)
+    policies = [each for each in render(given) if each["kind"] == "NetworkPolicy"]
+    (default,) = (each for each in policies if each["metadata"]["name"].endswith("-default"))
+    rules: list[dict[str, Any]] = default["spec"]["egress"]
+    return rules
+
+
+def reachable(rules: list[dict[str, Any]], address: str, port: int) -> bool:
+    """Whether the rules let a pod go there, which is in no namespace of the cluster."""
+    at = ip_address(address)
+    for rule in rules:
+        if port not in [each["port"] for each in rule.get("ports", [{"port": port}])]:
+            continue
+        blocks = [each["ipBlock"] for each in rule.get("to", []) if "ipBlock" in each]
+        if "to" not in rule or any(
+            at in ip_network(block["cidr"])
+            and not any(at in ip_network(each) for each in block.get("except", []))
+            for block in blocks
+        ):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_no_private_network_is_reached_that_nobody_has_named(example: str) -> None:
+    rules = egress(example, egressCIDRs=["0.0.0.0/0", "::/0"])
+    private = ["10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"]
+    private += ["127.0.0.1", "fd00:ec2::254", "fe80::1", "::1", "::ffff:10.0.0.1"]
+    assert [each for each in private if reachable(rules, each, 80)] == []
+    assert reachable(rules, "93.184.216.34", 443)
+    assert reachable(rules, "2606:2800:220:1::1", 443)
+
+
+def test_broker_database_and_what_else_is_named_are_reached_at_their_ports_alone() -> None:
+    rules = egress("external-broker", internal=[{"cidr": "10.0.0.7/32", "ports": [9000]}])
+    told = [
+        (address, port, reachable(rules, address, port))
+        for address, port in (
+            ("10.20.0.1", 5671),
+            ("10.20.0.9", 5671),
+            ("10.20.0.8", 5432),
+            ("10.20.0.1", 5432),
+            ("10.0.0.7", 9000),
+            ("10.0.0.7", 22),
+        )
+    ]
+    assert [here for _, _, here in told] == [True, False, True, False, True, False], told
+    (broker,) = (
+        each["to"] for each in egress("production") if {"port": 5671} in each.get("ports", [])
+    )
+    assert broker == [
+        {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "switchyard-broker"}}}
+    ]
+
+
+def test_images_are_pinned_by_the_digests_that_are_given() -> None:
+    digest = "sha256:" + "0123456789abcdef" * 4
+    given = values("production")
+    given["image"]["digest"] = digest
+    given["broker"]["operator"]["image"] = f"registry.example.org/rabbitmq@{digest}"
+    manifests = render(given)
+    images = [
+        container["image"]
+        for each in manifests
+        if each["kind"] in ("Deployment", "Job")
+        for container in each["spec"]["template"]["spec"]["containers"]
+    ]
+    assert images
+    assert all(each.endswith(f"@{digest}") for each in images)
+    (cluster,) = (each for each in manifests if each["kind"] == "RabbitmqCluster")
+    assert cluster["spec"]["image"].endswith(f"@{digest}")
+
+
 def test_alert_rules_and_dashboards_are_shipped_as_they_are() -> None:
     (rules,) = of_kind("production", "PrometheusRule").values()
     assert rules["spec"] == yaml.safe_load((CHART / "files" / "rules.yaml").read_text())
@@ -244,6 +320,7 @@ def test_alert_rules_and_dashboards_are_shipped_as_they_are() -> None:
     ("path", "value"),
     [
         ("image.pulPolicy", "Always"),
+        ("image.digest", "latest"),
         ("broker.profile", "mirrored"),
         ("api.replicas", 0),
         ("workers.llm.lanes", ["hott"]),

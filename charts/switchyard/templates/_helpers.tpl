@@ -18,8 +18,24 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
+{{/* By its digest where one is given: the tag is then for people. */}}
 {{- define "switchyard.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- with .Values.image.digest }}@{{ . }}{{ end }}
+{{- end -}}
+
+{{/* The `to` of a rule, of a list of {cidr} and {namespace}; nothing where the list is empty: anywhere. */}}
+{{- define "switchyard.peers" -}}
+{{- with . }}
+to:
+  {{- range . }}
+  {{- if .cidr }}
+  - ipBlock: {cidr: {{ .cidr }}}
+  {{- else }}
+  - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ required "give cidr or namespace" .namespace }}}}
+  {{- end }}
+  {{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* The broker's address, with the user of `role` (publisher, worker or admin), or with the administrator that
