@@ -375,7 +375,7 @@ class Publisher(Closing):
         try:
             return await ask_queue(connection, queue) is not None
         except ChannelAccessRefused:
-            return queue in await self._hidden.waiting()
+            return queue in await self._hidden.waiting(fresh=True)
 
     async def _open(self) -> PipelinedChannel:
         channel = self._channel

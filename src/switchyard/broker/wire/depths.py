@@ -114,10 +114,11 @@ class HiddenQueues:
         self._trouble: str | None = None
         self._until = 0.0
 
-    async def waiting(self) -> Mapping[str, Waiting]:
-        """The numbers of all queues of the virtual host, by name. Raises BrokerAway where they
-        can't be had; that is found out anew after half a minute."""
-        if time.monotonic() >= self._until:
+    async def waiting(self, *, fresh: bool = False) -> Mapping[str, Waiting]:
+        """The numbers of all queues of the virtual host, by name, at most half a second old, or
+        `fresh`. Raises BrokerAway where they can't be had; that is found out anew after half a
+        minute."""
+        if time.monotonic() >= self._until or (fresh and self._trouble is None):
             await self._ask()
         if self._trouble is not None:
             raise BrokerAway(
