@@ -5,6 +5,8 @@ a database of its own on it. What is not installed skips the test, and fails it 
 """
 
 import gc
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -19,12 +21,14 @@ from tests.support.brokers import Profile, TestBroker, new_node
 from tests.support.cluster import LocalCluster
 from tests.support.costs import Costs
 from tests.support.ledgers import make_ledger
+from tests.support.loop_guard import REPORTS, LoopGuard
 from tests.support.missing import MissingError, skip_or_fail
 from tests.support.postgres import PostgresServer
 from tests.support.servers import Servers, shared_node, shared_postgres
 from tests.support.vhosts import Vhosts
 
 SERVERS = pytest.StashKey[Servers]()
+BLOCKS = pytest.StashKey[Path]()
 MARKS = {
     "broker310": {"broker310", "own_node"},
     "broker43": {"broker43_quorum", "cluster"},
@@ -47,13 +51,30 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     structlog.configure(processors=[*others, plain])
     gc.disable()  # until the tests are collected: what that makes stays
+    _guard_loops(config)
     if not hasattr(config, "workerinput"):  # the process that controls the run
         config.stash[SERVERS] = Servers()
+
+
+def _guard_loops(config: pytest.Config) -> None:
+    """Find whatever of the product holds an event loop, here and in the processes of tests."""
+    number, name = tempfile.mkstemp(prefix="switchyard-loops-")
+    os.close(number)
+    reports = config.stash[BLOCKS] = Path(name)
+    os.environ[REPORTS] = name
+
+    def report(text: str) -> None:
+        with reports.open("a") as file:
+            file.write(f"in the tests' own process: {text}\n")
+
+    LoopGuard(report).install()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if servers := config.stash.get(SERVERS, None):
         servers.close()
+    if reports := config.stash.get(BLOCKS, None):
+        reports.unlink(missing_ok=True)
 
 
 def pytest_collection_finish() -> None:
@@ -104,6 +125,17 @@ def _logs_as_before() -> Iterator[None]:
     before = structlog.get_config()
     yield
     structlog.configure(**before)
+
+
+@pytest.fixture(autouse=True)
+def _loops_are_not_held(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nothing of the product holds an event loop: no heartbeat would be sent, no hot job start."""
+    yield
+    reports = request.config.stash[BLOCKS]
+    if reports.stat().st_size:
+        held = reports.read_text()
+        os.truncate(reports, 0)
+        pytest.fail(f"an event loop was held:\n{held}", pytrace=False)
 
 
 def broker_of(version: str, profile: Profile) -> Iterator[TestBroker]:

@@ -32,6 +32,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.support.loop_guard import REPORTS, guard_process
+
 ROOT = Path(__file__).parents[2]
 NEEDED = (
     "aio_pika",
@@ -160,8 +162,9 @@ class Commands:
         cwd: Path,
         streams: tuple[int, int, int],
     ) -> Running:
+        guarded = {REPORTS: os.environ[REPORTS]} if REPORTS in os.environ else {}
         request = json.dumps(
-            {"module": module, "arguments": arguments, "env": dict(env), "cwd": str(cwd)}
+            {"module": module, "arguments": arguments, "env": {**env, **guarded}, "cwd": str(cwd)}
         )
         answer, to_answer = os.pipe()
         try:
@@ -323,6 +326,7 @@ def _begin(request: dict[str, Any], stdin: int, stdout: int, stderr: int, answer
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = ["jobctl", *request["arguments"]]
+    guard_process(request["env"])
     module: str = request["module"]
     if module != JOBCTL:  # as `python -m` begins
         path = request["env"].get("PYTHONPATH", "")

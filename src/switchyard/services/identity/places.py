@@ -14,6 +14,7 @@ from switchyard.services.files.storage import Storage
 from switchyard.services.files.storage_errors import FileTooLarge, NotStored, StorageAway
 from switchyard.services.identity.postgres import claim_database, is_postgres, without_credentials
 from switchyard.services.ledger import Ledger
+from switchyard.services.libraries import load
 from switchyard.services.records.system import SystemRecord
 from switchyard.services.settings import Settings
 
@@ -39,6 +40,7 @@ async def claim_places(
 
     Raises WrongPlace where one is another system's, LedgerError.
     """
+    await load("asyncpg", "obstore.exceptions")
     from asyncpg import InterfaceError, PostgresError
     from obstore.exceptions import BaseError
 

@@ -31,6 +31,7 @@ from switchyard.services.index.generations import (
 from switchyard.services.index.lance_table import WORDS_COLUMN, LanceTable, columns_of
 from switchyard.services.index.native_memory import share_heaps
 from switchyard.services.index.words import WORDING, add_word_index
+from switchyard.services.libraries import load
 
 _CREATION_TIMEOUT = 30.0
 """Seconds after which a creation's marker belongs to a process that died."""
@@ -79,7 +80,7 @@ class LanceHome:
         self._session: Any = None
 
     async def load(self) -> None:
-        await asyncio.to_thread(_library)
+        await load("lancedb", by=_library)
 
     async def generations(self, first: Generation) -> Generations:
         with self._reached():
@@ -182,6 +183,7 @@ class LanceHome:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:
+        await self.load()
         lancedb = _library()
         if self._session is None:
             self._session = lancedb.Session(INDEX_CACHE, _METADATA_CACHE)

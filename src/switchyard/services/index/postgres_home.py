@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import import_module
 from typing import Any
 
 from switchyard.services.identity.postgres import dsn, without_credentials
@@ -36,6 +35,7 @@ from switchyard.services.ledger.sql.servers import (
     is_demoted,
     open_one,
 )
+from switchyard.services.libraries import load
 
 CONNECTIONS = 8
 """That one process has at most."""
@@ -62,7 +62,7 @@ class PostgresHome:
         self._ready = False
 
     async def load(self) -> None:
-        await asyncio.to_thread(import_module, "asyncpg")
+        await load("asyncpg")
 
     async def generations(self, first: Generation) -> Generations:
         async with self._connection() as connection:
@@ -153,6 +153,7 @@ class PostgresHome:
     async def _connection(self) -> AsyncIterator[Any]:
         """One of the pool's. Raises IndexAway where the database is away, IndexMismatch where its
         tables are not as they were made, PermanentError where it has no pgvector."""
+        await self.load()
         import asyncpg
 
         try:

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from switchyard.services.libraries import load
 from switchyard.services.llm.bounded import bounded_http
 from switchyard.services.llm.errors import (
     LlmNonsense,
@@ -156,6 +157,7 @@ async def open_api(
 
     Raises LlmRefused when the address is none.
     """
+    await load("openai", "openai.resources.files", "switchyard.broker.authorities")
     import httpx
     import openai
 

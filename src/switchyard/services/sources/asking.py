@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from switchyard.services.files.storage import Storage
+from switchyard.services.libraries import load
 from switchyard.services.sources.answers import KeptAnswers, SourceAnswer, conditions
 from switchyard.services.sources.errors import (
     SourceBusy,
@@ -100,6 +101,7 @@ class SourceClient:
         for jobs: they wait for two turns at most, and not at all where others wait already. With
         a ledger, turns are those of the whole fleet; without one, of this client alone.
         """
+        await load("switchyard.services.files.plain")
         from switchyard.services.files.plain import plain_client
 
         interval = server.interval

@@ -1,0 +1,41 @@
+"""What a process loads for its first job or request: no event loop is held meanwhile (loop_guard).
+
+Each runs in an interpreter of its own, as for users: other tests' processes are forks of one that
+has loaded most libraries (commands.py).
+"""
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from switchyard.services.samples.articles import sample
+from tests.acceptance.conftest import CommandLine
+from tests.acceptance.doctor import PATIENCE
+from tests.support.eventually import eventually
+from tests.support.llm_server import LlmServer
+
+GUARDED = [sys.executable, "-m", "tests.support.loop_guard"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("embedder", ["wordllama", "of a server"])
+async def test_the_first_document_of_new_processes_holds_no_event_loop(
+    jobctl: CommandLine, tmp_path: Path, unused_tcp_port: int, embedder: str
+) -> None:
+    paper = tmp_path / "paper.pdf"
+    paper.write_bytes(sample(0).content)
+    port = str(unused_tcp_port)
+    jobctl.environment["JOBS_API_URL"] = f"http://127.0.0.1:{port}"
+    with ExitStack() as stack:
+        model = stack.enter_context(LlmServer())
+        jobctl.environment["JOBS_LLM_BASE_URL"] = model.url
+        if embedder == "of a server":
+            jobctl.environment["JOBS_EMBED_BASE_URL"] = model.url
+        for command in (["worker", "all"], ["api", "--port", port], ["scheduler"]):
+            stack.enter_context(jobctl._launched([*GUARDED, *command], command[0]))
+        await eventually(
+            lambda: jobctl.run("documents", "upload", str(paper)).returncode == 0, PATIENCE
+        )
+        assert jobctl.ok("search", "the").strip()

@@ -1,0 +1,175 @@
+"""What holds an event loop for too long: found in every test, with the place that does it.
+
+While a loop runs one callback, it does nothing else: no heartbeat is sent and no hot job starts. So
+each callback's processor time is measured, in the tests' own process and in those that they start
+(commands.py). Time on the wall would measure how busy the machine is.
+
+A callback counts where the innermost `async def` on its stack is the product's. What a test or its
+job handlers do in a loop is theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+PRODUCT = str(Path(__file__).parents[2] / "src" / "switchyard")
+REPORTS = "SWITCHYARD_LOOP_REPORTS"
+"""Environment variable: the file to which processes write what has held their loop."""
+MAX_BLOCK = 0.1
+"""Seconds of processor time, at the speed of a processor that nobody else uses."""
+SAMPLE_INTERVAL = 0.02
+"""Seconds between looks at what a loop does."""
+REFERENCE_LOOPS, REFERENCE_SECONDS = 200_000, 0.008
+"""A piece of work, and the processor time that it takes on a machine that does nothing else."""
+
+
+@dataclass
+class _Callback:
+    """What a loop runs now."""
+
+    began: float
+    """Processor seconds of its thread at the start."""
+    collected: float = 0.0
+    """Of these, what Python's collector took: that looks at what all tests have made."""
+    stack: str = ""
+    """The latest sample that is the product's."""
+
+
+@dataclass
+class LoopGuard:
+    """Measure every callback of every loop in this process; call `report` with what took longer."""
+
+    report: Callable[[str], None]
+    _running: dict[int, _Callback] = field(default_factory=dict)
+    """By thread."""
+    _collecting: dict[int, float] = field(default_factory=dict)
+
+    def install(self) -> None:
+        """Begin. There is no end but the process's."""
+        original = asyncio.Handle._run
+        running, clock = self._running, time.thread_time
+
+        def run(handle: asyncio.Handle) -> None:
+            thread = threading.get_ident()
+            callback = running[thread] = _Callback(clock())
+            try:
+                original(handle)
+            finally:
+                running.pop(thread, None)
+                used = clock() - callback.began - callback.collected
+                if used > MAX_BLOCK and callback.stack:
+                    self._judge(used, callback.stack)
+
+        asyncio.Handle._run = run  # type: ignore[assignment,method-assign]
+        gc.callbacks.append(self._on_collection)
+        self._sample_on()
+        os.register_at_fork(after_in_child=self._sample_on)  # a fork has no threads
+
+    def _sample_on(self) -> None:
+        threading.Thread(target=self._sample, name="loop guard", daemon=True).start()
+
+    def _sample(self) -> None:
+        while True:
+            time.sleep(SAMPLE_INTERVAL)
+            for thread, callback in list(self._running.items()):
+                try:
+                    used = time.clock_gettime(time.pthread_getcpuclockid(thread)) - callback.began
+                except OSError:  # it has ended
+                    continue
+                frame = sys._current_frames().get(thread)
+                if used > MAX_BLOCK / 2 and frame is not None and is_product(frame):
+                    callback.stack = _shown(frame)
+
+    def _judge(self, used: float, stack: str) -> None:
+        """Report it unless the machine is so busy that anything takes as much longer."""
+        if used > MAX_BLOCK * slowness():
+            self.report(f"{used:.3f} s of processor time in one callback of the loop, at:\n{stack}")
+
+    def _on_collection(self, phase: str, _: dict[str, int]) -> None:
+        thread = threading.get_ident()
+        if (callback := self._running.get(thread)) is None:
+            return
+        if phase == "start":
+            self._collecting[thread] = time.thread_time()
+        else:
+            callback.collected += time.thread_time() - self._collecting.pop(thread, callback.began)
+
+
+def slowness() -> float:
+    """How many times longer a piece of work takes now than on a machine that does nothing else; at
+    least 1. Processes that share a core's caches cost each other processor time, too."""
+    before = time.thread_time()
+    for _ in range(REFERENCE_LOOPS):
+        pass
+    return max(1.0, (time.thread_time() - before) / REFERENCE_SECONDS)
+
+
+def is_product(frame: FrameType) -> bool:
+    """Whether the innermost `async def` on the stack is the product's; where there is none, as in a
+    callback, whether it begins with the product."""
+    last: FrameType | None = None
+    for each in _outwards(frame):
+        if each.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+            return each.f_code.co_filename.startswith(PRODUCT)
+        if each.f_code.co_filename.startswith((PRODUCT, str(Path(__file__).parents[1]))):
+            last = each
+        if each.f_code.co_name == "_run_once":
+            break
+    return last is not None and last.f_code.co_filename.startswith(PRODUCT)
+
+
+def _shown(frame: FrameType) -> str:
+    """The product's part of a stack, and where it has come to."""
+    frames = traceback.extract_stack(frame)
+    ours = [each for each in frames[:-3] if each.filename.startswith(PRODUCT)]
+    return "".join(traceback.format_list([*ours[-8:], *frames[-3:]]))
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        if frame.f_code.co_filename != __file__:
+            yield frame
+        frame = frame.f_back
+
+
+def guard_process(environment: dict[str, str]) -> None:
+    """Guard the loops of a process that a test has started, where it asked for that."""
+    if (path := environment.get(REPORTS)) is None:
+        return
+
+    def report(text: str) -> None:
+        with Path(path).open("a") as reports:
+            reports.write(f"{' '.join(sys.argv)}: {text}\n")
+
+    LoopGuard(report).install()
+    try:
+        import uvloop
+    except ImportError:
+        return
+    vars(uvloop)["run"] = asyncio.run  # its callbacks can't be measured
+
+
+def main() -> None:
+    """Run `jobctl` guarded, in a new interpreter: nothing is loaded yet."""
+    program = sys.modules["__main__"]
+    program.__spec__, program.__file__ = None, str(Path(sys.executable).parent / "jobctl")
+    sys.argv[0] = "jobctl"
+    guard_process(dict(os.environ))
+    from switchyard.cli.main import main as jobctl
+
+    jobctl()
+
+
+if __name__ == "__main__":
+    main()
