@@ -39,6 +39,8 @@ from switchyard.api.routes import (
 from switchyard.api.state import open_state
 from switchyard.services.access.rate_limit import RateLimiter
 from switchyard.services.documents.desk import open_desks
+from switchyard.services.instance import new_instance_id
+from switchyard.services.monitoring.loop_watch import LoopWatch, noted_in
 from switchyard.services.publishing.asyncapi import version
 from switchyard.services.settings import Settings
 from switchyard.services.tracing import tracer
@@ -87,9 +89,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         async with open_state(settings, lambda: app.state.stop()) as state:
             await check_keys(state)
             publisher = state.broker.jobs if state.broker is not None else None
-            async with open_desks(
-                settings, state.registry, state.ledger, publisher, state.metrics
-            ) as desks:
+            watch = LoopWatch(
+                new_instance_id(), noted_in(settings.ledger_url), clock=state.ledger.clock.time
+            )
+            state.metrics.show(watch.shown)
+            async with (
+                watch.watching(),
+                open_desks(
+                    settings, state.registry, state.ledger, publisher, state.metrics
+                ) as desks,
+            ):
                 app.state.api = state
                 app.state.desks = desks
                 app.state.health = health.examined(state)

@@ -1,11 +1,67 @@
-"""Names for those who hold something in the ledger: jobs, leases, operations."""
+"""Names for those who hold something in the ledger: jobs, leases, operations; and whether a process
+that did still runs."""
 
 from __future__ import annotations
 
 import os
 import socket
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+_PROC = Path("/proc")
+_STATE, _STARTED = 0, 19
+"""Fields of /proc/PID/stat behind the name: proc(5) has them as 3 and 22."""
+
+
+class ProcessState(StrEnum):
+    """What is known of a process."""
+
+    RUNS = "runs"
+    STOPPED = "stopped"
+    """By a signal, such as SIGSTOP: it goes on after SIGCONT."""
+    GONE = "gone"
+    UNKNOWN = "unknown"
+    """It ran on another host or in another container, or the system has no /proc."""
 
 
 def new_instance_id() -> str:
     """Unique for every call: host and process, for people to read, and a random part."""
     return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
+
+
+def process_mark() -> str | None:
+    """Identify this process among all that ever had its number: the start of its host, its PID
+    namespace and its own start. None on systems without /proc."""
+    place, stat = _place(), _stat(os.getpid())
+    return None if place is None or stat is None else f"{place} {stat[_STARTED]}"
+
+
+def state_of_process(pid: int, mark: str | None) -> ProcessState:
+    """What has become of the process that had this number and this mark (`process_mark`)."""
+    place = _place()
+    known, _, started = (mark or "").rpartition(" ")
+    if place is None or known != place:
+        return ProcessState.UNKNOWN
+    stat = _stat(pid)
+    if stat is None or stat[_STARTED] != started or stat[_STATE] in ("Z", "X"):
+        return ProcessState.GONE
+    return ProcessState.STOPPED if stat[_STATE] in ("T", "t") else ProcessState.RUNS
+
+
+@cache
+def _place() -> str | None:
+    """Where numbers of processes mean the same as here."""
+    try:
+        booted = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{booted} {os.readlink(_PROC / 'self/ns/pid')}"
+    except OSError:
+        return None
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        # The name may have blanks and parentheses.
+        return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None

@@ -47,8 +47,9 @@ async def test_what_each_kind_of_worker_has_to_do(ledger: Ledger) -> None:
     await ledger.mark_queued(["job-0"], NOW + 7)
     await ledger.mark_queued(["job-1"], NOW + 5)
     for pid, host in ((7, "here"), (8, "here"), (9, "there")):
-        lanes = {"kinds": ["llm"], "lanes": ["hot"]}
-        await ledger.register_worker(f"worker-{pid}", **lanes, host=host, pid=pid, concurrency=4)
+        await ledger.register_worker(
+            f"worker-{pid}", kinds=["llm"], lanes=["hot"], host=host, pid=pid, concurrency=4
+        )
     for number, pid in ((2, 7), (4, 7), (5, 8), (6, 9)):
         await ledger.claim(claim(f"job-{number}", worker_id=f"worker-{pid}"))
     load = await ledger.load("here")  # job-3 is not on the broker: no worker could take it

@@ -54,6 +54,7 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     from switchyard.cli.base.stopping import stop_on_signals
     from switchyard.services.bulk.runner import BulkRunner
     from switchyard.services.identity.broker import require_same_system
+    from switchyard.services.monitoring.loop_watch import LoopWatch, noted_in
     from switchyard.services.monitoring.metrics import Metrics, watch_ledger
     from switchyard.services.monitoring.system_metrics import SystemMetrics
     from switchyard.services.monitoring.waiting import once_there
@@ -89,8 +90,12 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
                 return error
             return None
 
+        watch = LoopWatch(scheduling.holder, noted_in(settings.ledger_url), clock=ledger.clock.time)
+        if metrics is not None:
+            metrics.show(watch.shown)
         stop_on_signals(stop)
         async with (
+            watch.watching(),
             showing_metrics(metrics, settings, lambda: True),
             asyncio.TaskGroup() as group,
         ):

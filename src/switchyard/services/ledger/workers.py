@@ -7,14 +7,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, delete, func, insert, select, text
 
 from switchyard.services.ledger.sql.base import LedgerBase
 from switchyard.services.ledger.sql.dialect import clock
-from switchyard.services.ledger.sql.tables import jobs, workers
-from switchyard.services.records.results import UNKNOWN_TYPE, Lacking, WorkerRecord
-from switchyard.services.records.states import State
+from switchyard.services.ledger.sql.tables import attempts, jobs, loop_blocks, workers
+from switchyard.services.records.results import (
+    UNKNOWN_TYPE,
+    Lacking,
+    LoopBlock,
+    WorkerDeath,
+    WorkerRecord,
+)
+from switchyard.services.records.states import AttemptOutcome, State
+
+RECENT_ATTEMPTS = 200_000
+"""Attempts that are looked through for those that a worker's death has ended: some tenths of a
+second, however many the ledger has."""
+BLOCKS_KEPT_FOR = 7 * 24 * 3600.0
+"""Seconds for which is kept what has blocked an event loop."""
+MAX_BLOCKS = 1000
 
 
 class Workers(LedgerBase):
@@ -29,6 +43,7 @@ class Workers(LedgerBase):
         host: str,
         pid: int,
         concurrency: int,
+        mark: str | None = None,
     ) -> None:
         """A worker has started. The same id again starts its beat anew."""
         parameters = {
@@ -38,18 +53,20 @@ class Workers(LedgerBase):
             "host": host,
             "pid": pid,
             "concurrency": concurrency,
+            "mark": mark,
         }
 
         def work(connection: Connection) -> None:
             now = clock(connection)
             connection.execute(
                 text(
-                    "INSERT INTO workers (worker_id, kinds, lanes, host, pid, concurrency, "
+                    "INSERT INTO workers (worker_id, kinds, lanes, host, pid, concurrency, mark, "
                     "started_at, beat, beat_at) VALUES (:worker_id, :kinds, :lanes, :host, "
-                    f":pid, :concurrency, {now}, 1, {now}) "
+                    f":pid, :concurrency, :mark, {now}, 1, {now}) "
                     "ON CONFLICT (worker_id) DO UPDATE SET kinds = excluded.kinds, "
                     "lanes = excluded.lanes, host = excluded.host, pid = excluded.pid, "
-                    "concurrency = excluded.concurrency, started_at = excluded.started_at, "
+                    "concurrency = excluded.concurrency, mark = excluded.mark, "
+                    "started_at = excluded.started_at, "
                     "beat = workers.beat + 1, beat_at = excluded.beat_at, stopped_at = NULL"
                 ),
                 parameters,
@@ -101,6 +118,58 @@ class Workers(LedgerBase):
                 fields = {**row, "kinds": tuple(json.loads(row["kinds"]))}
                 found.append(WorkerRecord(**{**fields, "lanes": tuple(json.loads(row["lanes"]))}))
             return found
+
+        return await self._database.read(work)
+
+    async def running_at_deaths(self, worker_ids: Sequence[str]) -> list[WorkerDeath]:
+        """The types of the jobs that ran in these workers, which have died: those that were taken
+        over since, of the latest RECENT_ATTEMPTS attempts of all jobs, and those that were not."""
+        newest = select(func.max(attempts.c.id) - RECENT_ATTEMPTS).scalar_subquery()
+        taken = (
+            select(attempts.c.worker_id, jobs.c.job_type)
+            .join(jobs, jobs.c.id == attempts.c.job_id)
+            .where(
+                attempts.c.id > newest,
+                attempts.c.outcome == AttemptOutcome.CRASHED,
+                attempts.c.worker_id.in_(worker_ids),
+            )
+        )
+        left = select(jobs.c.worker_id, jobs.c.job_type).where(
+            jobs.c.state == State.RUNNING, jobs.c.worker_id.in_(worker_ids)
+        )
+
+        def work(connection: Connection) -> list[WorkerDeath]:
+            found = connection.execute(taken.union(left))
+            return [WorkerDeath(*row) for row in found]
+
+        return await self._database.read(work)
+
+    async def note_loop_block(self, block: LoopBlock) -> None:
+        """Keep it for BLOCKS_KEPT_FOR; the same id again says how long it has lasted since."""
+        old = delete(loop_blocks).where(
+            (loop_blocks.c.id == block.id)
+            | (loop_blocks.c.began_at < block.began_at - BLOCKS_KEPT_FOR)
+        )
+        values = {**asdict(block), "ended": int(block.ended)}
+
+        def work(connection: Connection) -> None:
+            connection.execute(old)
+            connection.execute(insert(loop_blocks).values(values))
+
+        await self._database.write(work)
+
+    async def loop_blocks(self, since: float) -> list[LoopBlock]:
+        """Those that began since that time, the longest first; MAX_BLOCKS at most."""
+        query = (
+            select(loop_blocks)
+            .where(loop_blocks.c.began_at >= since)
+            .order_by(loop_blocks.c.seconds.desc(), loop_blocks.c.id)
+            .limit(MAX_BLOCKS)
+        )
+
+        def work(connection: Connection) -> list[LoopBlock]:
+            found = connection.execute(query).mappings()
+            return [LoopBlock(**{**row, "ended": bool(row["ended"])}) for row in found]
 
         return await self._database.read(work)
 

@@ -75,6 +75,8 @@ class Finding(StrEnum):
     SCHEDULE_REFUSED = "schedule-refused"
     WORKERS_NONE = "workers-none"
     WORKERS_SILENT = "workers-silent"
+    WORKERS_KILLED = "workers-killed"
+    LOOP_BLOCKED = "loop-blocked"
     CONSUMER_LOST = "consumer-lost"
     TYPES_LACKING = "types-lacking"
     TYPE_TIMES_OUT = "type-times-out"

@@ -76,6 +76,8 @@ INNER = (
     _Step(workers.scheduler, ledger=True),
     _Step(schedules.schedules, ledger=True),
     _Step(workers.workers, ledger=True),
+    _Step(workers.killed, ledger=True),
+    _Step(workers.blocked, ledger=True),
     _Step(workers.consuming, management="workers' consumers", ledger=True),
     _Step(workers.lacking, ledger=True),
     _Step(jobs.timeouts, ledger=True),
@@ -119,9 +121,11 @@ async def _asked(step: _Step, system: Examined) -> list[Check]:
     if not step.can_be_asked(system):
         return []
     rabbitmqctl = f"`{system.settings.rabbitmqctl} "
+    answers = await _answers(step, system)
+    system.found |= {check.finding for check in answers if check.finding is not None}
     return [
         replace(check, remedy=check.remedy.replace("`rabbitmqctl ", rabbitmqctl))
-        for check in await _answers(step, system)
+        for check in answers
     ]
 
 

@@ -107,6 +107,19 @@ NOT_RUN = Metric(
     "returned to the queue, put_off (no room in a named limit), or buried as malformed.",
     ("why",),
 )
+LOOP_BLOCKS = Metric(
+    "switchyard_event_loop_blocks_total",
+    "counter",
+    "Times that one callback blocked the event loop of a process for over one second; `job_type` "
+    "is what it ran, or other.",
+    ("job_type",),
+)
+LOOP_BLOCKED_SECONDS = Metric(
+    "switchyard_event_loop_blocked_seconds_total",
+    "counter",
+    "Seconds that these lasted.",
+    ("job_type",),
+)
 LLM_PROCESSED = Metric(
     "llm_requests_processed_total",
     "counter",

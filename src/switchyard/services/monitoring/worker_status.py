@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from switchyard.services.records.results import WorkerRecord
 
+BEATS_PER_TAKEOVER = 4
+"""Signs of life that a worker gives in the time after which silence means death."""
 SILENT_AFTER = 2.0
 """Times the takeover time without a beat, after which a worker counts as silent."""
 FORGOTTEN_AFTER = 24 * 3600.0

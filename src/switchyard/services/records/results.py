@@ -330,6 +330,34 @@ class WorkerRecord:
     stopped_at: float | None
     hot_at: float | None
     """The last beat before which it took a hot job."""
+    mark: str | None = None
+    """Which process it is (`instance.process_mark`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDeath:
+    """A job type that ran in a worker when this ended without a word."""
+
+    worker_id: str
+    job_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBlock:
+    """An event loop that ran one callback for so long that nothing else got a turn."""
+
+    id: str
+    worker_id: str
+    job_id: str | None
+    """What it ran; None where that is not known."""
+    job_type: str | None
+    place: str
+    """The code that ran: file, line and function."""
+    began_at: float
+    """Seconds since the epoch, by the ledger's clock."""
+    seconds: float
+    ended: bool
+    """False while it lasts, and for ever where the worker died of it: `seconds` were so far."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,15 @@ from switchyard.broker.lanes import LANES, Lane, queue_name
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.link import Link
 from switchyard.services.errors import Unknown
-from switchyard.services.instance import new_instance_id
+from switchyard.services.instance import new_instance_id, process_mark
 from switchyard.services.jobs.context import Shared
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.jobs.retry import RetryPolicy
 from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.loop_watch import LoopWatch, noted_in
 from switchyard.services.monitoring.metrics import Metrics, show_publishes
 from switchyard.services.monitoring.waiting import once_there
+from switchyard.services.monitoring.worker_status import BEATS_PER_TAKEOVER
 from switchyard.services.records.errors import LedgerError
 from switchyard.services.runtime.claiming import Claims
 from switchyard.services.runtime.control import ControlListener
@@ -37,8 +39,6 @@ from switchyard.services.runtime.reporting import Reporter
 from switchyard.services.runtime.runner import Runner
 from switchyard.services.settings import Settings
 
-BEATS_PER_TAKEOVER = 4
-"""Signs of life given in the time after which silence means death."""
 LAST_WORDS = 2.0
 """Seconds after the grace in which what follows from ended handlers is published and recorded."""
 LEDGER_PROBE = 0.5
@@ -187,7 +187,11 @@ class Worker:
             )
             for share, runner in zip(self._shares, self._runners, strict=True)
         ]
+        self._watch = LoopWatch(
+            self.worker_id, noted_in(settings.ledger_url), clock=ledger.clock.time
+        )
         if metrics is not None:
+            metrics.show(self._watch.shown)
             show_publishes(metrics, self._publisher.counts)
             metrics.show(
                 WorkerGauges(self.worker_id, self._shares, self._consumers, self.counters).shown
@@ -203,8 +207,9 @@ class Worker:
         """
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            if await self._is_registered(stopping):
-                await self._work(stopping)
+            async with self._watch.watching():
+                if await self._is_registered(stopping):
+                    await self._work(stopping)
         finally:
             await end_tasks(stopping)
             await self._close()
@@ -287,6 +292,7 @@ class Worker:
             host=socket.gethostname(),
             pid=os.getpid(),
             concurrency=sum(share.slots for share in self._shares),
+            mark=process_mark(),
         )
         for share in self._shares:
             self._log.info(

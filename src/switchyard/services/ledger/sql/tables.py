@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-SCHEMA_REVISION = "0024"
+SCHEMA_REVISION = "0025"
 """The migration that makes these tables; `Ledger.check` compares it with the database's."""
 
 metadata = MetaData()
@@ -190,6 +190,20 @@ workers = Table(
     Column("beat_at", Double, nullable=False),
     Column("stopped_at", Double),
     Column("hot_at", Double),
+    Column("mark", Text),
+)
+
+loop_blocks = Table(
+    "loop_blocks",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("worker_id", Text, nullable=False),
+    Column("job_id", Text),
+    Column("job_type", Text),
+    Column("place", Text, nullable=False),
+    Column("began_at", Double, nullable=False),
+    Column("seconds", Double, nullable=False),
+    Column("ended", Integer, nullable=False),
 )
 
 system_id = Table(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from switchyard.broker.topology.management import ManagementClient
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.check import Finding
 from switchyard.services.monitoring.worker_status import is_current, is_replaced, status_of
 from switchyard.services.records.requests import JobFilter
-from switchyard.services.records.results import WorkerRecord
+from switchyard.services.records.results import JobSummary, WorkerRecord
 from switchyard.services.records.states import State
 from switchyard.services.settings import Settings
 
@@ -30,6 +32,8 @@ class Examined:
     """What the broker says of itself in the AMQP handshake."""
     management: ManagementClient | None = None
     ledger: Ledger | None = None
+    found: set[Finding] = field(default_factory=set)
+    """What the checks before have found."""
 
     def now(self) -> float:
         """The ledger's time, or this host's where there is none. Seconds since the epoch."""
@@ -72,12 +76,12 @@ class Examined:
 
     async def running_by_worker(self) -> Counter[str]:
         """How many jobs each worker runs; of the latest thousand. Raises LedgerError."""
+        return Counter(job.worker_id or "" for job in await self._running())
+
+    async def running_in(self, worker_id: str) -> list[JobSummary]:
+        """The jobs that a worker runs; of the latest thousand. Raises LedgerError."""
+        return [job for job in await self._running() if job.worker_id == worker_id]
+
+    async def _running(self) -> Sequence[JobSummary]:
         page = await self.need_ledger().list_jobs(JobFilter(state=State.RUNNING), limit=LOOKED_AT)
-        return Counter(job.worker_id or "" for job in page.items)
-
-
-def restart_of(workers: list[WorkerRecord]) -> str:
-    """How to end workers that hang or have died, and start others in their place."""
-    ended = "; ".join(f"on {worker.host}: `kill -9 {worker.pid}`" for worker in workers[:3])
-    kinds = " ".join(sorted({kind for worker in workers for kind in worker.kinds}))
-    return f"end them, if they still run ({ended}), and start `jobctl worker {kinds}`"
+        return page.items

@@ -9,10 +9,10 @@ from switchyard.broker.lanes import DEAD_QUEUE
 from switchyard.broker.wire.depths import ask_queues
 from switchyard.broker.wording import counted
 from switchyard.services.jobs.registry import UnknownJobType
-from switchyard.services.ledger import Ledger
 from switchyard.services.ledger.leases import DEAD_SCAN
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import LOOKED_AT, Examined
+from switchyard.services.monitoring.checks.processes import advice
 from switchyard.services.records.requests import DeadLetterFilter, JobFilter
 from switchyard.services.records.results import JobSummary
 from switchyard.services.records.states import State
@@ -68,21 +68,20 @@ async def overdue(system: Examined) -> list[Check]:
         return [well("running jobs", "none runs longer than its type may")]
     told = some([f"{job.job_type} {job.id} on {job.worker_id}" for job in late])
     remedy = (
-        f"its worker's event loop is blocked, or the worker has died: {await _kill(ledger, late)}, "
-        "and "
-        "start it again: another takes the job over; "
-        'isolation="process" lets such a handler be killed at its limit'
+        "the worker's log says whether the handler goes on, or its end can't be published or "
+        f"recorded: {await _about_holders(system, late)}; another worker takes the job over; "
+        'isolation="process" lets a handler be killed at its limit'
     )
     return [
         wrong("running jobs", Finding.JOB_OVERDUE, f"beyond their time limit run: {told}", remedy)
     ]
 
 
-async def _kill(ledger: Ledger, running: list[JobSummary]) -> str:
-    """How to end the workers of these jobs."""
-    processes = {each.worker_id: each for each in await ledger.list_workers()}
-    holders = [processes[each] for each in {job.worker_id for job in running} if each in processes]
-    return "; ".join(f"on {each.host}: `kill -9 {each.pid}`" for each in holders[:3]) or "end it"
+async def _about_holders(system: Examined, running: list[JobSummary]) -> str:
+    """What to do about the workers of these jobs."""
+    known = {each.worker_id: each for each in await system.need_ledger().list_workers()}
+    ids = dict.fromkeys(job.worker_id for job in running)
+    return await advice(system, [known[each] for each in ids if each in known], start=False)
 
 
 async def cancels(system: Examined) -> list[Check]:
@@ -100,8 +99,8 @@ async def cancels(system: Examined) -> list[Check]:
         ]
     )
     remedy = (
-        f"tell its worker again: `jobctl jobs cancel {running[0].id}`; one that does not listen, "
-        f"or that has died: {await _kill(ledger, running)}: nobody runs the job again"
+        f"tell its worker again: `jobctl jobs cancel {running[0].id}`; where that does not help: "
+        f"{await _about_holders(system, running)}; nobody runs the job again"
     )
     return [
         wrong(

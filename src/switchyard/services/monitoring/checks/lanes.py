@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from switchyard.broker.wording import counted
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
-from switchyard.services.monitoring.checks.examined import Examined, restart_of
+from switchyard.services.monitoring.checks.examined import Examined
 from switchyard.services.monitoring.checks.missing import missing
+from switchyard.services.monitoring.checks.processes import advice
 from switchyard.services.monitoring.lane_report import QueueReport, lane_report
 from switchyard.services.monitoring.marks import LLM_WORKER
 from switchyard.services.records.results import WorkerRecord
@@ -88,14 +89,9 @@ async def _unworked(system: Examined, queues: list[QueueReport]) -> list[Check]:
                 for each in frozen
             ]
         )
-        checks.append(
-            wrong(
-                "consumers",
-                Finding.QUEUE_FROZEN,
-                detail,
-                restart_of(theirs) if theirs else f"start `jobctl worker {_kinds(frozen)}`",
-            )
-        )
+        start = f"start `jobctl worker {_kinds(frozen)}`"
+        remedy = await advice(system, theirs) if theirs else start
+        checks.append(wrong("consumers", Finding.QUEUE_FROZEN, detail, remedy))
     return checks
 
 
@@ -119,7 +115,7 @@ async def _stalled(
                 f"{_jobs(queue.ready)} in {queue.name}, the oldest for {waited:,.0f} s, "
                 "although all its workers have free slots"
             )
-            remedy = restart_of(theirs)
+            remedy = await advice(system, theirs)
             checks.append(wrong("consumers", Finding.QUEUE_STALLED, detail, remedy))
     return checks
 

@@ -73,10 +73,11 @@ def _remedy(system: Examined, error: LedgerError) -> tuple[Finding, str]:
         case LedgerCrowded():
             most = KEPT_CONNECTIONS + MORE_CONNECTIONS
             return Finding.LEDGER_CROWDED, (
-                "end who holds them in vain, or raise `max_connections` of the server and restart "
-                f"it: a process of Switchyard uses 2 or 3, {most} at most; who has them, asked as "
-                "a superuser, for whom some are kept: `psql -c 'SELECT usename, application_name, "
-                "client_addr, count(*) FROM pg_stat_activity GROUP BY 1, 2, 3 ORDER BY 4 DESC'`"
+                "close what holds them in vain, or raise `max_connections` of the server and "
+                f"restart it: a process of Switchyard uses 2 or 3, {most} at most; who has them, "
+                "asked as a superuser, for whom some are kept: `psql -c 'SELECT usename, "
+                "application_name, client_addr, count(*) FROM pg_stat_activity GROUP BY 1, 2, 3 "
+                "ORDER BY 4 DESC'`"
             )
         case LedgerFull():
             return Finding.DISK_FULL, (
@@ -96,7 +97,9 @@ def _remedy(system: Examined, error: LedgerError) -> tuple[Finding, str]:
             )
         case LedgerUnavailable() if any(each in str(error) for each in LOCKED):
             return Finding.LEDGER_LOCKED, (
-                f"end whoever holds it, or let it go on: `fuser -v {file}` shows who has it open"
+                f"`fuser -v {file}` shows who has it open: a backup or upgrade ends by itself, a "
+                "process that was stopped goes on after `kill -CONT PID`; end only one that hangs, "
+                "after its log was read"
                 if is_sqlite
                 else "where it answers `psql -c 'SELECT pid, state, query FROM pg_stat_activity'`, "
                 "that shows who holds what; where it does not, the server is frozen or cut off: "
