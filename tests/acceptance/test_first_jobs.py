@@ -14,12 +14,13 @@ from switchyard.services.samples.articles import sample
 from tests.acceptance.conftest import CommandLine
 from tests.acceptance.doctor import PATIENCE
 from tests.support.eventually import eventually
-from tests.support.llm_server import LlmServer
+from tests.support.llm_server import DIMENSIONS, LlmServer
 
 GUARDED = [sys.executable, "-m", "tests.support.loop_guard"]
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("embedder", ["wordllama", "of a server"])
 async def test_the_first_document_of_new_processes_holds_no_event_loop(
     jobctl: CommandLine, tmp_path: Path, unused_tcp_port: int, embedder: str
@@ -32,10 +33,14 @@ async def test_the_first_document_of_new_processes_holds_no_event_loop(
         model = stack.enter_context(LlmServer())
         jobctl.environment["JOBS_LLM_BASE_URL"] = model.url
         if embedder == "of a server":
-            jobctl.environment["JOBS_EMBED_BASE_URL"] = model.url
+            jobctl.environment |= {
+                "JOBS_EMBED_BASE_URL": model.url,
+                "JOBS_EMBED_DIMENSIONS": str(DIMENSIONS),
+            }
         for command in (["worker", "all"], ["api", "--port", port], ["scheduler"]):
             stack.enter_context(jobctl._launched([*GUARDED, *command], command[0]))
         await eventually(
             lambda: jobctl.run("documents", "upload", str(paper)).returncode == 0, PATIENCE
         )
-        assert jobctl.ok("search", "the").strip()
+        (document,) = jobctl.json("documents", "list")
+        assert document["id"] in jobctl.ok("search", document["title"])

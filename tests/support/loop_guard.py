@@ -24,6 +24,8 @@ from pathlib import Path
 from types import FrameType
 
 PRODUCT = str(Path(__file__).parents[2] / "src" / "switchyard")
+STARTS = tuple(f"{PRODUCT}/{each}" for each in ("cli/process/", "api/server.py"))
+"""Code of processes that begin: nothing else is in their loop yet."""
 REPORTS = "SWITCHYARD_LOOP_REPORTS"
 """Environment variable: the file to which processes write what has held their loop."""
 MAX_BLOCK = 0.1
@@ -121,7 +123,8 @@ def is_product(frame: FrameType) -> bool:
     last: FrameType | None = None
     for each in _outwards(frame):
         if each.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
-            return each.f_code.co_filename.startswith(PRODUCT)
+            file = each.f_code.co_filename
+            return file.startswith(PRODUCT) and not file.startswith(STARTS)
         if each.f_code.co_filename.startswith((PRODUCT, str(Path(__file__).parents[1]))):
             last = each
         if each.f_code.co_name == "_run_once":

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.support.loop_guard import REPORTS, guard_process
 CALLS = ("hold_by_the_product", "hold_by_a_test")
 
 
-def burn() -> list[None]:
+def burn() -> list[Any]:
     """Hold the loop for a second of processor time, whatever else the machine does."""
     end = time.thread_time() + 1
     while time.thread_time() < end:

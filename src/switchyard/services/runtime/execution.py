@@ -61,6 +61,8 @@ class Executor:
     def __init__(self, processes: int) -> None:
         self._processes = processes
         self._pool: ProcessPool | None = None
+        """Has begun its processes."""
+        self._starting: asyncio.Task[None] | None = None
         # Of each lane, so that a hot one does not wait for others.
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(SUSPECTS_AT_ONCE)
@@ -191,19 +193,33 @@ class Executor:
             running.cancel()
 
     async def _opened(self, first: Callable[..., Any]) -> ProcessPool:
-        if self._pool is not None and not self._pool.active:
-            await self.close()  # it broke, as when an idle process of it was killed
-        if self._pool is None:
-            self._pool = ProcessPool(
+        while True:
+            if self._pool is not None:
+                if self._pool.active:
+                    return self._pool
+                await self.close()  # it broke, as when an idle process of it was killed
+            if self._starting is None:
+                self._starting = asyncio.create_task(self._start(first))
+            await asyncio.shield(self._starting)
+
+    async def _start(self, first: Callable[..., Any]) -> None:
+        """Open the pool. That takes seconds on a busy host, in which the loop goes on."""
+        try:
+            pool = ProcessPool(
                 max_workers=self._processes,
                 max_tasks=TASKS_PER_PROCESS,
                 initializer=prepare,
                 context=start_method(first),
             )
-        return self._pool
+            await asyncio.to_thread(lambda: pool.active)  # which starts its processes
+            self._pool = pool
+        finally:
+            self._starting = None
 
     async def close(self) -> None:
         """End the processes, killing what still runs."""
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.stop()  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ from pathlib import Path
 from sqlalchemy import Connection, inspect, text
 
 from switchyard.services.ledger.sql.database import connect
+from switchyard.services.libraries import load
 
 LOCK = 0x5377697463687964
 """PostgreSQL's advisory lock that one change of tables or their users at a time holds."""
@@ -38,6 +39,7 @@ async def upgrade(url: str) -> Upgraded:
     are up to date. Two at the same time wait for each other. Raises LedgerError.
 
     This alone makes a ledger where there is none."""
+    await load("alembic.command", "alembic.config")
     database = connect(url, create=True)
     try:
         is_new = await database.write(partial(_migrate, _name(database.where)))
