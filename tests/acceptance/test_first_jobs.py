@@ -39,8 +39,9 @@ async def test_the_first_document_of_new_processes_holds_no_event_loop(
             }
         for command in (["worker", "all"], ["api", "--port", port], ["scheduler"]):
             stack.enter_context(jobctl._launched([*GUARDED, *command], command[0]))
-        await eventually(
-            lambda: jobctl.run("documents", "upload", str(paper)).returncode == 0, PATIENCE
-        )
+        upload = ["documents", "upload", str(paper), "--wait"]
+        await eventually(lambda: jobctl.run(*upload).returncode == 0, PATIENCE)
         (document,) = jobctl.json("documents", "list")
-        assert document["id"] in jobctl.ok("search", document["title"])
+        page = jobctl.ok("documents", "page", document["document_id"], "1").split()
+        (hit, *_) = jobctl.json("search", " ".join(page[:8]))
+        assert hit["document_id"] == document["document_id"]

@@ -24,8 +24,8 @@ from pathlib import Path
 from types import FrameType
 
 PRODUCT = str(Path(__file__).parents[2] / "src" / "switchyard")
-STARTS = tuple(f"{PRODUCT}/{each}" for each in ("cli/process/", "api/server.py"))
-"""Code of processes that begin: nothing else is in their loop yet."""
+STARTS = (f"{PRODUCT}/cli/process/", f"{PRODUCT}/api/server.py")
+"""Code in whose task a process begins, when nothing else is in its loop yet."""
 REPORTS = "SWITCHYARD_LOOP_REPORTS"
 """Environment variable: the file to which processes write what has held their loop."""
 MAX_BLOCK = 0.1
@@ -124,7 +124,8 @@ def is_product(frame: FrameType) -> bool:
     for each in _outwards(frame):
         if each.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
             file = each.f_code.co_filename
-            return file.startswith(PRODUCT) and not file.startswith(STARTS)
+            begins = any(outer.f_code.co_filename.startswith(STARTS) for outer in _outwards(each))
+            return file.startswith(PRODUCT) and not begins
         if each.f_code.co_filename.startswith((PRODUCT, str(Path(__file__).parents[1]))):
             last = each
         if each.f_code.co_name == "_run_once":
