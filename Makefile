@@ -114,8 +114,20 @@ bench: venv test-deps ## Compare with Celery and others (ARGS="publish --rounds 
 	@$(VENV)-bench/bin/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@$(VENV)-bench/bin/python -m benchmarks $(ARGS)
 
-COMPILE = $(BIN)/uv pip compile pyproject.toml --quiet --no-config --universal --python-version 3.11 \
+.PHONY: docs
+docs: venv ## Make the pages of docs/ into a site with search, in build/site; broken links are errors
+	@$(VENV)-docs/bin/pip --version >/dev/null 2>&1 || $(BIN)/python -m venv --clear $(VENV)-docs
+	@$(VENV)-docs/bin/pip install -qq --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet --strict $(ARGS)
+	@echo "build/site/index.html"
+
+.PHONY: release
+release: venv ## Build wheel and sdist in build/release, check them, and install the wheel in a clean environment
+	@tests/support/release.sh $(VENV)-release $(BIN)/python build/release
+
+COMPILE_ONLY = $(BIN)/uv pip compile --quiet --no-config --universal --python-version 3.11 \
 	--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
+COMPILE = $(COMPILE_ONLY) pyproject.toml
 
 .PHONY: lock
 lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versions)
@@ -124,6 +136,8 @@ lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versi
 	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt --extra ocr --extra tracing -o requirements/image.txt >/dev/null
 	@$(COMPILE) $(ARGS) --constraints requirements/image.txt --extra dev --extra ocr --extra tracing -o requirements/dev.txt >/dev/null
 	@$(COMPILE) $(ARGS) --extra bench --extra ocr -o requirements/bench.txt >/dev/null
+	@printf '%s\n' mkdocs | $(COMPILE_ONLY) $(ARGS) - -o requirements/docs.txt >/dev/null
+	@printf '%s\n' build twine 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/release.txt >/dev/null
 
 # File for the bill of materials.
 SBOM ?= build/sbom.json
@@ -134,5 +148,5 @@ sbom: venv ## List all that runs, with versions and licences, as CycloneDX JSON 
 
 .PHONY: clean
 clean: ## Remove what was installed and built here
-	@rm -rf $(VENV) $(VENV)-bench build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-bench $(VENV)-docs $(VENV)-release build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from types import TracebackType
-from typing import NoReturn, cast
+from typing import Annotated, NoReturn, cast
 
 import typer
 from typer.core import TyperGroup
@@ -142,8 +142,23 @@ PANELS = {
 }
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        echo(version("switchyard"))
+        raise typer.Exit
+
+
 @app.callback()
-def _jobctl() -> None:
+def _jobctl(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version, and exit.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     """A callback makes a group of it, which gets its commands below."""
 
 
