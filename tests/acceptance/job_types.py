@@ -71,3 +71,16 @@ async def halves(payload: Staged, ctx: JobContext) -> Outcome:
     """Is followed by two of `work`, one of which may fail, and by a third that waits for these."""
     two = [Job("work", {"n": 1}), Job("work", {"n": 2, "fail": payload.fail})]
     return Next(two, then=Job("work", {"n": 3}))
+
+
+@job("quitting", worker="tester", lanes=("hot",), timeout=60, max_attempts=2)
+async def quitting(payload: Work, ctx: JobContext) -> Outcome:
+    """Would end its process: by itself, or (`n` is 1) from a task that it has started."""
+
+    async def quit_it() -> None:
+        raise KeyboardInterrupt(payload.text) if payload.fail else SystemExit(payload.text)
+
+    if payload.n:
+        await asyncio.gather(quit_it(), asyncio.sleep(0))
+    await quit_it()
+    return Done()

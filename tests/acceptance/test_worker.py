@@ -58,6 +58,28 @@ def test_a_signal_that_comes_twice_as_by_timeout_is_one(
     assert jobctl.state(job_id) == "succeeded"
 
 
+def test_a_handler_can_not_end_its_worker_and_a_signal_still_does(
+    jobctl: CommandLine, tmp_path: Path
+) -> None:
+    """Neither by itself nor from a task that it has started, which ends an event loop."""
+    with jobctl.worker("--concurrency", "2") as process:
+        innocent = jobctl.publish(until=str(tmp_path / "free"))
+        jobctl.until_state(innocent, "running")
+        for n in (0, 1):
+            for fail in (False, True):
+                job_id = jobctl.publish("hot.quitting", n=n, fail=fail, text="bye")
+                jobctl.until_state(job_id, "dead")
+                job = jobctl.json("jobs", "show", job_id)
+                kind = "KeyboardInterrupt" if fail else "SystemExit"
+                assert (job["reason"], job["error_type"]) == ("exhausted", kind)
+                assert process.poll() is None
+        assert jobctl.state(innocent) == "running"
+        (tmp_path / "free").touch()
+        jobctl.until_state(innocent, "succeeded")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+
+
 @pytest.mark.long
 def test_a_later_signal_ends_it_at_once_and_the_job_is_taken_over(jobctl: CommandLine) -> None:
     jobctl.environment["JOBS_SHUTDOWN_GRACE"] = "60"

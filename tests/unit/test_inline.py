@@ -21,7 +21,7 @@ from switchyard.services.jobs.outcomes import (
     Snooze,
 )
 from switchyard.services.jobs.registry import InvalidPayload, Registry, job
-from switchyard.services.jobs.retry import MAX_DEATHS
+from switchyard.services.jobs.retry import MAX_DEATHS, Succeeded
 from switchyard.services.ledger import Ledger
 from switchyard.services.publishing.preparing import (
     THEN,
@@ -30,12 +30,14 @@ from switchyard.services.publishing.preparing import (
     job_id_of,
     prepare,
 )
-from switchyard.services.records.requests import ClaimRequest
+from switchyard.services.records.requests import ClaimRequest, NewJob
 from switchyard.services.records.states import State
+from switchyard.services.runtime.endings import Ending
 from switchyard.services.runtime.inline import InlineRunner
 from switchyard.services.settings import Settings
 from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger
+from tests.support.raising import HOSTILE, exception
 
 
 class Payload(BaseModel):
@@ -107,7 +109,7 @@ async def ledger(settings: Settings) -> AsyncIterator[Ledger]:
 
 @pytest.fixture
 def registry() -> Registry:
-    return Registry.load([__name__, "tests.support.alone"])
+    return Registry.load([__name__, "tests.support.alone", "tests.support.raising"])
 
 
 @pytest.fixture
@@ -238,6 +240,34 @@ async def test_a_job_that_took_its_process_along_time_and_again_is_not_started_a
     record = await ledger.get("killer")
     assert record is not None
     assert (record.state, record.reason) == (State.DEAD, "crashed")
+
+
+async def test_whatever_a_handler_raises_ends_its_attempt(runner: InlineRunner, ledger: Ledger):
+    routes = ("raise_here", "raise_in_limit", "answer_badly", "follow_badly")
+    wanted = [JobRequest(f"hot.{route}", {"name": name}) for route in routes for name in HOSTILE]
+    published = [(await runner.publish(each)).job_id for each in wanted]
+    async with asyncio.timeout(60):
+        for job_id in published:
+            await runner.finish(job_id)
+    assert set((await ledger.states(published)).values()) == {State.DEAD}
+
+
+async def test_a_job_whose_end_can_not_be_recorded_is_dead(
+    runner: InlineRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    right = runner._record_end
+
+    async def record_end(job: NewJob, claim_id: str, decision: Ending) -> list[NewJob]:
+        if isinstance(decision, Succeeded):
+            raise exception("panic")
+        return await right(job, claim_id, decision)
+
+    monkeypatch.setattr(runner, "_record_end", record_end)
+    published = await runner.publish(JobRequest("hot.second", {}))
+    await asyncio.wait_for(runner.finish(published.job_id), 20)
+    record = await ledger.get(published.job_id)
+    assert record is not None
+    assert (record.state, record.error_type) == (State.DEAD, "InvalidOutcome")
 
 
 async def test_nothing_is_recorded_of_a_job_that_can_not_be_run(

@@ -14,6 +14,7 @@ from switchyard.services.jobs.registry import (
     Registry,
     UnknownJobType,
 )
+from switchyard.services.ledger.sql.works import Work
 from switchyard.services.publishing.preparing import (
     InvalidJob,
     JobRequest,
@@ -217,3 +218,15 @@ def test_next_jobs_stay_in_the_lane_where_they_can(job: Job, parent_lane: str, l
 def test_next_jobs_are_checked_like_any_other(job: Job, error: type[Exception]) -> None:
     with pytest.raises(error):
         children_of(REGISTRY, PARENT, "hot", [job])
+
+
+def test_what_is_recorded_of_a_payload_is_what_is_sent() -> None:
+    """Else its message would be taken for another job's, and the record stay queued for ever."""
+    message = made(payload={"text": "x", "odd": [math.nan, math.inf, 10**30]}).message
+    sent = JobMessage.decode(message.encode())
+    assert Work.of(sent) == Work.of(message)
+
+
+def test_a_payload_whose_field_has_a_name_that_nothing_can_say_is_refused() -> None:
+    with pytest.raises(InvalidPayload, match="surrogates not allowed"):
+        made(payload={"text": "x", "odd": {"\ud800": 1}})

@@ -31,6 +31,7 @@ from switchyard.services.records.states import State
 from switchyard.testing import run_job, run_job_sync
 from tests.support.alone import Text, count_on, count_up_alone, linger, weigh
 from tests.support.ledgers import make_ledger
+from tests.support.raising import answer_badly, cancel_itself, raise_here, raise_in_thread
 
 
 @job("shout", worker="llm", lanes=("hot", "backfill"), timeout=0.5, max_attempts=2)
@@ -55,6 +56,14 @@ async def shout(payload: Text, ctx: JobContext) -> Outcome:
         case "discard":
             return Discard("unwanted")
     return Done({"text": payload.text.upper(), "lane": ctx.lane, "attempt": ctx.attempt})
+
+
+@pytest.mark.parametrize("name", ["KeyboardInterrupt", "panic", "unsayable", "cancelled"])
+async def test_whatever_leaves_a_handler_is_in_the_answer(name: str) -> None:
+    for handler in (raise_here, raise_in_thread, answer_badly, cancel_itself):
+        run = await run_job(handler, {"name": name})
+        assert run.failure is not None
+        assert run.state in (State.RETRYING, State.DEAD)
 
 
 async def for_ever() -> None:

@@ -21,6 +21,7 @@ from switchyard.services.bulk.control import BulkConflict, require_bulk
 from switchyard.services.bulk.handler import BulkFailed, BulkHandler, TryLater
 from switchyard.services.bulk.session import LEASE, BulkSession, LetGo
 from switchyard.services.instance import new_instance_id
+from switchyard.services.jobs.retry import Failure
 from switchyard.services.ledger import Ledger
 from switchyard.services.records.bulk import ACTIVE, BulkHold, BulkOperation, BulkState
 from switchyard.services.records.errors import LedgerError
@@ -148,9 +149,14 @@ class BulkRunner:
                 log.warning("failed", error=str(error))
                 await self._note(session, BulkState.FAILED, str(error))
                 return
-            except Exception as error:
-                log.exception("failed")
-                await self._note(session, BulkState.FAILED, f"{type(error).__name__}: {error}")
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:  # a panic of Rust in a source's library, for one
+                failure = Failure.of(error)
+                text = f"{failure.error_type}: {failure.message}"
+                await self._note(session, BulkState.FAILED, text)
+                # As text: an exception may be one that can't be shown.
+                log.error("failed", error=text, traceback=failure.traceback)  # noqa: TRY400
                 return
 
     async def _note(self, session: BulkSession, state: BulkState, note: str) -> None:
