@@ -33,7 +33,9 @@ UNCOUNTED = ("LedgerUnavailable", "TransactionRaced", "LedgerFull", "LedgerCrowd
 LANGUAGE = ("KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration", "MemoryError",
             "StopAsyncIteration", "RecursionError", "UnicodeEncodeError", "OSError")  # fmt: skip
 """Of the exceptions of Python those that libraries treat in ways of their own."""
-FEW = (*HOSTILE, *LANGUAGE)
+NAMESAKES = ("switchyard.broker.errors.ForeignCopy", "switchyard.broker.errors.MalformedMessage")
+"""What is said of messages that are no jobs; of a handler's, they are errors like others."""
+FEW = (*HOSTILE, *LANGUAGE, *NAMESAKES)
 STRANGE = ("KeyboardInterrupt", "a lone surrogate", "panic", "unsayable", "cancelled")
 PATIENCE = 120.0
 """Seconds: many jobs, each in a process, on a busy machine."""
@@ -120,6 +122,7 @@ async def test_what_leaves_a_handler_ends_its_attempt_in_every_isolation(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("route", ISOLATIONS)
 async def test_every_exception_of_the_language_and_of_the_libraries_ends_its_attempt(
     broker310: TestBroker, sqlite_url: str, route: str

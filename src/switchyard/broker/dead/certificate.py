@@ -100,6 +100,11 @@ class DeathCertificate:
     """The AMQP properties of a message whose properties could not be read: as they came, flags
     first, the first 64 KiB, as base64."""
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it died as a foreign copy. A handler may raise an error of that name as well."""
+        return self.reason is Reason.MALFORMED and self.error_type == FOREIGN
+
     def headers(self) -> dict[str, Any]:
         """As AMQP headers `x-dead-reason`, `x-dead-error-type`, …"""
         values = asdict(self)
@@ -145,7 +150,7 @@ def job_in(certificate: DeathCertificate, body: bytes) -> JobMessage | None:
 
 
 def _is_no_job(certificate: DeathCertificate) -> bool:
-    return bool(certificate.properties) or certificate.error_type == FOREIGN
+    return bool(certificate.properties) or certificate.is_foreign
 
 
 def examine(

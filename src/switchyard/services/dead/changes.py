@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from switchyard.broker.dead.certificate import FOREIGN
 from switchyard.broker.lanes import LANES, lane_named, split_routing_key
 from switchyard.broker.message import JobMessage, describe, now
 from switchyard.services.dead.letters import DeadJob
@@ -147,7 +146,7 @@ def why_no_job(letter: DeadJob) -> str:
     """Why there is no job in a letter that has none, and what to do."""
     if letter.certificate.properties:
         return f"{letter.certificate.message}: export it, mend its publisher, publish its body anew"
-    if letter.certificate.error_type == FOREIGN:
+    if letter.certificate.is_foreign:
         return letter.certificate.message
     return "the body is no job message: export it, mend it and publish it anew"
 
