@@ -13,9 +13,9 @@ from urllib.parse import quote
 import httpx
 
 from switchyard.broker.addresses import with_vhost
+from switchyard.broker.management.client import ManagementClient
+from switchyard.broker.management.model import Policy
 from switchyard.broker.topology.build import build
-from switchyard.broker.topology.management import ManagementClient
-from switchyard.broker.topology.model import Policy
 from switchyard.broker.topology.reconcile import apply
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.jobs.registry import Registry

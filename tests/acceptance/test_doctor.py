@@ -66,8 +66,8 @@ def test_jobs_that_nobody_works_no_scheduler_and_a_profile_for_another_version(
 async def test_a_policy_of_somebody_else_that_rules_a_lane(
     jobctl: CommandLine, broker310: TestBroker
 ) -> None:
-    from switchyard.broker.topology.management import ManagementClient
-    from switchyard.broker.topology.model import Policy
+    from switchyard.broker.management.client import ManagementClient
+    from switchyard.broker.management.model import Policy
     from switchyard.services.settings import Settings
 
     settings = Settings()

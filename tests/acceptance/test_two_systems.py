@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.broker.errors import WrongSystem
-from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.management.client import ManagementClient
 from switchyard.cli.system.assembly import assemble, prepare
 from switchyard.cli.system.brokers import FoundBroker
 from switchyard.cli.system.vhosts import own_vhost, permanent_vhost

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 from switchyard.broker.errors import Unroutable
 from switchyard.broker.lanes import DEAD_QUEUE, retry_name
+from switchyard.broker.management.client import ManagementClient
+from switchyard.broker.management.model import Binding
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.topology import differences
 from switchyard.broker.topology.build import build
-from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.mark import Mark, read_mark, write_mark
-from switchyard.broker.topology.model import Binding
 from switchyard.broker.topology.reconcile import apply
 from switchyard.broker.topology.users import ROLES
 from switchyard.broker.wire.connection import connected, underlying

@@ -8,8 +8,8 @@ import pytest
 
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import STAND_IN, lane_named
-from switchyard.broker.topology.management import ManagementClient
-from switchyard.broker.topology.model import Policy, Queue
+from switchyard.broker.management.client import ManagementClient
+from switchyard.broker.management.model import Policy, Queue
 from switchyard.services.ledger import Ledger
 from switchyard.services.monitoring.check import Finding
 from switchyard.services.monitoring.checks.examined import Examined

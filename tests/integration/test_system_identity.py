@@ -10,9 +10,9 @@ from pydantic import SecretStr
 
 from switchyard.broker.errors import PublishError, WrongSystem
 from switchyard.broker.lanes import SYSTEM_EXCHANGE
+from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import diff
-from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.mark import Mark, MarkHidden, read_mark, write_mark
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.services.identity.broker import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.management.client import ManagementClient
 from switchyard.services.records.states import State
 from switchyard.testing import open_worker
 from tests.support.brokers import TestBroker

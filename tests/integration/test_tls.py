@@ -12,8 +12,8 @@ from pydantic import SecretStr
 from switchyard import AsyncClient
 from switchyard.api.client.errors import ApiAway
 from switchyard.broker.errors import BrokerAway
+from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.wire.connection import connected
 from switchyard.cli.system.node import LocalNode
 from switchyard.cli.system.ports import LOOPBACK, free_port

@@ -13,11 +13,11 @@ import pytest
 from switchyard.broker.addresses import with_vhost
 from switchyard.broker.errors import ManagementError
 from switchyard.broker.lanes import Route
+from switchyard.broker.management.client import ManagementClient
+from switchyard.broker.management.model import Binding, Topology
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.definitions import render
 from switchyard.broker.topology.differences import diff
-from switchyard.broker.topology.management import ManagementClient
-from switchyard.broker.topology.model import Binding, Topology
 from switchyard.broker.topology.reconcile import ApplyReport, apply
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.jobs.registry import Registry

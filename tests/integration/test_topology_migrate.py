@@ -13,9 +13,9 @@ import pytest
 
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.lanes import JOBS_EXCHANGE, STAND_IN
+from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.topology import differences
 from switchyard.broker.topology.build import build
-from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.migrate import MigrationRefused, alone
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.cli.base.errors import INTERRUPTED

@@ -11,9 +11,9 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from aio_pika.exceptions import DeliveryError, QueueEmpty
 
 from switchyard.broker.lanes import LANES, Route
+from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import diff
-from switchyard.broker.topology.management import ManagementClient
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.publishing import MOST_OVERSHOOT

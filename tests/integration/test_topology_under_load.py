@@ -11,10 +11,10 @@ import pytest
 
 from switchyard.broker.errors import ManagementError, PublishError, Unroutable
 from switchyard.broker.lanes import UNBOUND
+from switchyard.broker.management.client import ManagementClient
+from switchyard.broker.management.model import Binding, Exchange, Topology
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import Deviation, diff
-from switchyard.broker.topology.management import ManagementClient
-from switchyard.broker.topology.model import Binding, Exchange, Topology
 from switchyard.broker.topology.reconcile import apply
 from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.publishing.preparing import THEN, JobRequest, job_id_of

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from switchyard.broker.topology.model import Topology
+from switchyard.broker.management.model import Topology
 from switchyard.cli.system.node import LocalNode, find_installed
 from tests.support.management import Management
 from tests.support.missing import MissingError

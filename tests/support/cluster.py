@@ -23,8 +23,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
+from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.topology.build import build
-from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.reconcile import apply
 from switchyard.cli.system.node import LocalNode, end_with_this_process
 from switchyard.cli.system.ports import LOOPBACK, free_port

@@ -41,7 +41,7 @@ NEEDED = (
     "anyio._backends._asyncio",
     "alembic.command",
     "alembic.config",
-    "switchyard.broker.topology.management",
+    "switchyard.broker.management.client",
     "switchyard.broker.publish.publisher",
     "switchyard.broker.topology.definitions",
     "switchyard.broker.topology.reconcile",

@@ -9,9 +9,9 @@ import asyncio
 import sys
 from itertools import groupby
 
+from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.settings import Profile
 from switchyard.broker.topology.build import build
-from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.topology.migrate import Migrated, Migration, alone, plan
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.services.jobs.registry import Registry

@@ -4,8 +4,8 @@
 tests/integration/test_topology_apply.py holds that both make the same.
 """
 
+from switchyard.broker.management.model import Topology
 from switchyard.broker.topology.definitions import render
-from switchyard.broker.topology.model import Topology
 from tests.support.management import Management
 
 

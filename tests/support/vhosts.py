@@ -16,8 +16,8 @@ from http.client import HTTPConnection, HTTPException
 from typing import Any
 from urllib.parse import quote
 
+from switchyard.broker.management.model import Topology
 from switchyard.broker.topology.definitions import render
-from switchyard.broker.topology.model import Topology
 from switchyard.cli.system.node import LocalNode
 from switchyard.cli.system.ports import LOOPBACK
 from tests.support.raw_amqp import RawChannel

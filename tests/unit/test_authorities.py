@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from switchyard.broker.authorities import authorities
-from switchyard.broker.topology.management_http import ManagementHttp
+from switchyard.broker.management.http import ManagementHttp
 from tests.support.certificates import make_certificates
 
 

@@ -14,10 +14,10 @@ from pydantic import SecretStr
 
 from switchyard.broker.addresses import nodes_of
 from switchyard.broker.errors import BrokerAway, BrokerRefuses, ManagementError
+from switchyard.broker.management import http as management_http
+from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.publish.session import Session
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.topology import management_http
-from switchyard.broker.topology.management import ManagementClient
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, connect, connected
 from switchyard.broker.wire.link import Link
 from switchyard.cli.system.ports import free_port

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from switchyard.broker.lanes import HOT, LANES, Lane, Route
+from switchyard.broker.management.model import Binding, Exchange, Policy, Queue, Topology
 from switchyard.broker.settings import Profile
 from switchyard.broker.topology.build import build
-from switchyard.broker.topology.model import Binding, Exchange, Policy, Queue, Topology
 
 HOUR_MS = 3_600_000
 WEEK_MS = 7 * 24 * HOUR_MS

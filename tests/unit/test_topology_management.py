@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from switchyard.broker.errors import ManagementError
-from switchyard.broker.topology import management
-from switchyard.broker.topology.management import ManagementClient
-from switchyard.broker.topology.model import Queue
+from switchyard.broker.management import client as management
+from switchyard.broker.management.client import ManagementClient
+from switchyard.broker.management.model import Queue
 
 SECRET = "s3cret-pass"
 URL = f"http://someone:{SECRET}@broker.example:15672"

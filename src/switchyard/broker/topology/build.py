@@ -30,15 +30,15 @@ from switchyard.broker.lanes import (
     queue_name,
     retry_name,
 )
-from switchyard.broker.message import MAX_PRIORITY
-from switchyard.broker.settings import Profile
-from switchyard.broker.topology.model import (
+from switchyard.broker.management.model import (
     Binding,
     Exchange,
     Policy,
     Queue,
     Topology,
 )
+from switchyard.broker.message import MAX_PRIORITY
+from switchyard.broker.settings import Profile
 
 _NO_DELIVERY_LIMIT = -1
 _NAMESPACE = "jobs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from switchyard.broker.topology.model import (
+from switchyard.broker.management.model import (
     Arguments,
     Topology,
 )

@@ -17,8 +17,8 @@ from switchyard.broker.lanes import (
     SYSTEM_EXCHANGE,
     UNBOUND,
 )
-from switchyard.broker.topology.live import LiveQueue, LiveTopology
-from switchyard.broker.topology.model import Arguments, Binding, Exchange, Policy, Queue, Topology
+from switchyard.broker.management.live import LiveQueue, LiveTopology
+from switchyard.broker.management.model import Arguments, Binding, Exchange, Policy, Queue, Topology
 from switchyard.broker.wording import counted
 
 _DEAD_QUEUES = (DEAD_QUEUE, DEAD_LOG_QUEUE)

@@ -29,8 +29,8 @@ from aiormq.exceptions import ChannelLockedResource
 
 from switchyard.broker.errors import BrokerError
 from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE, STAND_IN, lane_of
-from switchyard.broker.topology.management import ManagementClient
-from switchyard.broker.topology.model import Binding, Exchange, Policy, Queue, Topology
+from switchyard.broker.management.client import ManagementClient
+from switchyard.broker.management.model import Binding, Exchange, Policy, Queue, Topology
 from switchyard.broker.topology.moving import moving
 from switchyard.broker.wire.away import meaning_away
 from switchyard.broker.wire.channel import open_channel

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from switchyard.broker.errors import TopologyMismatch
 from switchyard.broker.lanes import DEAD_EXCHANGE, UNBOUND
+from switchyard.broker.management.client import ManagementClient
+from switchyard.broker.management.model import Binding, Exchange, Policy, Queue, Topology
 from switchyard.broker.topology.differences import Deviation, Difference, diff
-from switchyard.broker.topology.management import ManagementClient
-from switchyard.broker.topology.model import Binding, Exchange, Policy, Queue, Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from switchyard.broker.lanes import (
     SYSTEM_EXCHANGE,
     UNBOUND,
 )
-from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.management.client import ManagementClient
 
 _OWN = r"amq\.gen-.*"
 """Queues that the broker names, for those who listen to events or commands."""

@@ -130,7 +130,7 @@ class HiddenQueues:
 
     async def _ask(self) -> None:
         # Here: most users are not refused, and need no HTTP client.
-        from switchyard.broker.topology.management import ManagementClient
+        from switchyard.broker.management.client import ManagementClient
 
         self._trouble = None
         try:

@@ -24,7 +24,7 @@ async def require_binding(settings: Settings, registry: Registry, routing_key: s
 
     from switchyard.broker.errors import ManagementError, Unroutable
     from switchyard.broker.lanes import JOBS_EXCHANGE
-    from switchyard.broker.topology.management import ManagementClient
+    from switchyard.broker.management.client import ManagementClient
 
     if routing_key not in {route.routing_key for route in registry.routes}:
         return

@@ -77,9 +77,9 @@ async def prepare(system: System, *, adopt: bool = False) -> None:
     another system's, ManagementError, LedgerError.
     """
     from switchyard.broker.errors import TopologyMismatch
+    from switchyard.broker.management.client import ManagementClient
     from switchyard.broker.topology.build import build
     from switchyard.broker.topology.differences import Deviation
-    from switchyard.broker.topology.management import ManagementClient
     from switchyard.broker.topology.reconcile import apply
     from switchyard.services.identity.broker import mark_broker, require_same_system
     from switchyard.services.identity.places import claim_places

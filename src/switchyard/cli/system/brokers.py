@@ -96,7 +96,7 @@ def _given(settings: Settings) -> FoundBroker:
 async def _on_localhost() -> bool:
     """Whether a broker with its management API takes guest on localhost."""
     from switchyard.broker.errors import BrokerAway, ManagementError
-    from switchyard.broker.topology.management import ManagementClient
+    from switchyard.broker.management.client import ManagementClient
     from switchyard.broker.wire.connection import connected
 
     try:

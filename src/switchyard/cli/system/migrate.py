@@ -31,8 +31,8 @@ from switchyard.cli.base.output import (
 from switchyard.cli.system.ours import require_ours
 
 if TYPE_CHECKING:
+    from switchyard.broker.management.model import Topology
     from switchyard.broker.topology.migrate import Migrated, Step
-    from switchyard.broker.topology.model import Topology
     from switchyard.services.settings import Settings
 
 LEAST_SECONDS = 1.0
@@ -137,7 +137,7 @@ def _wanted(settings: Settings, to: Literal["classic", "quorum"], include: Any) 
 
 
 async def _planned(settings: Settings, wanted: Topology) -> list[Step]:
-    from switchyard.broker.topology.management import ManagementClient
+    from switchyard.broker.management.client import ManagementClient
     from switchyard.broker.topology.migrate import plan
 
     async with ManagementClient(settings.require_management_url(), settings.vhost) as client:
@@ -147,7 +147,7 @@ async def _planned(settings: Settings, wanted: Topology) -> list[Step]:
 async def _migrated(
     settings: Settings, wanted: Topology, steps: Iterable[Step], wait: float, *, quiet: bool
 ) -> list[Migrated]:
-    from switchyard.broker.topology.management import ManagementClient
+    from switchyard.broker.management.client import ManagementClient
     from switchyard.broker.topology.migrate import Migration, alone
     from switchyard.broker.wire.connection import connected, underlying
 

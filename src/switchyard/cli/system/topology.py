@@ -22,10 +22,10 @@ from switchyard.cli.system.migrate import migrate
 from switchyard.cli.system.ours import require_ours
 
 if TYPE_CHECKING:
+    from switchyard.broker.management.client import ManagementClient
+    from switchyard.broker.management.model import Topology
     from switchyard.broker.settings import Profile
     from switchyard.broker.topology.differences import Difference
-    from switchyard.broker.topology.management import ManagementClient
-    from switchyard.broker.topology.model import Topology
     from switchyard.services.records.errors import LedgerError
     from switchyard.services.settings import Settings
 
@@ -181,7 +181,7 @@ def _declared(settings: Settings, profile: Profile | None, include: list[str] | 
 
 
 def _on_broker(settings: Settings, action: Callable[[ManagementClient], Awaitable[T]]) -> T:
-    from switchyard.broker.topology.management import ManagementClient
+    from switchyard.broker.management.client import ManagementClient
 
     try:
         url, vhost = settings.require_management_url(), settings.vhost

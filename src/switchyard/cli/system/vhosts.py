@@ -12,7 +12,7 @@ from switchyard.cli.base.common import run
 from switchyard.cli.base.errors import CommandFailed
 
 if TYPE_CHECKING:
-    from switchyard.broker.topology.management import ManagementClient
+    from switchyard.broker.management.client import ManagementClient
     from switchyard.cli.system.brokers import FoundBroker
     from switchyard.services.settings import Settings
 
@@ -122,6 +122,6 @@ async def _remove(found: FoundBroker, name: str) -> None:
 
 
 def _management(found: FoundBroker, name: str) -> ManagementClient:
-    from switchyard.broker.topology.management import ManagementClient
+    from switchyard.broker.management.client import ManagementClient
 
     return ManagementClient(found.management_url, name)

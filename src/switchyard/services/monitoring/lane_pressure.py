@@ -289,7 +289,7 @@ class LanePressure(Closing):
         if now < self._limits_until:
             return self._limits
         # Here: whoever only publishes may have no management API, and needs no HTTP client.
-        from switchyard.broker.topology.management import ManagementClient
+        from switchyard.broker.management.client import ManagementClient
 
         self._limits_until = now + LIMITS_FOR
         try:

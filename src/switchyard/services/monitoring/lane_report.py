@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from switchyard.broker.errors import ManagementError
 from switchyard.broker.lanes import DEAD_QUEUE, LANES, STAND_IN, lane_named, queue_name
-from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.wire.depths import Waiting, ask_queues
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger

@@ -16,10 +16,10 @@ from pydantic import BaseModel, SecretStr
 
 from switchyard.broker.addresses import with_vhost
 from switchyard.broker.lanes import LANES
+from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.definitions import render
-from switchyard.broker.topology.management import ManagementClient
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.registry import JobType, Registry
 from switchyard.services.ledger import Ledger, upgrade

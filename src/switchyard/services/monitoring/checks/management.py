@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from switchyard.broker.errors import ManagementError, ManagementForbidden
-from switchyard.broker.topology.management import ManagementClient
+from switchyard.broker.management.client import ManagementClient
 from switchyard.services.monitoring.check import Check, Finding, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import Examined
 

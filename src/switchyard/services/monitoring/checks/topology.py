@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 
 from switchyard.broker.lanes import STAND_IN
+from switchyard.broker.management.live import LiveTopology
+from switchyard.broker.management.model import Topology
 from switchyard.broker.settings import Profile
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import Deviation, Difference, diff
-from switchyard.broker.topology.live import LiveTopology
-from switchyard.broker.topology.model import Topology
 from switchyard.broker.wire.depths import ask_queues
 from switchyard.broker.wording import counted
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong

@@ -17,7 +17,8 @@ import httpx
 
 from switchyard.broker.closing import Closing
 from switchyard.broker.errors import ManagementError, ManagementForbidden
-from switchyard.broker.topology.live import (
+from switchyard.broker.management.http import ManagementHttp
+from switchyard.broker.management.live import (
     LiveQueue,
     LiveTopology,
     binding_from,
@@ -25,8 +26,7 @@ from switchyard.broker.topology.live import (
     policy_from,
     queue_from,
 )
-from switchyard.broker.topology.management_http import ManagementHttp
-from switchyard.broker.topology.model import Binding, Exchange, Policy, Queue
+from switchyard.broker.management.model import Binding, Exchange, Policy, Queue
 
 REQUEST_TIMEOUT_SECONDS = 10.0
 # Without statistics the API answers from the broker's metadata: complete and current. With them

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from switchyard.broker.topology.model import Binding, Exchange, Policy, Queue
+from switchyard.broker.management.model import Binding, Exchange, Policy, Queue
 
 
 @dataclass(frozen=True, slots=True)

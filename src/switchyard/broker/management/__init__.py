@@ -1,0 +1,1 @@
+"""The management API over HTTP, and what a broker has, as values."""
