@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from switchyard.broker.dead.certificate import DeathCertificate, Reason
-from switchyard.broker.errors import TooLarge
+from switchyard.broker.errors import MessageTooLarge
 from switchyard.broker.message import JobMessage
 from switchyard.services.bulk.runner import BulkRunner
 from switchyard.services.dead.changes import Change
@@ -85,10 +85,18 @@ async def test_the_outbox_publishes_the_others_and_ends_the_job_that_is_too_larg
     states = await system.ledger.states([*before, *behind])
     assert set(states.values()) == {State.QUEUED}
     record = await system.record(large)
-    assert (record.state, record.reason, record.error_type) == (State.DEAD, "refused", "TooLarge")
+    assert (record.state, record.reason, record.error_type) == (
+        State.DEAD,
+        "refused",
+        "MessageTooLarge",
+    )
     assert "storage" in (record.error_message or "")
     letter = await kept(system, large)
-    assert (letter.state, letter.reason, letter.error_type) == ("waiting", "refused", "TooLarge")
+    assert (letter.state, letter.reason, letter.error_type) == (
+        "waiting",
+        "refused",
+        "MessageTooLarge",
+    )
     assert JobMessage.decode(letter.body).payload == LARGE
 
 
@@ -104,13 +112,13 @@ async def test_a_delayed_job_that_is_too_large_is_dead_when_it_is_due(system: Sy
 async def test_a_publish_is_refused_at_once_and_nothing_is_kept_of_it(system: System) -> None:
     requests = [JobRequest("hot.noop", {"n": 1}), JobRequest("hot.noop", LARGE, job_id="large")]
     fine, large = await system.jobs.publish_many(requests)
-    assert isinstance(large, TooLarge)
+    assert isinstance(large, MessageTooLarge)
     assert isinstance(fine, Published)
     assert (fine.state, await system.state("large")) == (State.QUEUED, None)
     # Its neighbour may be there twice, having been sent again alone; it runs once.
     assert await system.ready("hot.llm") in (1, 2)
     # By now the limit is known, and holds for what would be published only later.
-    with pytest.raises(TooLarge):
+    with pytest.raises(MessageTooLarge):
         await system.publish("hot.noop", LARGE, delay=3600, job_id="late")
     assert await system.state("late") is None
 
@@ -119,7 +127,7 @@ async def test_the_setting_refuses_what_is_to_be_published_later(
     small_broker: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(small_broker, sqlite_url, max_message_size=SMALL) as system:
-        with pytest.raises(TooLarge, match="JOBS_MAX_MESSAGE_SIZE"):
+        with pytest.raises(MessageTooLarge, match="JOBS_MAX_MESSAGE_SIZE"):
             await system.publish("hot.noop", LARGE, delay=3600, job_id="late")
         assert await system.state("late") is None
 

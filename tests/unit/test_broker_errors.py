@@ -20,11 +20,11 @@ from switchyard.broker.errors import (
     BrokerError,
     LaneFull,
     MalformedMessage,
+    MessageTooLarge,
     NeverTaken,
     NotPermitted,
     PublishError,
     Refused,
-    TooLarge,
     Unroutable,
 )
 from switchyard.broker.message import JobMessage
@@ -384,8 +384,8 @@ INTERNAL = "ACCESS_REFUSED - cannot publish to internal exchange 'jobs.topic' in
 @pytest.mark.parametrize(
     ("reason", "size", "alone", "error", "perhaps_refused"),
     [
-        (SIZES, 70_001, False, TooLarge, None),
-        (SIZES, 65_537, False, TooLarge, None),
+        (SIZES, 70_001, False, MessageTooLarge, None),
+        (SIZES, 65_537, False, MessageTooLarge, None),
         (SIZES, 65_536, False, BrokerAway, True),
         (SIZES, 10, True, BrokerAway, True),
         (TOPIC, 10, False, NotPermitted, None),

@@ -134,7 +134,7 @@ def test_every_error_of_the_broker_is_mapped_as_well(name: str) -> None:
     made.dead_lettered = made.maybe_accepted = False  # type: ignore[attr-defined]
     made.routing_key = "hot.summarize"  # type: ignore[attr-defined]
     # What the broker never takes is for the client to change; with all else it comes again.
-    never = {"broker.errors.TooLarge": 413, "broker.errors.NeverTaken": 422}
+    never = {"broker.errors.MessageTooLarge": 413, "broker.errors.NeverTaken": 422}
     assert problem_of(made).kind.status == never.get(name, 503)
     assert exit_code_of(made) == 1
 

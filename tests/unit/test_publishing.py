@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.message import JobMessage, Metadata
+from switchyard.broker.message import MAX_NEW_BODY_BYTES, JobMessage, Metadata
 from switchyard.services.backfill.spec import item_job_id, then_id_of
 from switchyard.services.jobs.outcomes import Job
 from switchyard.services.jobs.registry import (
@@ -161,7 +161,7 @@ def test_a_payload_that_no_worker_could_read_is_refused(key: str, payload: dict[
 
 
 def test_the_largest_job_that_is_accepted_can_be_read_by_a_worker() -> None:
-    body = made("hot.noop", {"text": "x" * (1024 * 1024 - 1000)}).message.encode()
+    body = made("hot.noop", {"text": "x" * (MAX_NEW_BODY_BYTES - 1000)}).message.encode()
     assert JobMessage.decode(body).payload["text"]
 
 

@@ -1,7 +1,7 @@
 """The application's routes are those of its modules, as they are."""
 
 from switchyard.api.app import ROUTERS, create_app
-from switchyard.api.http.routing import Route, Routes
+from switchyard.api.http.routing import GuardedRoute, Routes
 from switchyard.api.routes import contract, health, webhooks
 from switchyard.services.settings import Settings
 
@@ -23,14 +23,16 @@ def test_every_route_knows_whom_it_lets_in_before_it_reads_a_body() -> None:
     """But those that need no key: they read none, or tell by it who sends it."""
     keyless = [*health.router.routes, *contract.router.routes, *webhooks.router.routes]
     for route in LISTED:
-        assert isinstance(route, Route)
+        assert isinstance(route, GuardedRoute)
         if not route.guards:
             assert route in keyless, route.path
             assert route.body_field is None, route.path
 
 
 def test_a_route_that_documents_files_is_one_that_takes_them() -> None:
-    takes_files = {route.path for route in LISTED if isinstance(route, Route) and route.takes_files}
+    takes_files = {
+        route.path for route in LISTED if isinstance(route, GuardedRoute) and route.takes_files
+    }
     assert takes_files == {
         "/documents",
         "/extract/text",

@@ -11,7 +11,7 @@ BrokerError
     │   └── LaneFull          the queue is at its maximum length; says what became of the message
     ├── Unroutable            no queue for this routing key
     ├── NeverTaken            the message itself is refused, however often it is sent
-    │   └── TooLarge          it has more bytes than the broker takes, or a worker reads
+    │   └── MessageTooLarge          it has more bytes than the broker takes, or a worker reads
     ├── NotPermitted          this user of the broker may not publish there
     ├── Blocked               the broker has a memory or disk alarm and takes nothing in
     └── BrokerAway            no connection, or it was cut before the confirm
@@ -107,7 +107,7 @@ class NeverTaken(PublishError, ValueError):
     """
 
 
-class TooLarge(NeverTaken):
+class MessageTooLarge(NeverTaken):
     """The message has more bytes than the broker takes (`max_message_size`), or a worker reads."""
 
     def __init__(self, size: int, limit: int, *, who: str = "the broker takes") -> None:

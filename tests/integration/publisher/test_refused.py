@@ -15,9 +15,9 @@ from switchyard.broker.errors import (
     Blocked,
     BrokerAway,
     LaneFull,
+    MessageTooLarge,
     NeverTaken,
     NotPermitted,
-    TooLarge,
     Unroutable,
 )
 from switchyard.broker.lanes import DEAD_QUEUE, EVENTS_EXCHANGE, JOBS_EXCHANGE
@@ -185,14 +185,14 @@ async def test_a_message_larger_than_the_broker_takes_blocks_no_other_of_its_bat
         results = await publisher.publish_many(batch)
         for place, result in enumerate(results):
             if place in large:
-                assert isinstance(result, TooLarge), result
+                assert isinstance(result, MessageTooLarge), result
                 assert (result.size, result.limit) == (sizes[place], SMALL)
                 assert "storage" in str(result)
             else:
                 assert result == Accepted(f"job-{place}", HOT)
         # Known by now: refused without a closed channel, and nobody else notices.
         again = await publisher.publish_many([_of_size("again", SMALL + 1), *jobs(20, HOT)])
-    assert isinstance(again[0], TooLarge)
+    assert isinstance(again[0], MessageTooLarge)
     assert all(isinstance(each, Accepted) for each in again[1:])
 
 
@@ -209,7 +209,7 @@ async def test_what_publishes_at_the_same_time_as_a_large_message_is_accepted(
             return_exceptions=True,
         )
     (refused,) = [each for each in several if not isinstance(each, Accepted)]
-    assert isinstance(refused, TooLarge)
+    assert isinstance(refused, MessageTooLarge)
 
 
 async def test_an_event_that_is_too_large_is_dropped_and_disturbs_no_job(
@@ -231,7 +231,7 @@ async def test_a_job_that_no_worker_could_read_is_refused_by_every_broker(
 ) -> None:
     async with publisher_type(of(lanes)) as publisher:
         await publisher.publish(_of_size("most", MAX_BODY_BYTES).message, HOT)
-        with pytest.raises(TooLarge, match="a worker reads at most 1,048,576"):
+        with pytest.raises(MessageTooLarge, match="a worker reads at most 1,048,576"):
             await publisher.publish(_of_size("more", MAX_BODY_BYTES + 1).message, HOT)
 
 
@@ -239,7 +239,7 @@ async def test_the_setting_refuses_before_anything_is_sent(
     publisher_type: PublisherType, lanes: TestBroker
 ) -> None:
     async with publisher_type(of(lanes, max_message_size=5_000)) as publisher:
-        with pytest.raises(TooLarge, match="JOBS_MAX_MESSAGE_SIZE allows at most 5,000"):
+        with pytest.raises(MessageTooLarge, match="JOBS_MAX_MESSAGE_SIZE allows at most 5,000"):
             await publisher.publish(_of_size("more", 5_001).message, HOT)
         most = _of_size("most", 5_000)
         assert await publisher.publish(most.message, HOT) == Accepted("most", HOT)

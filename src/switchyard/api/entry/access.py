@@ -81,7 +81,7 @@ async def identify(request: Request) -> Principal:
     principal = await _principal_of(state.keys, key)
     request.state.principal = principal.id
     request.state.asks = principal
-    request.state.admission = Admission(state.keys, key)
+    request.state.admission = KeyAdmission(state.keys, key)
     if principal is not ANYBODY:
         limit(request, state.key_limiter.take(principal.id))
     return principal
@@ -99,7 +99,7 @@ async def _principal_of(keys: KeyRing, key: str | None) -> Principal:
     return ANYBODY
 
 
-class Admission:
+class KeyAdmission:
     """Whether a request that was let in would be let in again: its key may be revoked while it is
     answered, or the first key be made."""
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from switchyard.api.addresses import client_at
 from switchyard.api.http.problems import Problem, render, try_later
-from switchyard.api.http.routing import CHECK_LENGTH, Route
+from switchyard.api.http.routing import CHECK_LENGTH, GuardedRoute
 from switchyard.services.access.shares import Shares
 from switchyard.services.settings import Settings
 
@@ -32,11 +32,11 @@ PIECE_BYTES = 32 * 1024
 one piece are not counted."""
 JSON_MARKS = (b",", b"[", b"{", b":")
 BYTES_PER_BYTE, BYTES_PER_MARK = 2, 64
-"""Memory that JSON takes while it is processed: its text, and for each value an object with its
+"""BodyMemory that JSON takes while it is processed: its text, and for each value an object with its
 place in a list or table. `[[],[],…` takes most: 64 bytes for its 3."""
 
 
-class Memory:
+class BodyMemory:
     """What bodies and answers in flight take of a process, shared between clients."""
 
     def __init__(self, most: int) -> None:
@@ -80,7 +80,7 @@ class BodyLimits:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._settings = settings
-        self.memory = Memory(settings.api_max_in_flight)
+        self.memory = BodyMemory(settings.api_max_in_flight)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -99,7 +99,9 @@ class BodyLimits:
 class _LimitedBody:
     """`receive` of one request, until its body is complete."""
 
-    def __init__(self, scope: Scope, receive: Receive, settings: Settings, memory: Memory) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, settings: Settings, memory: BodyMemory
+    ) -> None:
         self._scope = scope
         self._receive = receive
         self._settings = settings
@@ -148,7 +150,7 @@ class _LimitedBody:
         headers = Headers(scope=self._scope)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         route = self._scope.get("route")
-        takes_files = isinstance(route, Route) and route.takes_files
+        takes_files = isinstance(route, GuardedRoute) and route.takes_files
         self._is_streamed = takes_files and kind in STREAMED_TYPES
         self._most, seconds = self._settings.api_max_body, self._settings.api_body_timeout
         if self._is_streamed:
@@ -166,7 +168,7 @@ class _LimitedBody:
 class _LimitedAnswer:
     """`send` of one request."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, memory: Memory) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, memory: BodyMemory) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send

@@ -27,9 +27,9 @@ from switchyard.broker.errors import (
     BrokerAway,
     BrokerError,
     LaneFull,
+    MessageTooLarge,
     NeverTaken,
     NotPermitted,
-    TooLarge,
     Unroutable,
 )
 from switchyard.broker.patterns import complaint
@@ -118,7 +118,7 @@ def problem_of(error: Exception) -> Problem:
             return try_later("ledger-away", text)
         case LaneFull():
             return lane_full(error)
-        case TooLarge():
+        case MessageTooLarge():
             return Problem("too-large", f"nothing was done: {error}")
         case NeverTaken():
             return invalid(Complaint((), str(error)))

@@ -26,16 +26,16 @@ a revoked one is noticed within two."""
 HEARTBEAT = b": still here\n\n"
 
 
-class Admission(Protocol):
+class StreamAdmission(Protocol):
     """Whether a request that was let in would be let in again."""
 
     async def check(self) -> None:
         """Raises Problem where it would not be, SwitchyardError where that can't be known."""
 
 
-def admission_of(scope: Scope) -> Admission | None:
+def admission_of(scope: Scope) -> StreamAdmission | None:
     """What let this request in; None where nothing was asked for."""
-    found: Admission | None = scope.get("state", {}).get("admission")
+    found: StreamAdmission | None = scope.get("state", {}).get("admission")
     return found
 
 
@@ -95,7 +95,7 @@ async def _gone(receive: Receive) -> None:
         continue
 
 
-async def _refused(admission: Admission | None) -> None:
+async def _refused(admission: StreamAdmission | None) -> None:
     """Return when the client would be let in no longer."""
     while True:
         await asyncio.sleep(ADMISSION_INTERVAL)

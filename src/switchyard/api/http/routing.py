@@ -29,14 +29,14 @@ async def check_length(request: Request) -> None:
 
 
 @runtime_checkable
-class Guard(Protocol):
+class RouteGuard(Protocol):
     """A dependency that knows without the body whether a request is let in."""
 
     async def admit(self, request: Request) -> None:
         """Raises Problem."""
 
 
-class Route(APIRoute):
+class GuardedRoute(APIRoute):
     """A route that asks its guards before it reads a body: the framework reads it first, into the
     memory of whoever has not been asked for a key."""
 
@@ -58,9 +58,9 @@ class Route(APIRoute):
         return guarded
 
     @property
-    def guards(self) -> list[Guard]:
+    def guards(self) -> list[RouteGuard]:
         found: list[Any] = [each.dependency for each in self.dependencies]
-        return [each for each in found if isinstance(each, Guard)]
+        return [each for each in found if isinstance(each, RouteGuard)]
 
     @property
     def takes_files(self) -> bool:
@@ -88,6 +88,6 @@ class Routes(APIRouter):
             dependencies=dependencies,
             include_in_schema=include_in_schema,
             default_response_class=JSONAnswer,
-            route_class=Route,
+            route_class=GuardedRoute,
             generate_unique_id_function=operation_id,
         )

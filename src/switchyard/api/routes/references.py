@@ -95,7 +95,7 @@ async def order_processing(
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class ReferenceSubmission:
     """A job that was started."""
 
     job_id: str
@@ -103,22 +103,24 @@ class Ordered:
     """It reads what the request itself has brought, and no document."""
 
 
-async def _ordered(request: Request, desk: ReferenceDesk, order: Order, model: type[M]) -> Ordered:
+async def _ordered(
+    request: Request, desk: ReferenceDesk, order: Order, model: type[M]
+) -> ReferenceSubmission:
     asked_by = source_of(request, None)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         upload, about = await receive_upload(request, desk.inbox)
-        return Ordered(await desk.order_from_file(order, upload, about), is_own=True)
+        return ReferenceSubmission(await desk.order_from_file(order, upload, about), is_own=True)
     if kind == "text/plain":
         upload = await desk.inbox.receive(request.stream())
         about = About(filename="references.txt", asked_by=asked_by)
-        return Ordered(await desk.order_from_file(order, upload, about), is_own=True)
+        return ReferenceSubmission(await desk.order_from_file(order, upload, about), is_own=True)
     if kind == "application/json":
         body = _read(model, await request.body())
         payload = body.model_dump(exclude_none=True, exclude={"lane"})
         about = About(lane="hot" if body.lane == "hot" else "backfill", asked_by=asked_by)
         job_id = await desk.order_from_text(order, payload, about)
-        return Ordered(job_id, is_own="document_id" not in payload)
+        return ReferenceSubmission(job_id, is_own="document_id" not in payload)
     raise Problem(
         "unsupported-media-type",
         "send a form with a file (multipart/form-data), text/plain, or application/json",
@@ -134,7 +136,7 @@ def _read(model: type[M], body: bytes) -> M:
 
 
 async def _answer(
-    ordered: Ordered, request: Request, response: Response, desk: ReferenceDesk
+    ordered: ReferenceSubmission, request: Request, response: Response, desk: ReferenceDesk
 ) -> OrderedReferences:
     job_id = ordered.job_id
     response.headers["Location"] = f"/jobs/{job_id}"

@@ -15,10 +15,10 @@ from switchyard.broker.errors import (
     Blocked,
     BrokerAway,
     LaneFull,
+    MessageTooLarge,
     NeverTaken,
     NotPermitted,
     PublishError,
-    TooLarge,
     Unroutable,
 )
 from switchyard.broker.lanes import LANES, lane_of
@@ -203,7 +203,7 @@ class SizeLimit:
 
     def learn(self, error: BaseException | None) -> None:
         """What became of a message that was sent."""
-        if isinstance(error, TooLarge):
+        if isinstance(error, MessageTooLarge):
             self._learned = error.limit
             self._until = time.monotonic() + LIMIT_KNOWN_FOR
 
@@ -213,10 +213,10 @@ class SizeLimit:
         return self._job_limit < MAX_BODY_BYTES or self._learned is not None
 
     def check(self, size: int) -> None:
-        """Raises TooLarge for a message of so many bytes that the broker is known not to take."""
+        """Raise MessageTooLarge for more bytes than the broker is known to take."""
         if self._learned is not None and size > self._learned:
             if time.monotonic() < self._until:
-                raise TooLarge(size, self._learned)
+                raise MessageTooLarge(size, self._learned)
             self._learned = None
 
     def check_job(self, size: int) -> None:
@@ -225,7 +225,7 @@ class SizeLimit:
         self.check(size)
         if size > self._job_limit:
             read = self._job_limit == MAX_BODY_BYTES
-            raise TooLarge(
+            raise MessageTooLarge(
                 size,
                 self._job_limit,
                 who="a worker reads" if read else "JOBS_MAX_MESSAGE_SIZE allows",

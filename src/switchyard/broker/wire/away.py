@@ -24,10 +24,10 @@ from switchyard.broker.errors import (
     BrokerAway,
     BrokerError,
     LimitReached,
+    MessageTooLarge,
     NeverTaken,
     NotPermitted,
     PublishError,
-    TooLarge,
     Unroutable,
 )
 
@@ -151,7 +151,7 @@ class Loss:
         if not is_it:
             return BrokerAway(told, maybe_accepted=True, perhaps_refused=True)
         if sizes is not None:
-            return TooLarge(size, int(sizes[2]))
+            return MessageTooLarge(size, int(sizes[2]))
         if code == _NAMES["ACCESS_REFUSED"]:
             return NotPermitted(exchange, routing_key, self.reason)
         if code == _NAMES["NOT_FOUND"]:

@@ -25,6 +25,8 @@ from switchyard.services.files.storage import Storage
 from switchyard.services.files.storage_errors import NotStored, StorageError
 
 MAX_INPUT_BYTES = 10 * 1024**3
+TURN = 500
+"""Records between two turns of everything else in the event loop."""
 MAX_RECORD_BYTES = 1024 * 1024
 """Of one line, or one row of CSV with line breaks in it."""
 PIECE_BYTES = 16 * 1024
@@ -86,6 +88,8 @@ class FileSource(Source):
         header_comes = bool(header) and cursor is None
         async for record, end in self._records(offset):
             line += 1
+            if line % TURN == 0:
+                await asyncio.sleep(0)  # whatever else the loop has to do comes in between
             if not record.strip():
                 continue
             if header_comes:

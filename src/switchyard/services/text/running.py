@@ -33,7 +33,7 @@ _LONGEST_NUMBER = 9
 """Digits up to which a number may be one that grows with the pages."""
 
 
-class Page(Protocol):
+class RunningPage(Protocol):
     """What is needed to know of a page."""
 
     @property
@@ -56,7 +56,7 @@ class _Row:
     is_number: bool
 
 
-def without_running(pages: Sequence[Page]) -> list[list[Line]]:
+def without_running(pages: Sequence[RunningPage]) -> list[list[Line]]:
     """Return the lines of each page without its number, running heads and footers."""
     forms: defaultdict[str, list[_Row]] = defaultdict(list)
     if len(pages) >= _RUNNING:
@@ -75,7 +75,7 @@ def without_running(pages: Sequence[Page]) -> list[list[Line]]:
     return [lines or list(page.lines) for page, lines in zip(pages, kept, strict=True)]
 
 
-def _candidates(page: Page, number: int) -> Iterator[_Row]:
+def _candidates(page: RunningPage, number: int) -> Iterator[_Row]:
     """Yield two rows of the upper and two of the lower edge, and a number alone that is the first
     or the last on the page, wherever that is."""
     top, bottom = page.height * _EDGE, page.height * (1 - _EDGE)
@@ -94,7 +94,7 @@ def _candidates(page: Page, number: int) -> Iterator[_Row]:
             yield _row(page, number, [line], name)
 
 
-def _row(page: Page, number: int, lines: Sequence[Line], edge: str) -> _Row:
+def _row(page: RunningPage, number: int, lines: Sequence[Line], edge: str) -> _Row:
     text = " ".join(line.text for line in lines).strip()
     is_number = len(text) < 24 and _NUMBER.fullmatch(text) is not None
     if is_number:
