@@ -307,7 +307,7 @@ async def bury(system: System, job_id: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "payload", "reason"),
-    [("hot.nobody", {}, "unroutable"), ("hot.noop", {"n": "no number"}, "malformed")],
+    [("hot.nobody", {}, "unroutable"), ("hot.noop", {"n": "no number"}, "invalid_payload")],
 )
 async def test_a_job_past_the_ledger_that_dies_before_its_first_claim_has_a_record(
     broker310: TestBroker, database_url: str, key: str, payload: dict[str, str], reason: str

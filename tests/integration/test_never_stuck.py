@@ -143,14 +143,14 @@ async def test_what_is_raised_before_and_after_the_handler_ends_the_job(
         worker = await system.start_worker("llm", slots=SLOTS)
         jobs = await published(system, STEPS[1:], STRANGE)
         await ends(system, worker, jobs)
-        # What can't be read has no job: its letter stands for itself.
+        # What can't be validated does not run: its letter stands for itself.
         for name in STRANGE:
             await system.publish_foreign("hot.refuse_payload", {"name": name}, source=name[:4])
         refused = len(STRANGE)
 
         async def buried() -> bool:
             found = [each.certificate.reason for each in await system.letters()]
-            return found.count(Reason.MALFORMED) == refused
+            return found.count(Reason.INVALID_PAYLOAD) == refused
 
         await eventually(buried, what="letters of what can't be read")
         await unharmed(system, worker)

@@ -1,17 +1,27 @@
 """A worker that does not know a job's type sends the job on, to one that does."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
+
+from pydantic import BaseModel, ConfigDict
 
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.message import now
+from switchyard.cli.jobs.jobs import hints
+from switchyard.cli.jobs.publishing import failure
+from switchyard.services.bulk.runner import BulkRunner
+from switchyard.services.dead.letters import LetterFilter
+from switchyard.services.dead.purge import PurgeHandler, start_purge
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.monitoring.checks.jobs import dead as dead_letters
 from switchyard.services.monitoring.checks.workers import lacking
 from switchyard.services.records.results import UNKNOWN_TYPE, Lacking
 from switchyard.services.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
+from tests.support.redrives import indexing, redrive
 from tests.support.system import System, lanes_with, open_system
 
 
@@ -75,14 +85,56 @@ async def test_its_own_time_ends_it_earlier(broker310: TestBroker, sqlite_url: s
         assert (dead.reason, dead.error_type) == ("expired", "Expired")
 
 
-async def test_a_payload_that_does_not_fit_a_known_type_is_still_malformed(
+async def test_a_payload_that_does_not_fit_a_known_type_is_dead_at_once(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
         await system.start_worker("llm")
         await system.publish_foreign("hot.noop", {"n": "three"}, job_id="wrong")
         letter = await system.wait_for_letter("wrong")
-        assert letter.certificate.reason is Reason.MALFORMED
+        assert letter.certificate.reason is Reason.INVALID_PAYLOAD
+
+
+class OlderNumber(BaseModel):
+    """What `noop` took in the version before."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+async def test_jobs_that_an_older_worker_did_not_accept_go_back_as_they_were(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker, sqlite_url) as system, indexing(system):
+        noop = replace(system.registry.get("noop"), payload_model=OlderNumber)
+        older = await system.start_worker(
+            "llm", registry=Registry([*without(system, "noop"), noop])
+        )
+        ids = [await system.publish("hot.noop", {"n": n}) for n in range(40)]
+        await system.publish_raw("hot.noop", b"garbage")
+        await system.wait_until_all(ids, State.DEAD)
+        await eventually(lambda: older.worker.counters.buried == 41)
+        await older.stop()
+        dead = await system.record(ids[0])
+        assert (dead.reason, dead.error_type) == ("invalid_payload", "InvalidPayload")
+        assert any("older than the publisher" in each for each in hints(dead))
+        assert "older than the publisher" in failure(dead)
+        examined = Examined(system.settings, system.registry, ledger=system.ledger)
+        *_, check = await dead_letters(examined)
+        assert "of these, 40 had a payload that their worker did not accept" in check.detail
+        assert "older than the publisher? " in check.remedy
+
+        # Who throws the garbage away keeps them.
+        which = LetterFilter(reason="malformed")
+        operation = await start_purge(system.ledger, which, created_by="ann@desk")
+        handler = PurgeHandler(system.settings, system.ledger)
+        ended = await BulkRunner(system.ledger, [handler]).run_one(operation.id)
+        assert ended.counts["purged"] == 1
+
+        await system.start_worker("llm")
+        progress = await redrive(system, LetterFilter(reason="invalid_payload"))
+        assert (progress.redriven, progress.invalid) == (40, 0)
+        await system.wait_until_all(ids, State.SUCCEEDED)
+        assert await system.letters() == []
 
 
 async def test_a_flood_of_them_leaves_the_worker_to_its_own_jobs(

@@ -74,8 +74,11 @@ class Reason(StrEnum):
     """The broker never takes its message, which is too large for it, or can't be put into AMQP. So
     its letter is in the ledger alone."""
     MALFORMED = "malformed"
-    """Not JSON, not the message's schema, an unknown type, a payload that does not validate;
-    properties that can't be read."""
+    """No job: not JSON, not the message's schema, properties that can't be read, the id of another
+    job."""
+    INVALID_PAYLOAD = "invalid_payload"
+    """A job whose payload does not fit its type as the worker knows it. It may be a good one: a
+    worker that is older than the publisher says the same."""
     CRASHED = "crashed"
     """It killed its worker or its process twice."""
 

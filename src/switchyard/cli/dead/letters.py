@@ -278,6 +278,8 @@ def hints(letter: DeadLetter, message: object) -> list[str]:
             f"{again} --to LANE.JOB_TYPE",
         ]
     else:
+        if letter.reason == "invalid_payload":
+            lines.append("Was the worker older than the publisher? Then start the new one, and:")
         lines.append(again)
         payload = message.get("payload") if isinstance(message, Mapping) else None
         if isinstance(payload, Mapping) and payload:

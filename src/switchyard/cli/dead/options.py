@@ -33,7 +33,8 @@ ReasonOption = Annotated[
     str | None,
     typer.Option(
         help="Only letters that died for this reason: exhausted, permanent, expired, "
-        "overflowed, displaced, unroutable, refused, malformed or crashed."
+        "overflowed, displaced, unroutable, refused, malformed, "
+        "invalid_payload or crashed."
     ),
 ]
 TypeOption = Annotated[

@@ -340,6 +340,11 @@ def hints(job: JobRecord) -> list[str]:
             "The broker never takes its message: make it smaller, or raise `max_message_size` of "
             f"the broker, then `jobctl dead redrive {job.id} --from-ledger`."
         )
+    if job.reason == "invalid_payload":
+        told.append(
+            "The worker did not accept its payload. Was it older than the publisher? Then start "
+            f"the new one, and `jobctl dead redrive {job.id}`."
+        )
     workers = {
         each.worker_id: None
         for each in job.timeline

@@ -227,4 +227,9 @@ def failure(job: JobSummary) -> str:
         )
     if job.reason == "refused":
         return text + f"once the broker takes it: `jobctl dead redrive {job.id} --from-ledger`"
+    if job.reason == "invalid_payload":
+        return text + (
+            "was the worker older than the publisher? Then start the new one, and "
+            f"`jobctl dead redrive {job.id}`"
+        )
     return text + f"see `jobctl jobs show {job.id}`"

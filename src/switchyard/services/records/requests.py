@@ -135,7 +135,8 @@ class DeadLetterRecord:
     """The job's id, or `raw-<sha256[:24] of the body>` for a body without one."""
     job_id: str | None
     reason: str
-    """exhausted, expired, overflowed, unroutable, malformed, permanent, crashed, …"""
+    """exhausted, expired, overflowed, unroutable, malformed, invalid_payload,
+    permanent, crashed, …"""
     dead_at: float
     body: bytes
     headers: Mapping[str, Any] = field(default_factory=dict)

@@ -130,9 +130,11 @@ class FollowUp:
         envelope = envelope_of(message, body=delivery.body)
         await self._send(retry_name(level), delivery.queue, envelope)
 
-    async def bury(self, delivery: Delivery, error: BaseException) -> None:
-        """Put what is no valid job into the dead letters: its body as it came, and properties that
-        can't be read in a header."""
+    async def bury(
+        self, delivery: Delivery, error: BaseException, job: JobMessage | None = None
+    ) -> None:
+        """Put what can't be run into the dead letters: its body as it came, and properties that
+        can't be read in a header. `job` is given where only its payload does not fit its type."""
         # A foreign copy must not stand for the job whose id it carries.
         is_foreign = isinstance(error, ForeignCopy)
         message_id = "" if is_foreign else delivery.message_id
@@ -141,17 +143,19 @@ class FollowUp:
         else:
             failure = Failure.of(error)
             certificate = DeathCertificate(
-                reason=Reason.MALFORMED,
+                reason=Reason.MALFORMED if job is None else Reason.INVALID_PAYLOAD,
                 routing_key=delivery.routing_key,
                 queue=delivery.queue,
                 error_type=failure.error_type,
                 message=failure.message,
+                attempts=0 if job is None else job.metadata.attempts,
                 worker=self.worker_id,
                 dead_at=self.recorder.ledger.clock.now().isoformat(),
             )
+        job_id = None if job is None else job.job_id
         envelope = Envelope(
             body=delivery.body,
-            message_id=message_id or letter_id(None, delivery.body),
+            message_id=message_id or letter_id(job_id, delivery.body),
             priority=delivery.priority,
             timestamp=int(self.recorder.ledger.clock.time()),
         )
@@ -159,10 +163,11 @@ class FollowUp:
             await self._send_letter(envelope, delivery.routing_key, certificate)
         except ValueError as refused:
             self._log.error("dead letter kept in the ledger alone", error=str(refused))
-            ledger, letter = self.recorder.ledger, _unread_letter(delivery, certificate)
+            ledger, letter = self.recorder.ledger, _unsent_letter(delivery, certificate, job)
             await self.recorder.until_reached(lambda: ledger.index_dead([letter]))
         self._log.error(
-            "malformed",
+            "message buried",
+            reason=str(certificate.reason),
             queue=delivery.queue,
             message_id=envelope.message_id,
             error_type=certificate.error_type,
@@ -361,11 +366,17 @@ class FollowUp:
             delay = min(delay * 2, LAST_BACKOFF)
 
 
-def _unread_letter(delivery: Delivery, certificate: DeathCertificate) -> DeadLetterRecord:
-    """Make the index's record of a letter that is no job's and is nowhere but there."""
+def _unsent_letter(
+    delivery: Delivery, certificate: DeathCertificate, job: JobMessage | None
+) -> DeadLetterRecord:
+    """Make the index's record of a letter that is nowhere but there."""
+    job_id = None if job is None else job.job_id
     return DeadLetterRecord(
-        id=letter_id(None, delivery.body),
-        job_id=None,
+        id=letter_id(job_id, delivery.body),
+        job_id=job_id,
+        job_type=None if job is None else job.job_type,
+        redrives=0 if job is None else job.metadata.redrives,
+        attempts=certificate.attempts,
         reason=str(certificate.reason),
         dead_at=datetime.fromisoformat(certificate.dead_at).timestamp(),
         body=delivery.body,

@@ -29,7 +29,8 @@ class Counters:
     snoozed: int = 0
     dead: int = 0
     buried: int = 0
-    """Of these, messages that could not be read, or were no copy of the job whose id they had."""
+    """Of these, messages that could not be read, were no copy of the job whose id they had, or had
+    a payload that did not fit their type."""
     cancelled: int = 0
     skipped: int = 0
     """Deliveries of jobs that had ended before, or of older copies."""

@@ -85,11 +85,14 @@ class Runner:
         Cancelling this call (the worker gives up) sends the job back, no attempt used up.
         """
         try:
-            message, task = self._decode(delivery)
+            message = self._decode(delivery)
+        except BaseException as error:  # whatever is wrong with it, it must not come again
+            await self._bury(delivery, error)
+            return
+        try:
+            task = self._task_of(message)
         except BaseException as error:  # a validator may raise anything
-            await self.follow_up.bury(delivery, error)
-            delivery.ack()
-            self.reporter.counters.bury()
+            await self._bury(delivery, error, message)
             return
         structlog.contextvars.bind_contextvars(
             job_id=message.job_id,
@@ -112,6 +115,13 @@ class Runner:
             # It could not be claimed, or had no room in limits, for a reason of its own.
             unclaimed = RunningJob(delivery, message, "", self.ledger.clock.time())
             await self._fail(unclaimed, error)
+
+    async def _bury(
+        self, delivery: Delivery, error: BaseException, job: JobMessage | None = None
+    ) -> None:
+        await self.follow_up.bury(delivery, error, job)
+        delivery.ack()
+        self.reporter.counters.bury()
 
     async def _enter(
         self, delivery: Delivery, message: JobMessage, task: Task | None
@@ -252,19 +262,19 @@ class Runner:
 
     # --- steps ------------------------------------------------------------------------------
 
-    def _decode(self, delivery: Delivery) -> tuple[JobMessage, Task | None]:
-        """The job, and what to run; None for a type that only other workers know.
-
-        Raises MalformedMessage, InvalidPayload.
-        """
+    def _decode(self, delivery: Delivery) -> JobMessage:
+        """Read the job. Raises MalformedMessage."""
         if delivery.unreadable:
             raise MalformedMessage(delivery.unreadable)
-        message = JobMessage.decode(delivery.body)
+        return JobMessage.decode(delivery.body)
+
+    def _task_of(self, message: JobMessage) -> Task | None:
+        """Find what to run; None for a type that only other workers know. Raises InvalidPayload."""
         try:
             job_type = self.registry.get(message.job_type)
         except UnknownJobType:
-            return message, None
-        return message, (job_type, job_type.validate(message.payload))
+            return None
+        return job_type, job_type.validate(message.payload)
 
     async def _confirm(self, job: RunningJob, entry: LimitEntry) -> None:
         """See that a job that is claimed has the room that it needs; else it has a verdict. Without

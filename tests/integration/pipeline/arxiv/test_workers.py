@@ -104,7 +104,7 @@ async def test_a_malformed_id_is_refused_at_once_and_dead_when_it_comes_by_itsel
         await system.publish("hot.ingest_arxiv", {"id": "abc"})
     foreign = await system.publish_foreign("hot.ingest_arxiv", {"id": "abc"})
     letter = await system.wait_for_letter(foreign.job_id)
-    assert letter.certificate.reason is Reason.MALFORMED
+    assert letter.certificate.reason is Reason.INVALID_PAYLOAD
     assert "they look like 1605.08386" in letter.certificate.message
     # This one looks well to us.
     refused = server.refusal("incorrect id format for 2499.99999")

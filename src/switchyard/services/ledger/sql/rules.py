@@ -28,7 +28,9 @@ from switchyard.services.records.states import (
     State,
 )
 
-NEVER_STARTED = frozenset({"expired", "overflowed", "unroutable", "refused", "malformed"})
+NEVER_STARTED = frozenset(
+    {"expired", "overflowed", "unroutable", "refused", "malformed", "invalid_payload"}
+)
 """Reasons for which a copy dies without having run; they say nothing of a copy that runs."""
 GOES_BACK = "displaced"
 """The reason of letters that end no job: they go back by themselves."""

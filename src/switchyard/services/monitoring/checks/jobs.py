@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from switchyard.broker.dead.certificate import UNBOUND
+from switchyard.broker.dead.certificate import UNBOUND, Reason
 from switchyard.broker.lanes import DEAD_QUEUE
 from switchyard.broker.wire.depths import ask_queues
 from switchyard.broker.wording import counted
@@ -161,7 +161,7 @@ def _refused(number: int) -> Check:
         "large for it, or not to be put into AMQP; the ledger has their letters",
         "why: `jobctl dead groups`; make the input smaller (large ones go to storage), or raise "
         "`max_message_size` of the broker, then `jobctl dead redrive --reason refused "
-        "--from-ledger`; or throw them away: `jobctl dead purge --reason refused`",
+        "--from-ledger`",
     )
 
 
@@ -184,6 +184,13 @@ async def dead(system: Examined) -> list[Check]:
         checks.append(_growing(recently))
     remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
     told = f"{waiting:,} wait for somebody"
+    of_reason = DeadLetterFilter(state="waiting", reason=Reason.INVALID_PAYLOAD)
+    if invalid := await ledger.count_dead(of_reason):
+        told += f"; of these, {invalid:,} had a payload that their worker did not accept"
+        remedy += (
+            "; was that worker older than the publisher? Then start the new one and `jobctl dead "
+            "redrive --reason invalid_payload --canary 5`"
+        )
     if lost := await _lost(system, waiting + displaced):
         told += f"; the broker has lost {lost:,} of these"
         remedy += "; what it has lost: `jobctl dead redrive --all --from-ledger`"
