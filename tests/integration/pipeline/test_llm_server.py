@@ -22,7 +22,7 @@ from switchyard.services.settings import Settings
 from tests.support import llm_server as server
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
-from tests.support.site import Behaviour, cut, endless, slow
+from tests.support.site import Behaviour, Exchange, Request, cut, endless, slow
 
 QUESTION = [{"role": "user", "content": "What is a tide?"}]
 
@@ -263,6 +263,116 @@ async def test_retry_after_is_handed_on(llm: LlmServer, asking: Settings, status
     with pytest.raises(LlmUnavailable) as raised:
         await ask(asking)
     assert raised.value.after == 37
+
+
+def refuses(*words: str, status: int = 400, **more: str) -> Behaviour:
+    """A model that has no such parameter, and answers well without it."""
+
+    def behave(exchange: Exchange, request: Request) -> None:
+        for name, message in zip(words[::2], words[1::2], strict=True):
+            if name in request.json:
+                error = {"message": message, "type": "invalid_request_error", **more}
+                exchange.send_json(status, {"error": error})
+                return
+        exchange.server.owner.answer(exchange, request)
+
+    return behave
+
+
+NO_MAX_TOKENS = (
+    "max_tokens",
+    (
+        "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+        "'max_completion_tokens' instead."
+    ),
+)
+NO_TEMPERATURE = (
+    "temperature",
+    (
+        "Unsupported value: 'temperature' does not support 0 with this model. Only the default (1) "
+        "value is supported."
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "expected"),
+    [
+        (refuses(*NO_MAX_TOKENS), {"max_completion_tokens": 100, "temperature": 0}),
+        (refuses(*NO_TEMPERATURE), {"max_tokens": 100}),
+        (
+            refuses("temperature", "invalid temperature: only 1 is allowed for this model"),
+            {"max_tokens": 100},
+        ),
+        (refuses(*NO_MAX_TOKENS, *NO_TEMPERATURE), {"max_completion_tokens": 100}),
+        (
+            refuses("max_tokens", "Extra inputs are not permitted: max_tokens", status=422),
+            {"max_completion_tokens": 100, "temperature": 0},
+        ),
+        (
+            refuses("max_tokens", "this parameter is unsupported", param="max_tokens"),
+            {"max_completion_tokens": 100, "temperature": 0},
+        ),
+        (
+            refuses("stream_options", "Unrecognized request argument supplied: stream_options"),
+            {"max_tokens": 100, "temperature": 0},
+        ),
+    ],
+)
+async def test_a_parameter_that_the_model_refuses_is_sent_otherwise_from_then_on(
+    llm: LlmServer, asking: Settings, behaviour: Behaviour, expected: dict[str, object]
+):
+    llm.always(behaviour)
+    (one,) = asking.llm_servers
+    async with LlmClient.connect(one, 5) as client:
+        assert (await client.ask(ASKED, within=10)).answer.text == server.ANSWER
+        learning = len(llm.requests)
+        await client.ask(ASKED, within=10)
+        assert len(llm.requests) == learning + 1
+    names = ("max_tokens", "max_completion_tokens", "temperature")
+    last = llm.requests[-1].json
+    assert {name: last[name] for name in names if name in last} == expected
+
+
+async def test_the_settings_can_say_which_parameters_a_model_takes(
+    llm: LlmServer, asking: Settings
+):
+    llm.always(refuses(*NO_MAX_TOKENS, *NO_TEMPERATURE))
+    given = {"llm_max_tokens_name": "max_completion_tokens", "llm_sends_temperature": False}
+    await ask(asking.model_copy(update=given))
+    assert len(llm.requests) == 1
+    fixed = {"llm_max_tokens_name": "max_tokens", "llm_sends_temperature": False}
+    with pytest.raises(LlmRefused, match="max_completion_tokens"):
+        await ask(asking.model_copy(update=fixed))
+    assert len(llm.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 8192 tokens, reduce the messages or max_tokens.",
+        "max_tokens is too large: 100. This model supports at most 10 completion tokens.",
+        "the messages are not allowed",
+    ],
+)
+async def test_a_question_that_is_too_long_is_not_asked_again_in_another_form(
+    llm: LlmServer, asking: Settings, message: str
+):
+    llm.always(server.fails(400, message))
+    with pytest.raises(LlmRefused, match="400"):
+        await ask(asking)
+    assert len(llm.requests) == 1
+
+
+async def test_a_server_that_refuses_every_form_is_asked_a_few_times(
+    llm: LlmServer, asking: Settings
+):
+    llm.always(
+        server.fails(400, "max_tokens, max_completion_tokens, temperature: unsupported, all")
+    )
+    with pytest.raises(LlmRefused, match="unsupported"):
+        await ask(asking)
+    assert len(llm.requests) <= 4
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])

@@ -223,7 +223,7 @@ class BatchSender:
                 await self._cancel(api, remote_id)
 
     def _file(self, items: dict[str, BatchItem], server: LlmServer) -> bytes:
-        lines = (request_of(each, server.model) for each in items.values())
+        lines = (request_of(each, server) for each in items.values())
         return b"".join(json.dumps(each, ensure_ascii=False).encode() + b"\n" for each in lines)
 
     # --- concluding ---------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from switchyard.services.files.hashes import content_hash
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import RetryableError
 from switchyard.services.ledger import Ledger
+from switchyard.services.llm.parameters import Parameters
 from switchyard.services.llm.spending import Till
 from switchyard.services.records.llm_batches import BatchItem, ItemState
 from switchyard.services.records.spending import AskedBy, CallState, LlmCall
@@ -91,7 +92,7 @@ class Collector:
             call = replace(call, id=f"batch-{today}-{key}-{by.job_id}")
             await self._till.reserve(call, lasts=2 * DUE)
             item = BatchItem(key, ItemState.COLLECTED, self._server.name, question, call)
-            body = json.dumps(request_of(item, self._server.model), ensure_ascii=False)
+            body = json.dumps(request_of(item, self._server), ensure_ascii=False)
             await self._ledger.collect_llm_question(item, by.job_id, size=len(body.encode()))
         raise Batched(
             f"its question waits for a batch of {self._server.name}: the answer comes within a day"
@@ -104,13 +105,13 @@ class Collector:
         return await self._ledger.end_llm_wait(content_hash(question), by.job_id)
 
 
-def request_of(item: BatchItem, model: str) -> dict[str, Any]:
+def request_of(item: BatchItem, server: LlmServer) -> dict[str, Any]:
     """A question as a line of a batch's file."""
     return {
         "custom_id": item.key,
         "method": "POST",
         "url": "/v1/chat/completions",
-        "body": {"model": model, **item.question["asked"]},
+        "body": {"model": server.model, **Parameters.of(server).body(item.question["asked"])},
     }
 
 

@@ -22,6 +22,7 @@ from switchyard.services.llm.errors import (
     LlmUnavailable,
     translate,
 )
+from switchyard.services.llm.parameters import MAX_REPEATS, Parameters
 from switchyard.services.llm.quota import ServerQuota
 from switchyard.services.llm.reading import Answer, Reading, Timing, is_cut
 from switchyard.services.settings import LlmServer
@@ -55,6 +56,8 @@ class LlmClient:
         self._timeout = timeout
         self.model = server.model
         self._server_name = server.name
+        self._parameters = Parameters.of(server)
+        """As the server took them last."""
         self._begins_within = False
         """Whether this model begins with reasoning that has no mark at its beginning."""
 
@@ -98,29 +101,11 @@ class LlmClient:
                 tell(text)
 
         async def create() -> Said:
-            reading = Reading(self.model, pass_on, restart, self._begins_within)
             # The SDK's own limit is for each read: a stream that trickles would go on for ever.
             limit = asyncio.timeout(self._timeout)
             try:
-                async with (
-                    limit,
-                    await self._api.post(
-                        "/chat/completions",
-                        body={
-                            "model": self.model,
-                            "stream": True,
-                            "stream_options": {"include_usage": True},
-                            **asked,
-                        },
-                        cast_to=object,
-                        stream=True,
-                        stream_cls=openai.AsyncStream[object],
-                    ) as stream,
-                ):
-                    quota = ServerQuota.of(stream.response.headers)
-                    answer = await reading.read(stream.response)
-                    self._begins_within = self._begins_within or reading.began_within
-                    return Said(answer, reading.timing, quota)
+                async with limit:
+                    return await self._adapted(asked, pass_on, restart)
             except TimeoutError as error:
                 if limit.expired():
                     allowed = f"{self._timeout:g} s (JOBS_LLM_TIMEOUT)"
@@ -147,6 +132,52 @@ class LlmClient:
                 gen_ai__usage__output_tokens=said.answer.usage.get("completion_tokens"),
             )
             return said
+
+    async def _adapted(
+        self,
+        asked: Mapping[str, Any],
+        tell: Callable[[str], None],
+        restart: Callable[[], None],
+    ) -> Said:
+        """The answer; asked again where the server refuses a parameter that can be sent otherwise,
+        and from then on in the way that it took."""
+        import openai
+
+        parameters = self._parameters
+        tried = {parameters}
+        while True:
+            try:
+                said = await self._sent(parameters.streamed(asked), tell, restart)
+            except openai.APIStatusError as error:
+                changed = parameters.after(error, asked)
+                if changed is None or changed in tried or len(tried) > MAX_REPEATS:
+                    raise
+                parameters = changed
+                tried.add(parameters)
+            else:
+                self._parameters = parameters
+                return said
+
+    async def _sent(
+        self,
+        body: Mapping[str, Any],
+        tell: Callable[[str], None],
+        restart: Callable[[], None],
+    ) -> Said:
+        import openai
+
+        reading = Reading(self.model, tell, restart, self._begins_within)
+        async with await self._api.post(
+            "/chat/completions",
+            body={"model": self.model, **body},
+            cast_to=object,
+            stream=True,
+            stream_cls=openai.AsyncStream[object],
+        ) as stream:
+            quota = ServerQuota.of(stream.response.headers)
+            answer = await reading.read(stream.response)
+            self._begins_within = self._begins_within or reading.began_within
+            return Said(answer, reading.timing, quota)
 
 
 @asynccontextmanager

@@ -31,6 +31,10 @@ class LlmServer(BaseModel):
     """How often it is asked first, among those of its order."""
     most: int | None = Field(default=None, ge=1, le=10_000)
     """Requests that it gets at once at most; JOBS_LLM_CONCURRENCY_MAX where unset."""
+    max_tokens_name: Literal["max_tokens", "max_completion_tokens"] | None = None
+    """The parameter that limits an answer; unset, the one that the server takes."""
+    sends_temperature: bool | None = None
+    """Whether the model takes a temperature; unset, it is left out where the server refuses it."""
     batch: bool = False
     """Questions of the lane backfill go through its Batch API, together and later."""
 
@@ -57,7 +61,17 @@ class LlmSettings(BaseSettings):
         default=(),
         description="Several servers instead of JOBS_LLM_BASE_URL, as a JSON list of objects "
         "with `name`, `base_url`, `model`, `api_key`, `order`, `weight`, `most`, "
-        "`batch` (docs/llm.md).",
+        "`batch`, `max_tokens_name`, `sends_temperature` (docs/llm.md).",
+    )
+    llm_max_tokens_name: Literal["max_tokens", "max_completion_tokens"] | None = Field(
+        default=None,
+        description="Parameter that limits the length of an answer. Default: `max_tokens`, or "
+        "`max_completion_tokens` if the server refuses that.",
+    )
+    llm_sends_temperature: bool | None = Field(
+        default=None,
+        description="Whether requests contain `temperature`. Default: yes, unless the server "
+        "refuses it.",
     )
     llm_batch: bool = Field(
         default=False,
@@ -200,6 +214,8 @@ class LlmSettings(BaseSettings):
                 base_url=self.llm_base_url,
                 model=self.llm_model,
                 api_key=self.llm_api_key,
+                max_tokens_name=self.llm_max_tokens_name,
+                sends_temperature=self.llm_sends_temperature,
                 batch=self.llm_batch,
             ),
         )

@@ -1,0 +1,102 @@
+"""Which parameters a server takes with its model: the API's own have changed over the years.
+
+Models that reason want `max_completion_tokens` for `max_tokens`, and have one temperature alone;
+servers of earlier years know no `stream_options`. They answer 400 or 422 and name the parameter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from switchyard.services.settings import LlmServer
+
+if TYPE_CHECKING:
+    import openai
+
+MAX_REPEATS = 3
+"""Of one question, each with one parameter changed."""
+_STATUSES = frozenset({400, 422})
+_MAX_COMPLAINT = 4_000
+"""Characters of what the server says that are looked at."""
+_UNSUPPORTED = re.compile(
+    r"unsupported|not (?:be )?(?:supported?|permitted|allowed|recogni[sz]ed|accepted|available)"
+    r"|unrecogni[sz]ed|unknown|unexpected|extra_forbidden|deprecated|instead|fixed|only|must be"
+    r"|invalid|cannot|can't|does not",
+    re.IGNORECASE,
+)
+_TOO_LONG = re.compile(
+    r"context (?:length|window)|too (?:large|long|many|high)|exceed|at most|maximum|less than"
+    r"|greater than",
+    re.IGNORECASE,
+)
+"""What is said of a length that is too large, under whichever name."""
+_NAMES = ("max_tokens", "max_completion_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """How the parameters of a question are sent to one server and model."""
+
+    max_tokens_name: str = "max_tokens"
+    sends_temperature: bool = True
+    sends_stream_options: bool = True
+    is_name_fixed: bool = False
+    """The settings say the name: no answer of the server changes it."""
+    is_temperature_fixed: bool = False
+
+    @classmethod
+    def of(cls, server: LlmServer) -> Parameters:
+        """As the settings have it; what they leave open, the server's answers tell."""
+        name, sends = server.max_tokens_name, server.sends_temperature
+        return cls(
+            max_tokens_name=name or "max_tokens",
+            sends_temperature=sends is not False,
+            is_name_fixed=name is not None,
+            is_temperature_fixed=sends is not None,
+        )
+
+    def body(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """A question as this server takes it."""
+        sent = {
+            self.max_tokens_name if name in _NAMES else name: value for name, value in asked.items()
+        }
+        if not self.sends_temperature:
+            sent.pop("temperature", None)
+        return sent
+
+    def streamed(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The same, to be answered as a stream."""
+        options = {"stream_options": {"include_usage": True}} if self.sends_stream_options else {}
+        return {"stream": True, **options, **self.body(asked)}
+
+    def after(self, error: openai.APIStatusError, asked: Mapping[str, Any]) -> Parameters | None:
+        """What to try instead after such an answer; None where it is about something else."""
+        if error.status_code not in _STATUSES:
+            return None
+        said = str(error.body or error.message)[:_MAX_COMPLAINT]
+        param = error.param if isinstance(error.param, str) else ""
+
+        def is_about(name: str) -> bool:
+            named = param == name or re.search(rf"\b{name}\b", said) is not None
+            return named and _UNSUPPORTED.search(said) is not None
+
+        if (
+            not self.is_name_fixed
+            and any(name in asked for name in _NAMES)
+            and is_about(self.max_tokens_name)
+            and (_other(self.max_tokens_name) in said or not _TOO_LONG.search(said))
+        ):
+            return replace(self, max_tokens_name=_other(self.max_tokens_name))
+        sends_temperature = self.sends_temperature and "temperature" in asked
+        if sends_temperature and not self.is_temperature_fixed and is_about("temperature"):
+            return replace(self, sends_temperature=False)
+        if self.sends_stream_options and is_about("stream_options"):
+            return replace(self, sends_stream_options=False)
+        return None
+
+
+def _other(name: str) -> str:
+    return _NAMES[1] if name == _NAMES[0] else _NAMES[0]
