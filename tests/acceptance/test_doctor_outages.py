@@ -264,6 +264,23 @@ def test_many_jobs_that_died_just_now(jobctl: CommandLine) -> None:
     assert "jobctl dead groups" in found["dead-growing"]["remedy"]
 
 
+def test_a_ledger_that_was_set_back_while_the_broker_stayed(
+    jobctl: CommandLine, dead_ids: list[str]
+) -> None:
+    assert len(jobctl.json("dead", "list")) == len(dead_ids)
+    with closing(sqlite3.connect(jobctl.ledger_file)) as ledger, ledger:
+        ledger.execute("DELETE FROM dead_letters WHERE id <> ?", dead_ids[:1])
+    told = jobctl.run("dead", "list").stderr
+    assert "jobs.dead has 2 messages more than the ledger lists" in told
+    found = findings(jobctl)["dead-unlisted"]
+    assert "2 messages more" in found["detail"]
+    assert commands(found, "jobctl") == [["jobctl", "dead", "index"]]
+    index = {"messages": 3, "letters": 3, "dropped": 0}
+    assert jobctl.json("dead", "index") == index
+    assert {letter["id"] for letter in jobctl.json("dead", "list")} == set(dead_ids)
+    assert "dead-unlisted" not in findings(jobctl)
+
+
 @pytest.mark.long
 def test_jobs_of_a_module_that_is_missing_are_not_to_be_removed(jobctl: CommandLine) -> None:
     job_id = jobctl.publish()

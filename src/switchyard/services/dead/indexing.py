@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -29,8 +30,10 @@ from switchyard.broker.wire.link import Link
 from switchyard.services.dead.causes import cause_of
 from switchyard.services.dead.displaced import examined
 from switchyard.services.dead.letters import cause_of_letter
+from switchyard.services.dead.scan import scanning_in_turn
 from switchyard.services.jobs.registry import Registry, UnknownJobType
 from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.leases import Wait
 from switchyard.services.records.errors import LedgerError, RowRejected
 from switchyard.services.records.requests import DeadLetterRecord, NewJob
 from switchyard.services.records.results import DeadLetter
@@ -121,9 +124,52 @@ async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Regi
     return count
 
 
+@dataclass(frozen=True, slots=True)
+class Reindexed:
+    """What `reindex` has found."""
+
+    messages: int
+    """In `jobs.dead`."""
+    letters: int
+    """Of which identical messages count once."""
+    dropped: int
+    """Letters that the index had, and that the broker has no longer."""
+
+
+async def reindex(
+    settings: BrokerSettings, ledger: Ledger, registry: Registry, wait: Wait = asyncio.sleep
+) -> Reindexed:
+    """Make the index say what `jobs.dead` has, whatever it said: for a ledger that was set back.
+    Jobs of letters that it did not know are dead by then.
+
+    Waits and raises as `scanning_in_turn` does; nothing is taken out of the queue.
+    """
+    await index_waiting(settings, ledger, registry)
+    until = ledger.clock.time()
+    async with scanning_in_turn(settings, ledger, wait) as scan:
+        found: dict[str, list[Letter]] = {}
+        async for letter in scan.letters():
+            found.setdefault(letter.id, []).append(letter)
+        deaths = list(found.values())
+        for start in range(0, len(deaths), BATCH):
+            await _recount(deaths[start : start + BATCH], ledger, registry)
+        dropped = await ledger.drop_absent(found, until)
+        return Reindexed(scan.scanned, len(found), dropped)
+
+
+async def _recount(deaths: Sequence[Sequence[Letter]], ledger: Ledger, registry: Registry) -> None:
+    """Index the latest death of each of these ids, with the number of all its messages."""
+    records = []
+    for letters in deaths:
+        latest = max(letters, key=lambda letter: letter.death)
+        copies = sum(1 + len(letter.again) for letter in letters)
+        records.append(replace(record_of(latest, registry), copies=copies))
+    await _write(records, ledger, recount=True)
+
+
 async def _index(batch: list[Letter], ledger: Ledger, registry: Registry) -> int:
     letters = await examined(ledger, batch)
-    await _write(letters, ledger, registry)
+    await _write([record_of(letter, registry) for letter in letters], ledger)
     displaced = [letter for letter in letters if letter.certificate.reason is Reason.DISPLACED]
     unbound = [letter for letter in displaced if letter.certificate.error_type == UNBOUND]
     thrown_out = [letter for letter in displaced if letter.certificate.error_type != UNBOUND]
@@ -147,16 +193,18 @@ async def _index(batch: list[Letter], ledger: Ledger, registry: Registry) -> int
     return indexed
 
 
-async def _write(letters: Sequence[Letter], ledger: Ledger, registry: Registry) -> None:
+async def _write(
+    records: Sequence[DeadLetterRecord], ledger: Ledger, *, recount: bool = False
+) -> None:
     try:
-        await ledger.index_dead([record_of(letter, registry) for letter in letters])
+        await ledger.index_dead(records, recount=recount)
     except RowRejected as error:
-        if len(letters) == 1:
+        if len(records) == 1:
             # It stays in jobs.dead; here it would only hold up the others.
-            _log.error("not to be indexed", letter=letters[0].id, error=str(error))
+            _log.error("not to be indexed", letter=records[0].id, error=str(error))
             return
-        for letter in letters:
-            await _write([letter], ledger, registry)
+        for record in records:
+            await _write([record], ledger, recount=recount)
 
 
 class DeadLetterIndexer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, case, func, select, text
@@ -27,12 +27,18 @@ from switchyard.services.records.requests import DeadLetterFilter, DeadLetterRec
 from switchyard.services.records.results import DeadLetter, Page
 from switchyard.services.records.states import DeadLetterState
 
+REFUSED = "refused"
+"""The reason of letters that the ledger alone has."""
+
 
 class DeadLetters(LedgerBase):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def index_dead(self, letters: Sequence[DeadLetterRecord]) -> None:
-        """Note letters, and mark their jobs dead, in one transaction.
+    async def index_dead(
+        self, letters: Sequence[DeadLetterRecord], *, recount: bool = False
+    ) -> None:
+        """Note letters, and mark their jobs dead, in one transaction. With `recount` they are all
+        that `jobs.dead` has of these ids, and not further ones.
 
         A job stays as it is when it has finished, when a newer copy than the letter's has been
         seen, when it runs and the letter's copy never did (expired, overflowed, …), or when the
@@ -61,7 +67,10 @@ class DeadLetters(LedgerBase):
                 if column.name not in ("id", "first_at", "updated_at")
             }
             changes["updated_at"] = insert.excluded.updated_at
-            changes["copies"] = case((another, dead_letters.c.copies + 1), else_=1)
+            copies = insert.excluded.copies
+            changes["copies"] = (
+                copies if recount else case((another, dead_letters.c.copies + copies), else_=copies)
+            )
             connection.execute(
                 insert.on_conflict_do_update(index_elements=["id"], set_=changes), rows
             )
@@ -159,6 +168,30 @@ class DeadLetters(LedgerBase):
         )
         return await self._database.read(lambda connection: connection.scalar(query) or 0)
 
+    async def count_messages(self) -> int:
+        """Return how many messages `jobs.dead` must have by the index: what the broker never took
+        (`refused`) is in the ledger alone."""
+        query = select(func.coalesce(func.sum(dead_letters.c.copies), 0)).where(
+            dead_letters.c.state == DeadLetterState.WAITING, dead_letters.c.reason != REFUSED
+        )
+        return int(await self._database.read(lambda connection: connection.scalar(query) or 0))
+
+    async def drop_absent(self, present: Collection[str], until: float) -> int:
+        """Note that the broker has no other letters than these, of those that were indexed until
+        then. Returns how many it has no longer."""
+        query = select(dead_letters.c.id).where(
+            dead_letters.c.state == DeadLetterState.WAITING,
+            dead_letters.c.reason != REFUSED,
+            dead_letters.c.updated_at <= until,
+        )
+        listed = await self._database.read(
+            lambda connection: list(connection.execute(query).scalars())
+        )
+        absent = sorted(set(listed) - set(present))
+        if not absent:
+            return 0
+        return await self.mark_dead_state(absent, DeadLetterState.DROPPED, self.clock.time())
+
     async def get_dead(self, letter_id: str) -> DeadLetter | None:
         """One dead letter."""
 
@@ -212,7 +245,7 @@ def _columns(letter: DeadLetterRecord, now: float) -> dict[str, Any]:
         "worker": clean(letter.worker),
         "first_at": letter.dead_at,
         "dead_at": letter.dead_at,
-        "copies": 1,
+        "copies": letter.copies,
         "state": DeadLetterState.WAITING.value,
         "updated_at": now,
         "fingerprint": letter.fingerprint,

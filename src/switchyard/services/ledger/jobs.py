@@ -132,12 +132,32 @@ class JobWrites(LedgerBase):
         so that it never begins again."""
         return await self._committer.submit(Cancel(job_id, now))
 
+    async def running_claims(self, worker_id: str) -> list[tuple[str, str]]:
+        """Return job and claim of all that the worker runs, by the ledger."""
+        query = select(jobs.c.id, jobs.c.claim_id).where(
+            jobs.c.state == State.RUNNING, jobs.c.worker_id == worker_id
+        )
+        return await self._database.read(
+            lambda connection: [(row.id, row.claim_id or "") for row in connection.execute(query)]
+        )
+
     async def release_all(self, worker_id: str, now: float) -> int:
         """Give back what the worker runs: it stops, or lost the broker. Counts as no crash and
         as no attempt; later ends of those claims are refused. Returns the number of jobs."""
+        return await self._release(worker_id, now, State.QUEUED)
 
+    async def release_unheld(self, worker_id: str, claim_ids: Sequence[str], now: float) -> int:
+        """Give back these claims of the worker, under which nothing runs: as `release_all`, but the
+        broker may have no copy of the jobs, so the scheduler publishes them."""
+        return await self._release(worker_id, now, State.PENDING, claim_ids)
+
+    async def _release(
+        self, worker_id: str, now: float, state: State, claim_ids: Sequence[str] | None = None
+    ) -> int:
         def work(connection: Connection) -> int:
             mine = (jobs.c.state == State.RUNNING) & (jobs.c.worker_id == worker_id)
+            if claim_ids is not None:
+                mine &= jobs.c.claim_id.in_(claim_ids)
             held = connection.execute(select(jobs.c.id).where(mine).with_for_update()).scalars()
             ids = list(held)
             if not ids:
@@ -159,7 +179,7 @@ class JobWrites(LedgerBase):
             connection.execute(
                 update(jobs)
                 .where(mine)
-                .values(state=State.QUEUED, worker_id=None, claim_id=None, updated_at=now)
+                .values(state=state, worker_id=None, claim_id=None, updated_at=now)
             )
             return len(ids)
 

@@ -87,6 +87,7 @@ class Finding(StrEnum):
     JOBS_REFUSED = "jobs-refused"
     DISPLACED = "displaced"
     DEAD_GROWING = "dead-growing"
+    DEAD_UNLISTED = "dead-unlisted"
     DEAD_WAITING = "dead-waiting"
 
 

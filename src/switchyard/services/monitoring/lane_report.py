@@ -7,6 +7,8 @@ limits are those that are declared, and the rest is unknown.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +20,15 @@ from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.wire.depths import Waiting, ask_queues
 from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.leases import DEAD_SCAN
 from switchyard.services.monitoring.marks import Marks
 from switchyard.services.records.states import State
 from switchyard.services.settings import Settings
 
 MANAGEMENT_TIMEOUT = 3.0
+INDEXING_LOOK, INDEXING_STALL, INDEXING_LIMIT = 0.1, 1.0, 10.0
+"""Seconds between looks whether a scheduler has indexed what it took out of the log, without
+progress, and in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,30 @@ async def lane_report(
     )
     lanes.append(LaneReport("(dead)", None, (dead,), {}))
     return Report(tuple(lanes), trouble)
+
+
+async def unlisted_letters(settings: Settings, ledger: Ledger) -> int:
+    """Return how many messages more `jobs.dead` has than the index of dead letters knows, or,
+    negative, how many fewer. Waits while a scheduler indexes what has just died. 0 while a redrive
+    or purge goes through the queue and holds some, and where there is no such queue. Raises
+    BrokerAway, LedgerUnavailable."""
+    more = await _unlisted(settings, ledger)
+    began = progress = time.monotonic()
+    while more > 0 and (now := time.monotonic()) < min(
+        progress + INDEXING_STALL, began + INDEXING_LIMIT
+    ):
+        await asyncio.sleep(INDEXING_LOOK)
+        before, more = more, await _unlisted(settings, ledger)
+        progress = now if more < before else progress
+    return more
+
+
+async def _unlisted(settings: Settings, ledger: Ledger) -> int:
+    if await ledger.lease_remaining(DEAD_SCAN):
+        return 0
+    asked = await ask_queues(settings.require_amqp_url(), [DEAD_QUEUE])
+    there = asked[DEAD_QUEUE]
+    return 0 if there is None else there.ready - await ledger.count_messages()
 
 
 async def _management(settings: Settings) -> tuple[dict[str, Any], str | None]:

@@ -151,6 +151,8 @@ class DeadLetterRecord:
     redrives: int = 0
     attempts: int = 0
     """With `redrives`, the letter's generation: an older letter does not bury a newer copy."""
+    copies: int = 1
+    """Messages in `jobs.dead` that are this letter."""
     fingerprint: str | None = None
     """The group of letters that died of the same cause."""
     job: NewJob | None = None

@@ -108,6 +108,10 @@ class Claims:
             return None
         return expiry.timestamp()
 
+    def holds(self, job_id: str, claim_id: str) -> bool:
+        """Whether something runs here as that job, or is about to under that claim."""
+        return job_id in self.running or claim_id in self._open
+
     def close(self, job: RunningJob) -> None:
         """The job is over."""
         del self.running[job.message.job_id]

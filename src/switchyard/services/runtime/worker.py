@@ -41,6 +41,8 @@ from switchyard.services.settings import Settings
 
 LAST_WORDS = 2.0
 """Seconds after the grace in which what follows from ended handlers is published and recorded."""
+UNHELD_LOOK = 20.0
+"""Seconds between looks for claims of this worker under which nothing runs."""
 LEDGER_PROBE = 0.5
 """Seconds between looks at a ledger that is away."""
 MOST_HELPERS = 4
@@ -230,6 +232,7 @@ class Worker:
         # Without these two, a worker looks alive and is not.
         background.start("beat", self._beat, vital=True)
         background.start("watch ledger", self._watch_ledger, vital=True)
+        background.start("unheld claims", self._keep_releasing)
         self._limits.start(background)
         background.start("control", ControlListener(self._link, self._on_cancel, self._log).run)
         consuming = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
@@ -351,6 +354,34 @@ class Worker:
             except LedgerError as error:
                 self._log.warning("ledger away", error=str(error))
                 self._on_ledger_away()
+
+    async def _keep_releasing(self) -> None:
+        while True:
+            await asyncio.sleep(UNHELD_LOOK)
+            try:
+                await self.release_unheld()
+            except LedgerError as error:
+                self._log.warning("claims not compared", error=str(error))
+
+    async def release_unheld(self) -> int:
+        """Give up claims that the ledger has as this worker's, and under which nothing runs: it was
+        set back to an older copy, and nobody else would take such jobs over from a worker that
+        lives. Returns the number of jobs; raises LedgerError."""
+        claims = [
+            (job_id, claim_id)
+            for job_id, claim_id in await self._ledger.running_claims(self.worker_id)
+            if not any(runner.claims.holds(job_id, claim_id) for runner in self._runners)
+        ]
+        if not claims:
+            return 0
+        # One that has ended since it was read is not running any more, and stays as it is.
+        released = await self._ledger.release_unheld(
+            self.worker_id, [claim_id for _, claim_id in claims], self._ledger.clock.time()
+        )
+        if released:
+            job_ids = [job_id for job_id, _ in claims]
+            self._log.warning("unheld claims released", jobs=released, ids=job_ids[:5])
+        return released
 
     # --- the ledger away --------------------------------------------------------------------
 

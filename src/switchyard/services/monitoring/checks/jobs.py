@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from switchyard.broker.dead.certificate import UNBOUND, Reason
-from switchyard.broker.lanes import DEAD_QUEUE
-from switchyard.broker.wire.depths import ask_queues
 from switchyard.broker.wording import counted
 from switchyard.services.jobs.registry import UnknownJobType
-from switchyard.services.ledger.leases import DEAD_SCAN
 from switchyard.services.monitoring.check import Check, Finding, some, warning, well, wrong
 from switchyard.services.monitoring.checks.examined import LOOKED_AT, Examined
 from switchyard.services.monitoring.checks.processes import advice
+from switchyard.services.monitoring.lane_report import unlisted_letters
 from switchyard.services.records.requests import DeadLetterFilter, JobFilter
 from switchyard.services.records.results import JobSummary
 from switchyard.services.records.states import State
@@ -177,13 +175,20 @@ async def dead(system: Examined) -> list[Check]:
     refused = await ledger.count_dead(DeadLetterFilter(state="waiting", reason="refused"))
     checks += [_refused(refused)] if refused else []
     waiting = await ledger.count_dead(DeadLetterFilter(state="waiting")) - displaced - refused
+    more = 0 if system.broker is None else await unlisted_letters(system.settings, ledger)
+    checks += [_unlisted(more)] if more > 0 else []
     if waiting <= 0:
-        return [*checks, well("dead letters", "none waits")]
+        return [*checks, *([] if more > 0 else [well("dead letters", "none waits")])]
     recent = DeadLetterFilter(state="waiting", since=ledger.clock.time() - JUST_NOW)
     if (recently := await ledger.count_dead(recent)) >= MANY:
         checks.append(_growing(recently))
     remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
     told = f"{waiting:,} wait for somebody"
+    listed = waiting + displaced
+    # A message may have been indexed twice: the broker's number counts where it is smaller.
+    messages = await ledger.count_messages() + min(more, 0)
+    if messages > listed:
+        told += f", {messages:,} messages in jobs.dead: identical ones count once"
     of_reason = DeadLetterFilter(state="waiting", reason=Reason.INVALID_PAYLOAD)
     if invalid := await ledger.count_dead(of_reason):
         told += f"; of these, {invalid:,} had a payload that their worker did not accept"
@@ -191,19 +196,20 @@ async def dead(system: Examined) -> list[Check]:
             "; was that worker older than the publisher? Then start the new one and `jobctl dead "
             "redrive --reason invalid_payload --canary 5`"
         )
-    if lost := await _lost(system, waiting + displaced):
-        told += f"; the broker has lost {lost:,} of these"
+    if messages < listed:
+        told += f"; the broker has lost {listed - messages:,} of these"
         remedy += "; what it has lost: `jobctl dead redrive --all --from-ledger`"
     return [*checks, warning("dead letters", Finding.DEAD_WAITING, told, remedy)]
 
 
-async def _lost(system: Examined, indexed: int) -> int:
-    """How many letters at least the broker has no longer, of so many that the index lists."""
-    if system.broker is None or await system.need_ledger().lease_remaining(DEAD_SCAN):
-        return 0  # a redrive or purge goes through the queue, and holds letters
-    asked = await ask_queues(system.settings.require_amqp_url(), [DEAD_QUEUE])
-    there = asked[DEAD_QUEUE]
-    return 0 if there is None else max(0, indexed - there.ready)  # missing: another finding
+def _unlisted(number: int) -> Check:
+    return warning(
+        "unlisted letters",
+        Finding.DEAD_UNLISTED,
+        f"jobs.dead has {counted(number, 'message')} more than the ledger lists: no scheduler has "
+        "indexed them yet, or the ledger was set back to an older copy",
+        "list them: `jobctl dead index`",
+    )
 
 
 def _growing(number: int) -> Check:

@@ -1,0 +1,106 @@
+"""A ledger that was set back to an older copy, while the broker and its workers went on."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Mapping
+from contextlib import closing
+
+import pytest
+
+from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.lanes import DEAD_EXCHANGE
+from switchyard.broker.message import JobMessage
+from switchyard.broker.publish.outcome import envelope_of
+from switchyard.services.dead.indexing import Reindexed, index_waiting, reindex
+from switchyard.services.monitoring.lane_report import unlisted_letters
+from switchyard.services.records.requests import DeadLetterFilter
+from switchyard.services.records.states import State
+from switchyard.services.scheduler.scheduler import Pace, Scheduler
+from tests.support.brokers import TestBroker
+from tests.support.jobs import journal
+from tests.support.system import System, open_system
+
+AT_ONCE = Pace(pending=0.0)
+
+
+@pytest.fixture
+async def system(broker: TestBroker, sqlite_url: str) -> AsyncIterator[System]:
+    async with open_system(broker, sqlite_url) as opened:
+        yield opened
+
+
+def change(sqlite_url: str, statement: str, values: Mapping[str, str] | None = None) -> None:
+    """Set the ledger back by hand."""
+    with closing(sqlite3.connect(sqlite_url.partition("///")[2])) as ledger, ledger:
+        ledger.execute(statement, values or {})
+
+
+async def bury(system: System, job_id: str) -> None:
+    """Give a job up, as a worker does."""
+    message = JobMessage(job_id=job_id, job_type="noop", payload={})
+    certificate = DeathCertificate(Reason.EXHAUSTED, "hot.noop", message="no use")
+    await system.wire.send(DEAD_EXCHANGE, "hot.noop", envelope_of(message, certificate.headers()))
+
+
+async def test_letters_that_the_copy_does_not_know_are_listed_again_and_no_others(
+    system: System, sqlite_url: str
+) -> None:
+    for number in range(7):
+        await bury(system, f"job-{number}")
+    await bury(system, "job-6")  # the same death twice
+    await index_waiting(system.settings, system.ledger, system.registry)
+    assert await unlisted_letters(system.settings, system.ledger) == 0
+
+    change(sqlite_url, "DELETE FROM dead_letters WHERE id >= 'job-3'")
+    change(sqlite_url, "DELETE FROM jobs WHERE id >= 'job-3'")
+    change(sqlite_url, "UPDATE dead_letters SET state = 'redriven' WHERE id = 'job-0'")
+    change(sqlite_url, "UPDATE dead_letters SET id = 'gone' WHERE id = 'job-1'")
+    assert await unlisted_letters(system.settings, system.ledger) == 6
+
+    done = await reindex(system.settings, system.ledger, system.registry)
+    assert done == Reindexed(messages=8, letters=7, dropped=1)
+    listed = {letter.id: letter for letter in (await system.ledger.list_dead()).items}
+    assert {each.id for each in listed.values() if each.state == "waiting"} == {
+        f"job-{number}" for number in range(7)
+    }
+    assert listed["gone"].state == "dropped"
+    assert {name: listed[name].copies for name in ("job-5", "job-6")} == {"job-5": 1, "job-6": 2}
+    record = await system.ledger.get("job-6")
+    assert record is not None
+    assert record.state is State.DEAD
+    assert await unlisted_letters(system.settings, system.ledger) == 0
+    assert len(await system.letters()) == 8
+
+    assert await reindex(system.settings, system.ledger, system.registry) == Reindexed(8, 7, 0)
+    assert await system.ledger.count_dead(DeadLetterFilter(state="waiting")) == 7
+
+
+async def test_records_that_run_under_a_living_worker_that_does_not_run_them_are_published_again(
+    system: System, sqlite_url: str
+) -> None:
+    running = await system.start_worker()
+    worker = running.worker
+    await system.publish("hot.noop", job_id="ended")
+    await system.wait_for_state("ended", State.SUCCEEDED)
+    await system.publish("hot.gated", job_id="runs")
+    await system.wait_for_state("runs", State.RUNNING)
+    change(
+        sqlite_url,
+        "UPDATE jobs SET state = 'running', worker_id = :worker, claim_id = :worker || '/old' "
+        "WHERE id = 'ended'",
+        {"worker": worker.worker_id},
+    )
+
+    assert await worker.release_unheld() == 1
+    scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=AT_ONCE)
+    try:
+        assert (await scheduler.turn()).outbox == 1
+    finally:
+        await scheduler.close()
+    await system.wait_for_state("ended", State.SUCCEEDED)
+    assert journal.runs("ended") == 2
+    assert await worker.release_unheld() == 0
+
+    journal.release("runs")
+    await asyncio.wait_for(system.wait_for_state("runs", State.SUCCEEDED), 30)
+    assert journal.runs("runs") == 1
