@@ -10,13 +10,15 @@ from switchyard.broker.dead.certificate import DeathCertificate, Reason
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import envelope_of
+from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.system.ports import LOOPBACK
 from switchyard.services.bulk.runner import BulkRunner
+from switchyard.services.dead.files import exported
 from switchyard.services.dead.indexing import index_waiting
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.dead.purge import PurgeHandler, PurgeProgress, count_letters, start_purge
 from switchyard.services.dead.scan import scanning_in_turn
-from switchyard.services.records.requests import NewJob
+from switchyard.services.records.requests import DeadLetterFilter, NewJob
 from switchyard.services.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import PATIENCE, eventually
@@ -145,3 +147,30 @@ async def test_a_later_death_of_the_same_job_is_a_letter_of_its_own(
         letter = await system.ledger.get_dead("job")
         assert letter is not None
         assert (letter.copies, letter.attempts, letter.error_message) == (2, 3, "letter 1")
+
+
+async def test_equal_messages_that_are_no_jobs_are_one_letter_for_every_count(
+    broker: TestBroker, sqlite_url: str
+) -> None:
+    async with open_system(broker, sqlite_url) as system:
+        for number in range(30):
+            body = b"no job %d" % (number % 3)
+            await system.wire.send(
+                DEAD_EXCHANGE, "hot.noop", Envelope(body=body, message_id=str(number))
+            )
+        await index_waiting(system.settings, system.ledger, system.registry)
+        assert await system.ledger.count_dead(DeadLetterFilter(state="waiting")) == 3
+        assert await system.ledger.count_messages() == 30
+        assert {each.copies for each in (await system.ledger.list_dead()).items} == {10}
+        assert len([line async for line in exported(system.ledger, DeadLetterFilter())]) == 3
+        everything = LetterFilter()
+        would = await count_letters(system.settings, system.ledger, everything, asyncio.sleep)
+        assert would == PurgeProgress(scanned=30, total=30, purged=3)
+        await eventually(lambda: has_letters(system, 30))
+
+        operation = await start_purge(system.ledger, everything, created_by="test")
+        handler = PurgeHandler(system.settings, system.ledger)
+        ended = await BulkRunner(system.ledger, [handler]).run_one(operation.id)
+        assert ended.counts == would.to_json()
+        assert await system.letters() == []
+        assert await system.ledger.count_messages() == 0

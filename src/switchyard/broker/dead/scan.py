@@ -88,13 +88,14 @@ class Letter:
         return had_own_expiry(self.delivery.headers)
 
     @property
-    def death(self) -> tuple[str, int, int] | None:
-        """Which end of which job it tells of: id, redrives, attempts. None where it is no job.
+    def death(self) -> tuple[str, int, int]:
+        """Which end of which job it tells of: id, redrives, attempts.
 
         Two letters of one death are one: a publish that was cut off before its confirm is
-        repeated, and the broker may have had the first, too.
+        repeated, and the broker may have had the first, too. So are messages that are no job and
+        have equal bodies: nothing tells one from the other, and the index has one id for them.
         """
-        return None if self.message is None else (self.message.job_id, *self.message.generation)
+        return (self.id, *(self.message.generation if self.message else (0, 0)))
 
     @property
     def body(self) -> bytes:

@@ -11,7 +11,7 @@ app = typer.Typer(
 )
 app.command(name="list")(letters.list_dead)
 app.command()(letters.show)
-app.command(name="index")(letters.index)
+app.command(name="index")(purge.index)
 app.command()(groups.groups)
 app.command()(redrive.redrive)
 app.add_typer(redrives.app, name="redrives")

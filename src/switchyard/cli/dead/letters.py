@@ -136,36 +136,6 @@ def show(
     _print_letter(letter, job, edits)
 
 
-def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:
-    """Go through jobs.dead and make the ledger list what is there, no more and no less.
-
-    For a ledger that was set back to an older copy while the broker stayed. Nothing is taken out
-    of jobs.dead. Letters that the broker has no longer are listed as dropped.
-    """
-    from switchyard.cli.dead.purge import wait_aloud
-    from switchyard.services.dead.indexing import Reindexed, reindex
-    from switchyard.services.identity.broker import require_same_system
-
-    quiet_logs()
-    settings = load_settings()
-    require_broker(settings)
-    registry = load_registry(settings, include)
-
-    async def work() -> Reindexed:
-        async with open_ledger(settings) as ledger:
-            await require_same_system(settings, ledger)
-            return await reindex(settings, ledger, registry, wait_aloud())
-
-    done = run(work())
-    if as_json:
-        print_json(plain(done))
-        return
-    echo(
-        f"{counted(done.letters, 'letter')} in {counted(done.messages, 'message')} of jobs.dead, "
-        f"all listed; {done.dropped:,} that the broker has no longer noted as dropped"
-    )
-
-
 async def bring_up_to_date(settings: Settings, ledger: Ledger, registry: Registry) -> None:
     """Index what the broker has beyond the ledger. What is indexed is shown without a broker."""
     from switchyard.broker.errors import BrokerAway, WrongSystem

@@ -1,4 +1,5 @@
-"""`jobctl dead purge` and `purges`: dead letters go away; their record stays, and who did it."""
+"""`jobctl dead purge` and `purges`: dead letters go away; their record stays, and who did it. And
+`jobctl dead index`: the records are made to say what is there."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from switchyard.broker.wording import counted
 from switchyard.cli.base.common import (
     IncludeOption,
     load_registry,
@@ -170,6 +172,35 @@ def public(operation: BulkOperation) -> dict[str, Any]:
 
     shown: dict[str, Any] = plain({**record_of(operation), **PurgeProgress.of(operation).to_json()})
     return shown
+
+
+def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:
+    """Go through jobs.dead and make the ledger list what is there, no more and no less.
+
+    For a ledger that was set back to an older copy while the broker stayed. Nothing is taken out
+    of jobs.dead. Letters that the broker has no longer are listed as dropped.
+    """
+    from switchyard.services.dead.indexing import Reindexed, reindex
+    from switchyard.services.identity.broker import require_same_system
+
+    quiet_logs()
+    settings = load_settings()
+    require_broker(settings)
+    registry = load_registry(settings, include)
+
+    async def work() -> Reindexed:
+        async with open_ledger(settings) as ledger:
+            await require_same_system(settings, ledger)
+            return await reindex(settings, ledger, registry, wait_aloud())
+
+    done = run(work())
+    if as_json:
+        print_json(plain(done))
+        return
+    echo(
+        f"{counted(done.letters, 'letter')} in {counted(done.messages, 'message')} of jobs.dead, "
+        f"all listed; {done.dropped:,} that the broker has no longer noted as dropped"
+    )
 
 
 def wait_aloud() -> Wait:

@@ -78,8 +78,6 @@ class LetterScan:
 
     def _is_news(self, letter: Letter) -> bool:
         self.scanned += 1
-        if letter.death is None:
-            return True
         first = self._deaths.setdefault(letter.death, letter)
         if first is letter:
             return True
