@@ -10,9 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from switchyard.api.client import AsyncClient, Invalid
 from switchyard.services.ledger import upgrade
-from tests.support.api_server import api_process, environment_of
+from tests.support.api_server import api_process, environment_of, serving
 from tests.support.commands import jobctl
+from tests.support.redrives import bury_many, index
 from tests.support.system import System
 
 
@@ -32,6 +34,32 @@ async def test_a_key_is_made_listed_and_revoked(system: System) -> None:
     assert (unknown.returncode, "jobctl keys list" in unknown.stderr) == (1, True)
     wrong = await jobctl("keys", "create", "x", "--scope", "write", **environment)
     assert (wrong.returncode, "publish" in wrong.stderr) == (2, True)
+
+
+async def test_the_first_characters_of_an_id_are_enough_at_every_door(system: System) -> None:
+    environment = environment_of(system.settings)
+    ids = [f"4eed1ee8-{number:04}-4000-8000-000000000000" for number in range(3)]
+    for job_id in ids[:2]:
+        await system.publish("hot.noop", {"n": 3}, job_id=job_id)
+    await bury_many(system, ids[2:])
+    await index(system)
+    async with serving(system.settings) as api, AsyncClient(api.url) as client:
+        assert (await client.job("4eed1ee8-0001")).job_id == ids[1]
+        assert (await client.dead_letter("4eed1ee8-0002")).id == ids[2]
+        with pytest.raises(Invalid, match="several ids begin with 4eed1ee8: 4eed1ee8-0000-4"):
+            await client.cancel("4eed1ee8")
+        assert (await client.cancel("4eed1ee8-0000")).job_id == ids[0]
+    for command in ("show", "watch", "cancel", "release"):
+        several = await jobctl("jobs", command, "4eed1ee8", **environment)
+        assert (several.returncode, "several ids begin" in several.stderr) == (1, True)
+    shown = await jobctl("jobs", "show", "4eed1ee8-0001", "--json", **environment)
+    assert json.loads(shown.stdout)["id"] == ids[1]
+    letter = await jobctl("dead", "show", "4eed1ee8", "--json", **environment)
+    assert json.loads(letter.stdout)["id"] == ids[2]
+    cancelled = await jobctl("jobs", "cancel", "4eed1ee8-0001", **environment)
+    assert f"{ids[1]} cancelled" in cancelled.stdout
+    purged = await jobctl("dead", "purge", "4eed1ee8-0002", "--yes", **environment)
+    assert (purged.returncode, purged.stdout.strip()) == (0, "1 purged")
 
 
 async def test_the_api_serves_until_sigterm_also_with_an_open_stream(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Path, Query, Request
+from fastapi import Depends, Path, Query, Request
 
 from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, responses, try_later
@@ -27,6 +27,7 @@ from switchyard.services.access.api_keys import Scope
 from switchyard.services.index.opening import report
 from switchyard.services.index.searching import answered_soon
 from switchyard.services.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.ledger.short_ids import Among
 from switchyard.services.monitoring.worker_status import status_of
 from switchyard.services.records.requests import DeadLetterFilter
 from switchyard.services.records.results import DeadLetter
@@ -34,7 +35,21 @@ from switchyard.services.records.states import DeadLetterState
 
 router = Routes(prefix="/admin", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
 
-LetterId = Annotated[str, Path(pattern=patterns.JOB_ID)]
+
+async def _full_letter_id(
+    letter_id: Annotated[
+        str,
+        Path(
+            pattern=patterns.JOB_ID,
+            description="The dead letter's id, or its first characters, at least six.",
+        ),
+    ],
+    state: Shared,
+) -> str:
+    return await state.ledger.full_id(Among.DEAD_LETTERS, letter_id)
+
+
+LetterId = Annotated[str, Depends(_full_letter_id)]
 
 
 @router.get("/lanes", responses=responses("broker-away", "no-broker"))

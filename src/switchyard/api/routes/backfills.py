@@ -37,6 +37,7 @@ from switchyard.services.backfill.spec import KIND, BackfillSpec
 from switchyard.services.backfill.starting import Backfills
 from switchyard.services.bulk import control as bulk_control
 from switchyard.services.files.quota import Quota
+from switchyard.services.ledger.short_ids import Among
 from switchyard.services.publishing.requests import Complaint
 from switchyard.services.records.bulk import BulkState
 
@@ -174,6 +175,7 @@ async def cancel(
 ) -> CancelledBackfill:
     """Cancel it permanently; with `jobs` also its published jobs that have not started."""
     wanted = body or Cancellation()
+    backfill_id = await state.ledger.full_id(Among.OPERATIONS, backfill_id)
     number = await _backfills(state).cancel(backfill_id, jobs=wanted.jobs)
     return CancelledBackfill(id=backfill_id, state=BulkState.CANCELLED, cancelled_jobs=number)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Path, Query, Request, Response
@@ -26,6 +27,7 @@ from switchyard.api.state import Shared
 from switchyard.broker import patterns
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.bulk import control as bulk_control
+from switchyard.services.dead.groups import with_full_ids
 from switchyard.services.dead.scan import wait_at_most
 from switchyard.services.records.states import DeadLetterState
 from switchyard.services.redrive import spec as redrive_spec
@@ -80,6 +82,7 @@ async def start_redrive(
     state.require_broker()
     spec = spec_of(body)
     spec.check_remote(state.registry)
+    spec = replace(spec, which=await with_full_ids(state.ledger, spec.which))
     if body.dry_run:
         tally = await plan_redrive(
             state.settings, state.registry, state.ledger, spec, wait=wait_at_most(PATIENCE)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Path as InPath
 from fastapi import Request, Response
 
 from switchyard.api.dependencies import ExtractionsOf
@@ -17,7 +16,7 @@ from switchyard.api.http.document_errors import (
 from switchyard.api.http.routing import Routes
 from switchyard.api.models.documents import ExtractionView
 from switchyard.api.routes.documents import FORM, POLL_AFTER, receive_upload
-from switchyard.broker import patterns
+from switchyard.api.routes.jobs import JobIdInPath
 from switchyard.services.access.api_keys import Scope
 from switchyard.services.documents.extractions import ExtractionNotFinished
 
@@ -57,7 +56,7 @@ async def order_text(
     responses=RESULT_PROBLEMS,
 )
 async def extracted_text(
-    job_id: Annotated[str, InPath(pattern=patterns.DOCUMENT_ID)],
+    job_id: JobIdInPath,
     extractions: ExtractionsOf,
 ) -> dict[str, Any]:
     """Get the extracted text by page. 409 if the job is unfinished or failed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import Header, Path, Query, Request, Response
+from fastapi import Depends, Header, Path, Query, Request, Response
 
 from switchyard.api.dependencies import ReferenceDeskOf
 from switchyard.api.entry.access import needs, own_key, source_of
@@ -24,6 +24,7 @@ from switchyard.services.access.api_keys import Scope
 from switchyard.services.citations.formats.export import Format
 from switchyard.services.documents.reference_orders import ReferenceDesk
 from switchyard.services.jobs.registry import InvalidPayload, UnknownJobType
+from switchyard.services.ledger.short_ids import Among
 from switchyard.services.monitoring.job_events import announce
 from switchyard.services.monitoring.levels import Pressure
 from switchyard.services.publishing.preparing import InvalidJob, JobRequest, check_notify_url
@@ -41,9 +42,22 @@ from switchyard.services.records.results import AlreadyFinished, Cancelled, JobR
 from switchyard.services.records.states import State as JobState
 from switchyard.services.runtime.control import send_cancel
 
-JobIdInPath = Annotated[
-    str, Path(pattern=patterns.JOB_ID, description="The job's id.", examples=["0b0f6c1e"])
-]
+
+async def _full_job_id(
+    job_id: Annotated[
+        str,
+        Path(
+            pattern=patterns.JOB_ID,
+            description="The job's id, or its first characters, at least six.",
+            examples=["0b0f6c1e"],
+        ),
+    ],
+    state: Shared,
+) -> str:
+    return await state.ledger.full_id(Among.JOBS, job_id)
+
+
+JobIdInPath = Annotated[str, Depends(_full_job_id)]
 
 router = Routes(prefix="/jobs", tags=["jobs"])
 

@@ -107,16 +107,18 @@ def cancel(
     Jobs that it has published still run, unless --jobs is given.
     """
     from switchyard.services.backfill.starting import Backfills
+    from switchyard.services.bulk.control import require_bulk
 
     quiet_logs()
     settings = load_settings()
 
-    async def work() -> int:
+    async def work() -> tuple[str, int]:
         async with open_ledger(settings) as ledger:
             backfills = Backfills.of(settings, load_registry(settings, include), ledger, include)
-            return await backfills.cancel(operation_id, jobs=jobs)
+            full_id = (await require_bulk(ledger, operation_id, VIEW.kind)).id
+            return full_id, await backfills.cancel(full_id, jobs=jobs)
 
-    number = run(work())
+    operation_id, number = run(work())
     if as_json:
         print_json({"id": operation_id, "state": "cancelled", "cancelled_jobs": number})
     else:

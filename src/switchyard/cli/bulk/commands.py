@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from switchyard.services.records.bulk import BulkOperation
 
 IdArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="Id, as printed at the start or by `list`.")
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="Id, as printed at the start or by `list`; up to its sixth digit is enough.",
+    ),
 ]
 LimitOption = Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of results.")]
 WATCH_SECONDS = 1.0

@@ -33,7 +33,7 @@ from switchyard.cli.base.output import (
     shown_json,
 )
 from switchyard.cli.dead.letters import bring_up_to_date
-from switchyard.cli.dead.options import IdsArgument
+from switchyard.cli.dead.options import IdsArgument, full_letter_id
 
 if TYPE_CHECKING:
     from switchyard.services.dead.edits import Undone
@@ -44,7 +44,12 @@ HEADER = "# Save and close to go on; leave it as it is to change nothing.\n"
 
 def edit(
     letter_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Id of the dead letter, from `jobctl dead list`.")
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="Id of the dead letter, from `jobctl dead list`; the first six characters or more "
+            "are enough.",
+        ),
     ],
     from_ledger: Annotated[
         bool,
@@ -81,6 +86,7 @@ async def _edit(
     registry = load_registry(settings, include)
     async with open_ledger(settings) as ledger:
         await bring_up_to_date(settings, ledger, registry)
+        letter_id = await full_letter_id(ledger, letter_id)
         letter = await ledger.get_dead(letter_id)
         if letter is None:
             raise CommandFailed(f"there is no dead letter {letter_id!r}: see `jobctl dead list`")
@@ -160,6 +166,7 @@ def undo(
     The copy in the lane will not run, and the original dead letter is restored. Exit code 1: at
     least one job had already started.
     """
+    from switchyard.services.bulk.control import require_bulk
     from switchyard.services.dead.edits import latest_edits
     from switchyard.services.dead.edits import undo as undo_edits
 
@@ -177,7 +184,9 @@ def undo(
             open_ledger(settings) as ledger,
             Publisher(settings, name="undo") as publisher,
         ):
-            edits = await latest_edits(ledger, letter_ids=ids or (), operation_id=redrive)
+            full_ids = [await full_letter_id(ledger, each) for each in ids or ()]
+            operation = None if redrive is None else (await require_bulk(ledger, redrive)).id
+            edits = await latest_edits(ledger, letter_ids=full_ids, operation_id=operation)
             undone = await undo_edits(ledger, registry, publisher, edits)
             await bring_up_to_date(settings, ledger, registry)
             return undone

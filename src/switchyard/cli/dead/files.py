@@ -28,7 +28,7 @@ from switchyard.cli.dead.changes import (
     change_of,
 )
 from switchyard.cli.dead.letters import bring_up_to_date, known_state
-from switchyard.cli.dead.options import AllOption, IdsArgument, chosen, filtered
+from switchyard.cli.dead.options import AllOption, IdsArgument, chosen, filtered, full_letter_id
 
 if TYPE_CHECKING:
     from switchyard.services.dead.files import Imported
@@ -63,7 +63,7 @@ def export(
     ```
     """
     from switchyard.services.dead.files import exported
-    from switchyard.services.dead.groups import require_group
+    from switchyard.services.dead.groups import require_group, with_full_ids
 
     which = chosen(which, ids, everything=everything)
     wanted_state = known_state(state)
@@ -75,7 +75,8 @@ def export(
         async with open_ledger(settings) as ledger, _writing(file) as output:
             await bring_up_to_date(settings, ledger, load_registry(settings))
             await require_group(ledger, which)
-            wanted = which.for_index(wanted_state, ledger.clock.now())
+            full = await with_full_ids(ledger, which)
+            wanted = full.for_index(wanted_state, ledger.clock.now())
             async for line in exported(ledger, wanted, limit=limit):
                 output.write(line + "\n")
                 count += 1
@@ -167,7 +168,12 @@ def _read(file: str) -> list[StoredLetter]:
 
 def replay(
     letter_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Id of the dead letter, from `jobctl dead list`.")
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="Id of the dead letter, from `jobctl dead list`; the first six characters or more "
+            "are enough.",
+        ),
     ],
     local: Annotated[
         bool,
@@ -209,7 +215,7 @@ def replay(
         async with open_ledger(settings) as ledger:
             if settings.amqp_url is not None:
                 await bring_up_to_date(settings, ledger, registry)
-            letter = await ledger.get_dead(letter_id)
+            letter = await ledger.get_dead(await full_letter_id(ledger, letter_id))
         if letter is None:
             raise CommandFailed(f"there is no dead letter {letter_id!r}: see `jobctl dead list`")
         message, routing_key = changed(stored_letter(letter), change, registry)

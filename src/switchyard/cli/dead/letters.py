@@ -34,7 +34,7 @@ from switchyard.cli.base.output import (
     shown_json,
     table,
 )
-from switchyard.cli.dead.options import filtered
+from switchyard.cli.dead.options import filtered, full_letter_id
 
 if TYPE_CHECKING:
     from switchyard.services.jobs.registry import Registry
@@ -106,7 +106,12 @@ def known_state(state: str) -> str | None:
 
 def show(
     letter_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Id of the dead letter, from `jobctl dead list`.")
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="Id of the dead letter, from `jobctl dead list`; the first six characters or more "
+            "are enough.",
+        ),
     ],
     include: IncludeOption = None,
     as_json: JsonOption = False,
@@ -119,10 +124,11 @@ def show(
     ) -> tuple[DeadLetter | None, JobRecord | None, list[LetterEdit]]:
         async with open_ledger(settings) as ledger:
             await bring_up_to_date(settings, ledger, registry)
-            letter = await ledger.get_dead(letter_id)
+            full_id = await full_letter_id(ledger, letter_id)
+            letter = await ledger.get_dead(full_id)
             known = letter is not None and letter.job_id is not None
-            job = await ledger.get(letter_id) if known else None
-            return letter, job, await ledger.letter_edits(letter_id=letter_id)
+            job = await ledger.get(full_id) if known else None
+            return letter, job, await ledger.letter_edits(letter_id=full_id)
 
     settings = load_settings()
     letter, job, edits = run(read(settings, load_registry(settings, include)))

@@ -13,10 +13,15 @@ from switchyard.cli.base.shared_options import with_options
 
 if TYPE_CHECKING:
     from switchyard.services.dead.letters import LetterFilter
+    from switchyard.services.ledger import Ledger
 
 IdsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ID", help="Ids of dead letters, from `jobctl dead list`."),
+    typer.Argument(
+        metavar="ID",
+        help="Ids of dead letters, from `jobctl dead list`; the first six characters or more are "
+        "enough.",
+    ),
 ]
 AllOption = Annotated[
     bool,
@@ -89,6 +94,13 @@ def _filter_options(
 
 filtered = with_options(_filter_options, "which")
 """A command with the filters behind its own options; it gets them as `which`."""
+
+
+async def full_letter_id(ledger: Ledger, given: str) -> str:
+    """The id of the dead letter that is meant; see `full_id`. Raises AmbiguousId."""
+    from switchyard.services.ledger.short_ids import Among
+
+    return await ledger.full_id(Among.DEAD_LETTERS, given)
 
 
 def chosen(which: LetterFilter, ids: list[str] | None, *, everything: bool) -> LetterFilter:

@@ -102,6 +102,7 @@ async def _purge(
     from switchyard.cli.base.who import user
     from switchyard.cli.bulk.run_here import run_here
     from switchyard.services.bulk import control as bulk_control
+    from switchyard.services.dead.groups import with_full_ids
     from switchyard.services.dead.purge import (
         PurgeHandler,
         PurgeProgress,
@@ -115,6 +116,7 @@ async def _purge(
     async with open_ledger(settings) as ledger:
         # A letter that is not indexed yet would be noted as waiting after it has gone.
         await bring_up_to_date(settings, ledger, registry)
+        which = await with_full_ids(ledger, which)
         if dry_run or not yes:
             found = await count_letters(settings, ledger, which, wait_aloud())
             if dry_run or not found.purged:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -151,6 +152,7 @@ async def _redrive(
     include: list[str] | None,
     as_json: bool,
 ) -> None:
+    from switchyard.services.dead.groups import with_full_ids
     from switchyard.services.redrive.plan import plan_redrive
 
     settings = load_settings()
@@ -159,6 +161,7 @@ async def _redrive(
     async with open_ledger(settings) as ledger:
         # A letter that is not indexed yet would be noted as waiting after it has gone.
         await bring_up_to_date(settings, ledger, registry)
+        spec = replace(spec, which=await with_full_ids(ledger, spec.which))
         if dry_run:
             plan = await plan_redrive(settings, registry, ledger, spec, wait=wait_aloud())
             report_plan(spec, plan, as_json=as_json)

@@ -13,7 +13,7 @@ from switchyard.cli.base.common import (
 )
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import JsonOption, echo, print_json, say
-from switchyard.cli.jobs.jobs import JobIdArgument, unknown_job
+from switchyard.cli.jobs.jobs import JobIdArgument, full_job_id, unknown_job
 
 if TYPE_CHECKING:
     from switchyard.services.ledger import Ledger
@@ -30,7 +30,7 @@ def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     Exit code 1: the job has already ended, or has not stopped within 5 s. The request is kept.
     """
     quiet_logs()
-    was, state = run(_cancel(load_settings(), job_id))
+    job_id, was, state = run(_cancel(load_settings(), job_id))
     shown: dict[str, Any] = {"job_id": job_id, "was_running": was, "state": state}
     if as_json:
         print_json(shown)
@@ -43,20 +43,21 @@ def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
         )
 
 
-async def _cancel(settings: Settings, job_id: str) -> tuple[bool, str]:
+async def _cancel(settings: Settings, job_id: str) -> tuple[str, bool, str]:
     from switchyard.services.records.results import AlreadyFinished, NoSuchJob, Running
 
     async with open_ledger(settings) as ledger:
+        job_id = await full_job_id(ledger, job_id)
         answer = await ledger.cancel(job_id, ledger.clock.time())
         if isinstance(answer, NoSuchJob):
             raise unknown_job(job_id)
         if isinstance(answer, AlreadyFinished):
             if answer.state == "cancelled":
-                return False, "cancelled"
+                return job_id, False, "cancelled"
             raise CommandFailed(f"job {job_id} has ended already: it is {answer.state}")
         if not isinstance(answer, Running):
-            return False, "cancelled"
-        return True, str(await _stop_running(settings, ledger, job_id, answer.worker_id))
+            return job_id, False, "cancelled"
+        return job_id, True, str(await _stop_running(settings, ledger, job_id, answer.worker_id))
 
 
 async def _stop_running(

@@ -39,6 +39,7 @@ from switchyard.cli.base.output import (
 from switchyard.cli.jobs import join_view
 
 if TYPE_CHECKING:
+    from switchyard.services.ledger import Ledger
     from switchyard.services.records.joins import JoinRecord
     from switchyard.services.records.limits import LimitWait
     from switchyard.services.records.progress import ProgressRecord
@@ -49,7 +50,9 @@ MAX_LIMIT = 1_000
 JobIdArgument = Annotated[
     str,
     typer.Argument(
-        metavar="ID", help="Id of the job, from `jobctl jobs list` or `jobctl publish`."
+        metavar="ID",
+        help="Id of the job, from `jobctl jobs list` or `jobctl publish`; the first six characters "
+        "or more are enough.",
     ),
 ]
 
@@ -205,6 +208,7 @@ async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
             console().print(f"{at}  {cell(progress_text(said))}")
 
     async with open_ledger(settings) as ledger:
+        job_id = await full_job_id(ledger, job_id)
         if await ledger.get(job_id) is None:
             raise unknown_job(job_id)
         ends = await wait_for_end(
@@ -224,6 +228,7 @@ async def _look_up(
     from switchyard.services.records.states import State
 
     async with open_ledger(settings) as ledger:
+        job_id = await full_job_id(ledger, job_id)
         job = await ledger.get(job_id)
         if job is None:
             return None
@@ -233,6 +238,13 @@ async def _look_up(
             return job, pipeline, None, [], wait
         dead, _ = await ledger.joined_jobs(job_id, state=State.DEAD, limit=3)
         return job, pipeline, await ledger.join(job_id), [each.job_id for each in dead], wait
+
+
+async def full_job_id(ledger: Ledger, given: str) -> str:
+    """The id of the job that is meant; see `full_id`. Raises AmbiguousId."""
+    from switchyard.services.ledger.short_ids import Among
+
+    return await ledger.full_id(Among.JOBS, given)
 
 
 def unknown_job(job_id: str) -> CommandFailed:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from switchyard.cli.base.common import load_settings, open_ledger, run
 from switchyard.cli.base.output import JsonOption, echo, print_json
-from switchyard.cli.jobs.jobs import JobIdArgument
+from switchyard.cli.jobs.jobs import JobIdArgument, full_job_id
 
 if TYPE_CHECKING:
     from switchyard.services.records.joins import JoinRecord
@@ -18,7 +18,7 @@ def release(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
 
     It runs as soon as the remaining ones have ended. Exit code 1: it does not wait for other jobs.
     """
-    join = run(_release(load_settings(), job_id))
+    job_id, join = run(_release(load_settings(), job_id))
     if as_json:
         print_json({"job_id": job_id, "open": join.open, "dead": join.dead})
     elif join.fulfilled_at is not None:
@@ -27,8 +27,9 @@ def release(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
         echo(f"{job_id} goes on without the dead when the {join.open:,} that are open have ended")
 
 
-async def _release(settings: Settings, job_id: str) -> JoinRecord:
+async def _release(settings: Settings, job_id: str) -> tuple[str, JoinRecord]:
     from switchyard.services.publishing.releasing import release as go_on
 
     async with open_ledger(settings) as ledger:
-        return await go_on(ledger, job_id)
+        full_id = await full_job_id(ledger, job_id)
+        return full_id, await go_on(ledger, full_id)

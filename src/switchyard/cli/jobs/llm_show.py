@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from switchyard.cli.base.common import load_settings, open_ledger, run
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import JsonOption, echo, plain, print_json, say
-from switchyard.cli.jobs.jobs import JobIdArgument, unknown_job
+from switchyard.cli.jobs.jobs import JobIdArgument, full_job_id, unknown_job
 
 if TYPE_CHECKING:
     from switchyard.services.llm.queue import LlmResult
@@ -47,7 +47,7 @@ async def _look_up(settings: Settings, job_id: str) -> tuple[LlmResult, list[str
     from switchyard.services.llm.unusable import raw_answers
 
     async with open_ledger(settings) as ledger:
-        record = await ledger.get(job_id)
+        record = await ledger.get(await full_job_id(ledger, job_id))
         if record is None:
             raise unknown_job(job_id)
         now = ledger.clock.time()

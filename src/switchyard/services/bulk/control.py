@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 
 from switchyard.services.errors import InvalidInput, Unknown, WrongState
 from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.short_ids import Among
 from switchyard.services.records.bulk import (
     ACTIVE,
     ENDED,
@@ -54,8 +55,9 @@ def new_bulk_id(kind: str) -> str:
 
 
 async def require_bulk(ledger: Ledger, operation_id: str, kind: str | None = None) -> BulkOperation:
-    """The record. Raises UnknownBulkOperation."""
-    found = await ledger.get_bulk(operation_id)
+    """The record of the operation with that id, or whose id alone begins so. Raises
+    UnknownBulkOperation, AmbiguousId."""
+    found = await ledger.get_bulk(await ledger.full_id(Among.OPERATIONS, operation_id))
     if found is None or kind not in (None, found.kind):
         raise UnknownBulkOperation(
             f"no {kind or 'operation'} {operation_id!r}{LISTED_BY.get(kind or '', '')}"
@@ -89,7 +91,7 @@ async def set_limits(
     found = await require_bulk(ledger, operation_id, kind)
     if found.state in ENDED:
         raise BulkConflict(f"{operation_id} is {found.state}: it is over")
-    return await ledger.set_bulk_limits(operation_id, changes) or found
+    return await ledger.set_bulk_limits(found.id, changes) or found
 
 
 async def pause(
@@ -126,7 +128,7 @@ async def _move(
     hold: BulkHold | None = None,
 ) -> BulkOperation:
     if kind is not None:
-        await require_bulk(ledger, operation_id, kind)
+        operation_id = (await require_bulk(ledger, operation_id, kind)).id
     found, moved = await ledger.move_bulk(operation_id, to, among=among, note=note, hold=hold)
     if found is None:
         raise UnknownBulkOperation(f"no operation {operation_id!r}")

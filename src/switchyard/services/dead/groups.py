@@ -1,10 +1,13 @@
-"""Whether a group of dead letters is one that there is."""
+"""Whether what a filter names is there: a group of dead letters, and the ids of some."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from switchyard.services.dead.changes import InvalidRedrive
 from switchyard.services.dead.letters import LetterFilter
 from switchyard.services.ledger import Ledger
+from switchyard.services.ledger.short_ids import Among
 from switchyard.services.records.requests import DeadLetterFilter
 
 
@@ -23,3 +26,9 @@ async def require_group(ledger: Ledger, which: LetterFilter) -> None:
             f"no dead letter is of group {which.group!r}: see `jobctl dead groups`, "
             "GET /admin/dead/groups"
         )
+
+
+async def with_full_ids(ledger: Ledger, which: LetterFilter) -> LetterFilter:
+    """The filter with whole ids, where it has the first characters of some. Raises AmbiguousId."""
+    ids = [await ledger.full_id(Among.DEAD_LETTERS, each) for each in which.ids]
+    return replace(which, ids=frozenset(ids))

@@ -34,6 +34,7 @@ from switchyard.services.ledger.reads import JobReads
 from switchyard.services.ledger.redrives import Redrives
 from switchyard.services.ledger.room import RoomLook
 from switchyard.services.ledger.schedules import ScheduleBook
+from switchyard.services.ledger.short_ids import ShortIds
 from switchyard.services.ledger.sql.database import connect
 from switchyard.services.ledger.sql.tables import SCHEMA_REVISION
 from switchyard.services.ledger.sql.timed import Observe, OnWait, TimedDatabase, WaitedForDatabase
@@ -45,6 +46,7 @@ from switchyard.services.records.errors import LedgerMissing, SchemaOutdated
 class Ledger(
     JobWrites,
     JobReads,
+    ShortIds,
     JobNotes,
     Joins,
     ScheduleBook,

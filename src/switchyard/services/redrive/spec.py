@@ -180,8 +180,8 @@ async def resume_redrive(
     """
     operation = await bulk_control.require_bulk(ledger, operation_id, KIND)
     async with ledger.holding_lease(_START):
-        await refuse_overlap(ledger, RedriveSpec.from_json(operation.spec), but=operation_id)
-        return await bulk_control.resume(ledger, operation_id, hold=hold)
+        await refuse_overlap(ledger, RedriveSpec.from_json(operation.spec), but=operation.id)
+        return await bulk_control.resume(ledger, operation.id, hold=hold)
 
 
 async def settled(ledger: Ledger, operation: BulkOperation) -> BulkOperation:
