@@ -1,15 +1,17 @@
 """Files as sources of backfills: every line once, and others get their turn meanwhile."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from switchyard.services.backfill.files import PIECE_BYTES, FileOptions, FileSource
+from switchyard.services.backfill.files import PIECE_BYTES, FileOptions, FileSource, store_input
 from switchyard.services.backfill.formats import FileFormat
-from switchyard.services.backfill.sources import Item, SourceContext, Unusable
+from switchyard.services.backfill.sources import InvalidBackfill, Item, SourceContext, Unusable
+from switchyard.services.files.charsets import charset_named
 from switchyard.services.files.storage import Storage
 from switchyard.services.settings import Settings
 
@@ -58,3 +60,26 @@ async def test_every_line_is_read_once_wherever_a_piece_of_the_file_ends(tmp_pat
 def item_of(found: Item | Unusable) -> Any:
     assert isinstance(found, Item)
     return found.values["item"]
+
+
+@pytest.mark.parametrize(("codec", "charset"), [("utf-16", None), ("gbk", "gb2312")])
+async def test_a_file_in_another_charset_is_kept_in_utf_8(
+    tmp_path: Path, codec: str, charset: str | None
+) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield "name\n朱镕基\n".encode(codec)
+
+    storage = Storage(tmp_path.as_uri())
+    key = await store_input(storage, parts(), FileFormat.CSV, lambda: charset_named(charset))
+    assert await storage.get_async(key) == "name\n朱镕基\n".encode()
+
+
+async def test_a_file_that_is_not_in_its_charset_is_refused_and_not_kept(tmp_path: Path) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"name\n\xff\xff\n"
+
+    with pytest.raises(InvalidBackfill, match="not in the charset"):
+        await store_input(
+            Storage(tmp_path.as_uri()), parts(), FileFormat.CSV, lambda: charset_named("gbk")
+        )
+    assert not [each for each in tmp_path.rglob("*") if each.is_file()]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from switchyard.services.files.charsets import charset_named
 from switchyard.services.files.errors import DocumentTooLarge, UnsupportedDocument
 from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.storage import Storage
@@ -39,6 +40,22 @@ async def keys(storage: Storage, prefix: str = "") -> list[str]:
 
 def names(root: Path) -> list[str]:
     return [path.name for path in root.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("data", "charset", "kept"),
+    [
+        ("5 €, it’s".encode("cp1252"), "iso-8859-1", "5 €, it’s".encode()),
+        ("朱镕基".encode("gbk"), "gb2312", "朱镕基".encode()),
+        ("5 €".encode("utf-16"), "iso-8859-1", "5 €".encode("utf-16")),
+        (b"%PDF-1.7 \x80", "iso-8859-1", b"%PDF-1.7 \x80"),
+    ],
+)
+async def test_an_uploaded_text_is_kept_in_utf_8(
+    storage: Storage, data: bytes, charset: str, kept: bytes
+) -> None:
+    upload = await receive(storage, parts(data), charset=lambda: charset_named(charset))
+    assert await storage.get_async(upload.key) == kept
 
 
 async def test_what_is_put_can_be_got(storage: Storage, root: Path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,8 +23,9 @@ from switchyard.services.sources.errors import (
 from switchyard.services.sources.web import visiting
 from switchyard.services.sources.web.addresses import addresses, page_address
 from switchyard.services.sources.web.robots import judge
+from switchyard.services.sources.web.visiting import VisitedPage
 from switchyard.services.text.web import read_page
-from switchyard.services.workers.ingest.web import UnreadablePage
+from switchyard.services.workers.ingest.web import UnreadablePage, found_on
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import site as server
 from tests.support.hosts import PAGE
@@ -79,6 +80,29 @@ async def test_a_pdf_and_a_text_are_taken_in_as_they_are(web: Pipeline, site: Si
     assert await web.run(JOB, at(site, "/paper")) == [JOB, *STAGES]
     assert (await the_document(web)).media_type == "application/pdf"
     assert await web.run(JOB, at(site, "/notes.txt")) == [JOB, *STAGES]
+
+
+async def test_a_page_and_a_text_are_read_in_the_charset_that_their_server_names(
+    web: Pipeline, site: Site
+) -> None:
+    said = "The mole’s toll is 5 €, so “high water” is dear"
+    page = PAGE.replace("follows the moon", f"follows the moon. {said}").encode("cp1252")
+    site.pages["/tides"] = server.says(page, "text/html; charset=ISO-8859-1")
+    await web.one(JOB, at(site))
+    document = await the_document(web)
+    assert said in web.storage.get(f"uploads/{document.id}/input.md").decode()
+    found, _ = await found_on(
+        VisitedPage(
+            "http://a/notes.txt",
+            200,
+            {"content-type": "text/plain; charset=gb2312"},
+            "朱镕基".encode("gbk"),
+        ),
+        "http://a/notes.txt",
+        cast("Any", None),
+    )
+    assert found is not None
+    assert found.text == "朱镕基"
 
 
 async def test_a_page_that_is_as_it_was_is_not_sent_again(web: Pipeline, site: Site) -> None:

@@ -16,6 +16,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from switchyard.api.http.problems import Problem
+from switchyard.services.files.charsets import Charset, charset_of
 
 MAX_FIELD_BYTES = 64 * 1024
 """Of all fields together."""
@@ -36,6 +37,7 @@ class InvalidUpload(Problem):
 class _Part:
     name: str = ""
     filename: str | None = None
+    charset: Charset | None = None
     header: bytearray = field(default_factory=bytearray)
     header_name: str = ""
     header_size: int = 0
@@ -52,6 +54,8 @@ class UploadForm:
             raise InvalidUpload("send the file as multipart/form-data, in the field 'file'")
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
+        self.charset: Charset | None = None
+        """What the file's own Content-Type says that its text is in."""
         self._chunks = request.stream()
         self._part = _Part()
         self._values: dict[str, bytearray] = {}
@@ -141,6 +145,8 @@ class UploadForm:
             part.name = options.get(b"name", b"").decode("utf-8", "replace")
             if b"filename" in options:
                 part.filename = options[b"filename"].decode("utf-8", "replace")
+        elif part.header_name == "content-type":
+            part.charset = charset_of(part.header.decode("latin-1"))
         part.header_name = ""
         part.header.clear()
 
@@ -152,6 +158,7 @@ class UploadForm:
             if self._files > 1:
                 raise InvalidUpload("send one file at a time")
             self.filename = part.filename
+            self.charset = part.charset
             return
         if part.name in self._values or len(self._values) >= MAX_FIELDS:
             raise InvalidUpload("a field of the form is there twice, or there are too many")

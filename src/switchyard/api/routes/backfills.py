@@ -141,7 +141,7 @@ async def store_file(
         form = UploadForm(request)
         parts = quota.metered(await _begun(form))
         wanted = file_format or format_of(form.filename or "")
-        key = await store_input(state.storage, parts, wanted)
+        key = await store_input(state.storage, parts, wanted, lambda: form.charset)
         try:
             await form.rest()
         except BaseException:

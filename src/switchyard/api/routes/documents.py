@@ -86,7 +86,7 @@ async def receive_upload(request: Request, inbox: Inbox) -> tuple[Upload, About]
     Raises InvalidUpload, and as Inbox.receive and About.of do.
     """
     form = UploadForm(request)
-    upload = await inbox.receive(form.file(), lambda: form.filename)
+    upload = await inbox.receive(form.file(), lambda: form.filename, lambda: form.charset)
     try:
         await form.rest()
         about = About.of(

@@ -26,6 +26,7 @@ from switchyard.services.access.api_keys import Scope
 from switchyard.services.documents.extractions import ExtractionNotFinished
 from switchyard.services.documents.inbox import About
 from switchyard.services.documents.reference_orders import Order, ReferenceDesk
+from switchyard.services.files.charsets import charset_of
 
 router = Routes(tags=["references"])
 
@@ -112,7 +113,9 @@ async def _ordered(
         upload, about = await receive_upload(request, desk.inbox)
         return ReferenceSubmission(await desk.order_from_file(order, upload, about), is_own=True)
     if kind == "text/plain":
-        upload = await desk.inbox.receive(request.stream())
+        upload = await desk.inbox.receive(
+            request.stream(), charset=lambda: charset_of(request.headers.get("content-type"))
+        )
         about = About(filename="references.txt", asked_by=asked_by)
         return ReferenceSubmission(await desk.order_from_file(order, upload, about), is_own=True)
     if kind == "application/json":

@@ -175,6 +175,14 @@ def file(
             "--format", help="Format of the file. Default: from its name; jsonl for standard input."
         ),
     ] = None,
+    charset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABEL",
+            help="Charset of the file, as web pages name it. Default: by its byte order mark, "
+            "else UTF-8.",
+        ),
+    ] = None,
     *,
     common: CommonOptions,
 ) -> None:
@@ -193,7 +201,12 @@ def file(
     """
     if path != "-" and (not Path(path).exists() or Path(path).is_dir()):
         raise WrongUsage(f"no such file: {path}")
-    start("file", {"path": path, "format": file_format and file_format.value}, common)
+    from switchyard.services.files.charsets import charset_named
+
+    if charset is not None and charset_named(charset) is None:
+        raise WrongUsage(f"no such charset: {charset}; for example windows-1252 or gb18030")
+    given = {"path": path, "format": file_format and file_format.value, "charset": charset}
+    start("file", given, common)
 
 
 @source_command

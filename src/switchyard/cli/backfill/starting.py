@@ -114,6 +114,7 @@ async def _tell(ledger: Ledger, operation: BulkOperation, common: CommonOptions)
 async def _store(backfills: Backfills, given: dict[str, Any]) -> dict[str, Any]:
     from switchyard.services.backfill.files import format_of, store_input
     from switchyard.services.backfill.formats import FileFormat
+    from switchyard.services.files.charsets import charset_named
     from switchyard.services.files.storage_errors import FileTooLarge
 
     path = given["path"]
@@ -122,7 +123,12 @@ async def _store(backfills: Backfills, given: dict[str, Any]) -> dict[str, Any]:
     else:
         file_format = FileFormat.JSONL if path == "-" else format_of(path)
     try:
-        key = await store_input(backfills.storage, _parts(path), file_format)
+        key = await store_input(
+            backfills.storage,
+            _parts(path),
+            file_format,
+            lambda: charset_named(given.get("charset")),
+        )
     except (OSError, FileTooLarge) as error:
         raise CommandFailed(f"can't read {path}: {getattr(error, 'strerror', error)}") from error
     name = "standard input" if path == "-" else Path(path).name

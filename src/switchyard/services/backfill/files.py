@@ -6,7 +6,7 @@ import asyncio
 import csv
 import json
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,12 +15,14 @@ from switchyard.broker import patterns
 from switchyard.services.backfill.formats import FileFormat
 from switchyard.services.backfill.sources import (
     Cursor,
+    InvalidBackfill,
     Item,
     Source,
     SourceAway,
     SourceFailed,
     Unusable,
 )
+from switchyard.services.files.charsets import UTF_8, Charset, as_utf8, marked_charset
 from switchyard.services.files.storage import Storage
 from switchyard.services.files.storage_errors import NotStored, StorageError
 
@@ -43,12 +45,24 @@ def format_of(name: str) -> FileFormat:
 
 
 async def store_input(
-    storage: Storage, parts: AsyncIterable[bytes], file_format: FileFormat
+    storage: Storage,
+    parts: AsyncIterable[bytes],
+    file_format: FileFormat,
+    charset: Callable[[], Charset | None] = lambda: None,
 ) -> str:
-    """Keep a file for backfills; returns its key. Raises FileTooLarge, and whatever `parts` raises:
-    nothing is kept then."""
+    """Keep a file for backfills, in UTF-8: by its byte order mark, else by the charset that its
+    sender declares, known with its first part. Returns its key.
+
+    Raises InvalidBackfill, FileTooLarge, and whatever `parts` raises: nothing is kept then.
+    """
     key = f"{INPUT_PREFIX}/{secrets.token_hex(8)}.{file_format}"
-    await storage.put_stream_async(key, parts, max_bytes=MAX_INPUT_BYTES)
+    text = as_utf8(parts, lambda head: marked_charset(head) or charset())
+    try:
+        await storage.put_stream_async(key, text, max_bytes=MAX_INPUT_BYTES)
+    except UnicodeDecodeError as error:
+        raise InvalidBackfill(
+            f"the file is not in the charset that it is declared to be in: {error.reason}"
+        ) from error
     return key
 
 
@@ -109,9 +123,9 @@ class FileSource(Source):
             hint = ": is a quote not closed?" if self.options.format is FileFormat.CSV else ""
             raise ValueError(f"longer than {MAX_RECORD_BYTES:,} bytes{hint}")
         try:
-            text = record.decode("utf-8-sig")
+            text = UTF_8.decode(record, "strict")
         except UnicodeDecodeError as error:
-            raise ValueError("not UTF-8") from error
+            raise ValueError("not UTF-8: save the file so, or send its charset") from error
         if self.options.format is FileFormat.LINES:
             return {"item": text.strip()}
         if self.options.format is FileFormat.CSV:
@@ -127,7 +141,7 @@ class FileSource(Source):
             if not record.strip():
                 continue
             try:
-                text = record.decode("utf-8-sig")
+                text = UTF_8.decode(record, "strict")
                 names = [name.strip() for name in _cells(text)]
             except (UnicodeDecodeError, csv.Error) as error:
                 raise SourceFailed(

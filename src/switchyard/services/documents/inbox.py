@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from switchyard.broker.errors import PublishError
 from switchyard.services.errors import InvalidInput
+from switchyard.services.files.charsets import Charset
 from switchyard.services.files.quota import Quota
 from switchyard.services.files.storage import Storage
 from switchyard.services.files.uploads import Upload, receive
@@ -124,16 +125,20 @@ class Inbox:
         return self._inline is not None
 
     async def receive(
-        self, parts: AsyncIterable[bytes], filename: Callable[[], str | None] = lambda: None
+        self,
+        parts: AsyncIterable[bytes],
+        filename: Callable[[], str | None] = lambda: None,
+        charset: Callable[[], Charset | None] = lambda: None,
     ) -> Upload:
-        """Store an upload as it comes in, whose name is known with its first part.
+        """Store an upload as it comes in, whose name and declared charset are known with its first
+        part.
 
         Raises StorageFull, UnsupportedDocument, DocumentTooLarge, and what `parts` raises; nothing
         is kept then.
         """
         await self._quota.check()
         metered = self._quota.metered(parts)
-        return await receive(self.storage, metered, filename, max_bytes=self.max_bytes)
+        return await receive(self.storage, metered, filename, charset, max_bytes=self.max_bytes)
 
     def check(self, about: About) -> None:
         """Raises InvalidJob where nobody could be told of the end as it is asked for."""

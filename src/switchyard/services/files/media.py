@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 
+from switchyard.services.files.charsets import BEGINNING_BYTES, UTF_8, Charset, marked_charset
 from switchyard.services.files.errors import UnsupportedDocument
 
 PDF = "application/pdf"
@@ -20,7 +21,7 @@ IMAGES = frozenset({PNG, JPEG, TIFF, WEBP})
 MAX_DOCUMENT_BYTES = 100 * 1024 * 1024
 """Largest file that is taken in."""
 
-SNIFF_BYTES = 4096
+SNIFF_BYTES = BEGINNING_BYTES
 """How much of a file's beginning is enough for `refuse_unsupported`."""
 
 _HEADER_WITHIN = 1024
@@ -82,12 +83,11 @@ def refuse_unsupported(head: bytes) -> None:
         raise UnsupportedDocument(f"{other}: {TAKEN}")
     if _is_pdf(head) or _has_pdf_body(head):
         return
-    encoding = _encoding(head)
-    if encoding == "utf-8" and _has_controls(head):
+    marked = marked_charset(head)
+    if marked is None and _has_controls(head):
         raise UnsupportedDocument(f"binary data: {TAKEN}")
-    decoder = codecs.getincrementaldecoder(encoding)("strict")
-    try:
-        decoder.decode(head)  # not final: the last character may be cut in the middle
+    try:  # not final: the last character may be cut in the middle
+        (marked or UTF_8).decoder("strict")(head, False)
     except UnicodeDecodeError as error:
         raise UnsupportedDocument(
             f"neither a PDF nor text in UTF-8 or UTF-16: {_SAVE_ANEW}"
@@ -171,14 +171,28 @@ def _is_text(data: bytes) -> bool:
 def decode_text(data: bytes) -> str:
     """The text of a text file. Raises UnsupportedDocument."""
     try:
-        return data.decode(_encoding(data))
+        return (marked_charset(data) or UTF_8).decode(data, "strict")
     except UnicodeDecodeError as error:
         raise UnsupportedDocument(
             f"not text in UTF-8 or UTF-16, as byte {error.start:,} does not fit: {_SAVE_ANEW}"
         ) from error
 
 
-def _encoding(data: bytes) -> str:
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
-    return "utf-8-sig" if data.startswith(codecs.BOM_UTF8) else "utf-8"
+def charset_to_read(head: bytes, declared: Charset | None) -> Charset | None:
+    """The charset that the text of a file is to be read in, as its sender declares it, by the
+    file's first SNIFF_BYTES. None where the file itself shows what it is: a PDF, an image, a text
+    with a byte order mark."""
+    is_shown = (
+        marked_charset(head) is not None
+        or _image_type(head) is not None
+        or _is_pdf(head)
+        or _has_pdf_body(head)
+        or any(head.startswith(magic) for magic, _ in _BINARY)
+    )
+    return None if is_shown else declared
+
+
+def text_as_utf8(data: bytes, declared: Charset | None) -> bytes:
+    """A file in UTF-8 where it is text in the charset that its sender declares; else as it is."""
+    charset = charset_to_read(data[:SNIFF_BYTES], declared)
+    return data if charset in (None, UTF_8) else charset.decode(data).encode()

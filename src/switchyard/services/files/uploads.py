@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from switchyard.services.files.errors import DocumentTooLarge
+from switchyard.services.files.charsets import Charset, as_utf8
+from switchyard.services.files.errors import DocumentTooLarge, UnsupportedDocument
 from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.media import (
     MAX_DOCUMENT_BYTES,
     SNIFF_BYTES,
+    charset_to_read,
     media_type_of,
     refuse_false_pdf,
     refuse_unsupported,
@@ -43,10 +45,12 @@ async def receive(
     storage: Storage,
     parts: AsyncIterable[bytes],
     filename: Callable[[], str | None] = lambda: None,
+    charset: Callable[[], Charset | None] = lambda: None,
     *,
     max_bytes: int = MAX_DOCUMENT_BYTES,
 ) -> Upload:
-    """Store an upload as it comes in, refusing early what is no document.
+    """Store an upload as it comes in, refusing early what is no document. `charset` is what its
+    sender says that its text is in: it is stored in UTF-8.
 
     For the API: the key goes into the payload of `ingest_document`. Uploads that no job takes
     up are removed by age, like everything below INCOMING.
@@ -55,8 +59,14 @@ async def receive(
     key = f"{INCOMING}{uuid4()}"
     try:
         received = await storage.put_stream_async(
-            key, _sniffed(parts, filename), max_bytes=max_bytes
+            key,
+            _sniffed(as_utf8(parts, lambda head: charset_to_read(head, charset())), filename),
+            max_bytes=max_bytes,
         )
+    except UnicodeDecodeError as error:
+        raise UnsupportedDocument(
+            f"not text in the charset that it is declared to be in: {error.reason}"
+        ) from error
     except FileTooLarge as error:
         raise DocumentTooLarge(f"the file has {error}") from error
     return Upload(key, received.size, received.sha256)

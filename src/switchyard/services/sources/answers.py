@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from switchyard.services.files.charsets import Charset, charset_of, decode
 from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.storage import Storage
 from switchyard.services.files.storage_errors import NotStored
@@ -59,18 +60,24 @@ class SourceAnswer:
         """The body, read as JSON. Raises what `ok` raises, and SourceNonsense."""
         self.ok()
         try:
-            return json.loads(self.body)
+            return json.loads(self.text())
         except (ValueError, RecursionError) as error:
             raise SourceNonsense(f"{self.label}'s answer is no JSON") from error
 
     def text(self) -> str:
-        """The body as UTF-8, whatever is none replaced. Raises what `ok` raises."""
-        return self.ok().body.decode("utf-8", "replace")
+        """The body, by its byte order mark or the charset that its Content-Type names, else as
+        UTF-8; what does not fit is replaced. Raises what `ok` raises."""
+        return decode(self.ok().body, self.charset)
+
+    @property
+    def charset(self) -> Charset | None:
+        """What the server says that the body is in; None where it does not."""
+        return charset_of(self.headers.get("content-type"))
 
     def _said(self) -> str:
         """What the server says about it, where that is JSON with a message or an error."""
         try:
-            told = json.loads(self.body[:10_000])
+            told = json.loads(decode(self.body[:10_000], self.charset))
         except (ValueError, RecursionError):
             return ""
         found = [told.get(name) for name in ("message", "error")] if isinstance(told, dict) else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree as ET
 from xml.parsers import expat
 
+from switchyard.services.files.charsets import Charset, charset_in, decode
 from switchyard.services.sources.errors import SourceNonsense
 
 _MAX_DEPTH = 50
@@ -12,15 +13,16 @@ MOST_ELEMENTS = 1_000_000
 """Ten times those of the longest list of references; 20 MB of `<a/>` have five times as many."""
 
 
-def xml_tree(data: bytes, label: str) -> ET.Element:
+def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Element:
     """The elements of an answer of the server of that name; takes time and memory in proportion
     to the data, up to some seconds: in an event loop, use a thread. No DOCTYPE is read: without
-    one there are no entities.
+    one there are no entities. `charset` is what the server says it is in: it comes before the
+    XML declaration, and after a byte order mark.
 
     Raises SourceNonsense.
     """
     builder = ET.TreeBuilder()
-    parser = expat.ParserCreate(namespace_separator="}")
+    parser = expat.ParserCreate("utf-8", namespace_separator="}")
     parser.buffer_text = True
     depth = elements = 0
 
@@ -50,7 +52,7 @@ def xml_tree(data: bytes, label: str) -> ET.Element:
     parser.CharacterDataHandler = builder.data
     parser.StartDoctypeDeclHandler = doctype
     try:
-        parser.Parse(data, True)
+        parser.Parse(decode(data, charset or charset_in(data)).encode(), True)
         return builder.close()
     except (expat.ExpatError, ValueError, LookupError) as error:
         raise SourceNonsense(f"{label}'s answer is no XML: {error}") from error

@@ -219,3 +219,14 @@ async def test_unreadable_pages_are_told_of_the_document_and_of_each_hit(
     found = (await client.post("/search", json={"query": "cormorant"})).json()
     told = [hit for hit in found["hits"] if hit["document_id"] == document["document_id"]]
     assert [hit["unreadable_pages"] for hit in told] == [[3, 4, 5]]
+
+
+async def test_a_text_is_read_in_the_charset_that_its_sender_names(
+    client: httpx.AsyncClient, settings: Settings
+):
+    text = "The toll of the mole is 5 €, and it’s “dear” to everybody who lives there."
+    kind = "text/plain; charset=ISO-8859-1"
+    file = {"file": ("toll.txt", text.encode("cp1252"), kind)}
+    document = (await client.post("/documents", files=file)).json()
+    kept = Storage(settings.files_url).get(f"uploads/{document['document_id']}/input.txt")
+    assert kept.decode() == text

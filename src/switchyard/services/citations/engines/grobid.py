@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from switchyard.services.citations.engines.checking import checked
 from switchyard.services.citations.engines.tei_reading import TeiEntry, entries_of
 from switchyard.services.citations.reference import Reference
+from switchyard.services.files.charsets import charset_of, decode
 from switchyard.services.jobs.retry import parse_retry_after
 from switchyard.services.sources.errors import (
     SourceBusy,
@@ -82,7 +83,7 @@ class GrobidEngine:
                 return body
             after = parse_retry_after(headers.get("retry-after", ""))
             if status not in (429, 503):
-                said = body[:200].decode("utf-8", "replace")
+                said = decode(body[:200], charset_of(headers.get("content-type")))
                 if 400 <= status < 500 and status != 408:
                     raise SourceRefused(f"GROBID refuses the request with {status}: {said}")
                 raise SourceUnavailable(f"GROBID answers {status}: {said}", after=after)

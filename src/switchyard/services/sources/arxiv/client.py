@@ -206,12 +206,14 @@ class ArxivClient:
         answer = await self.client.ask(params=parameters, accept=ATOM)
         is_xml = "xml" in answer.headers.get("content-type", "")
         if is_xml and 400 <= answer.status < 500:
-            await asyncio.to_thread(parse_feed, answer.body)  # raises what arXiv says
+            await asyncio.to_thread(
+                parse_feed, answer.body, answer.charset
+            )  # raises what arXiv says
         answer.ok()
         if not is_xml:
             kind = answer.headers.get("content-type", "no content type")[:100]
             raise SourceNonsense(f"arXiv's answer is no XML but {kind}")
-        return await asyncio.to_thread(parse_feed, answer.body)
+        return await asyncio.to_thread(parse_feed, answer.body, answer.charset)
 
 
 def payload_of(entry: Entry, **options: Any) -> dict[str, Any]:

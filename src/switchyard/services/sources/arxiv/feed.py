@@ -16,6 +16,7 @@ from xml.etree import ElementTree as ET
 from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.broker.message import Moment
+from switchyard.services.files.charsets import Charset
 from switchyard.services.sources.errors import SourceNonsense, SourceRefused
 from switchyard.services.sources.xml import xml_tree
 
@@ -120,13 +121,13 @@ class Feed:
     """Entries that the query has in all, as arXiv says."""
 
 
-def parse_feed(data: bytes) -> Feed:
+def parse_feed(data: bytes, charset: Charset | None = None) -> Feed:
     """Read an answer of the API.
 
     Raises SourceNonsense when it is no Atom feed, and SourceRefused when it is arXiv's way to say
     that the request was wrong.
     """
-    root = xml_tree(data, "arXiv")
+    root = xml_tree(data, "arXiv", charset)
     if root.tag != f"{_ATOM}feed":
         raise SourceNonsense("arXiv's answer is XML, but no Atom feed")
     found = root.findall(f"{_ATOM}entry")

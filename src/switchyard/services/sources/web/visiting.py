@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from switchyard.services.files.charsets import charset_of, decode
 from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.storage import Storage
 from switchyard.services.files.storage_errors import NotStored
@@ -182,7 +183,7 @@ class Visitor:
                         body += part
                         if len(body) >= MAX_BYTES:
                             break
-                    return bytes(body[:MAX_BYTES]).decode("utf-8", "replace")
+                    return decode(bytes(body[:MAX_BYTES]), charset_of(fetched.content_type))
             except FetchMoved as moved:
                 url = moved.target
             except SourceNotFound:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from switchyard.services.files.charsets import charset_of
 from switchyard.services.files.errors import UnsupportedDocument
 from switchyard.services.files.hashes import content_hash
 from switchyard.services.files.media import (
@@ -17,6 +18,7 @@ from switchyard.services.files.media import (
     decode_text,
     media_type_of,
     refuse_unsupported,
+    text_as_utf8,
 )
 from switchyard.services.files.storage import Storage
 from switchyard.services.files.storage_errors import NotStored
@@ -32,7 +34,6 @@ from switchyard.services.workers.ingest.intake import document_of, is_taken, kno
 from switchyard.services.workers.ingest.sourced import snoozed, take_in
 
 SOURCE = "url:"
-_CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]{1,40})", re.IGNORECASE)
 _HTML = re.compile(rb"<(?:!doctype\s+html|html|head|body|title|meta|p|div)\b", re.IGNORECASE)
 
 
@@ -87,20 +88,19 @@ async def found_on(
     HTML. Raises UnsupportedDocument, TimeoutError, MemoryError, ProcessCrashed."""
     metadata: dict[str, Any] = {"url": page.url}
     kind = page.headers.get("content-type", "").lower()
+    charset = charset_of(kind)
     if not is_html(page.body, kind):
-        media = media_type_of(page.body, None)
+        body = text_as_utf8(page.body, charset)
+        media = media_type_of(body, None)
         name = page.url.rsplit("/", 1)[-1].partition("?")[0][:200] or page.url[:200]
         if media == PDF or media in IMAGES:
             return FoundDocument(id=url, title=name, data=page.body, metadata=metadata), None
-        return FoundDocument(
-            id=url, title=name, text=decode_text(page.body), metadata=metadata
-        ), None
-    charset = _CHARSET.search(kind)
+        return FoundDocument(id=url, title=name, text=decode_text(body), metadata=metadata), None
     said = await ctx.in_process(
         read_page,
         page.body,
         page.url,
-        charset[1] if charset else None,
+        charset.name if charset else None,
         timeout=TIMEOUT,
         memory_limit_mb=MEMORY_MB,
     )

@@ -1,0 +1,241 @@
+"""Text of bytes from outside, as browsers read it: the one place where charsets are understood.
+
+The labels and what they mean are those of the WHATWG Encoding Standard (by `webencodings`):
+`iso-8859-1` is windows-1252, `gb2312` is gbk. A byte order mark comes before any label.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import webencodings
+
+HEAD_BYTES = 65_536
+"""Of a page, in which its `meta` is looked for. Browsers look at 1024 first, and on from there."""
+BEGINNING_BYTES = 4096
+"""Of a file, by which it is seen whether it is text."""
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16le"),
+    (codecs.BOM_UTF16_BE, "utf-16be"),
+)
+_PARAMETER = re.compile(r"charset\s*=\s*[\"']?\s*([^\s\"';,>]{1,40})", re.IGNORECASE)
+_XML = re.compile(
+    rb"\s*<\?xml\b[^>]{0,200}?\bencoding\s*=\s*[\"']([\w.:-]{1,40})[\"']", re.IGNORECASE
+)
+_COMMENT = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
+_META = re.compile(rb"<meta[\s/]([^>]{1,2000})>|<body\b", re.IGNORECASE)
+_ATTRIBUTE = re.compile(
+    r"([^\s=\"'/]{1,40})\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+))", re.IGNORECASE
+)
+_STATEFUL = frozenset({"gbk", "gb18030", "big5", "euc-jp", "iso-2022-jp", "shift_jis", "euc-kr"})
+"""Those with more than one byte a character, that are not Unicode's own."""
+_CODECS = {
+    "gbk": "gb18030",
+    "big5": "big5hkscs",
+    "iso-2022-jp": "iso2022_jp_ext",
+    "shift_jis": "cp932",
+    "euc-kr": "cp949",
+}
+"""Python's codecs that have what browsers read under these names."""
+_CHANGES = {
+    "koi8-u": {0xAE: "\u045e", 0xBE: "\u040e"},
+    "windows-1255": {0xCA: "\u05ba"},
+}
+"""Characters that Python's codecs lack, or have elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Charset:
+    """An encoding, by its name in the standard."""
+
+    name: str
+
+    def decode(self, data: bytes, errors: str = "replace") -> str:
+        """The text of all the bytes, without a byte order mark; `errors`: `replace` or `strict`.
+        Raises UnicodeDecodeError."""
+        return self.decoder(errors)(data, True)
+
+    def decoder(self, errors: str = "replace") -> Callable[[bytes, bool], str]:
+        """What decodes one piece after the other; with the last, True. Raises as `decode` does."""
+        if self.name in ("utf-8", "utf-16le", "utf-16be"):
+            return _without_mark(codecs.getincrementaldecoder(self.name)(errors).decode)
+        if self.name in _STATEFUL:
+            codec = codecs.getincrementaldecoder(_CODECS.get(self.name, self.name))
+            return codec(f"browsers.{errors}").decode
+        if self.name == "replacement":
+            return lambda data, final: _unread(data, errors) if final else ""
+        if self.name == "x-user-defined":
+            encoding = webencodings.lookup(self.name)
+            decode_piece: Callable[[bytes, bool], str] = encoding.codec_info.incrementaldecoder(
+                errors
+            ).decode
+            return decode_piece
+        table = _table(self.name)
+        return lambda data, _final: codecs.charmap_decode(data, errors, table)[0]
+
+
+UTF_8 = Charset("utf-8")
+WINDOWS_1252 = Charset("windows-1252")
+"""What browsers take for the rest."""
+_READABLE_AS = {
+    Charset("utf-16le"): UTF_8,
+    Charset("utf-16be"): UTF_8,
+    Charset("x-user-defined"): WINDOWS_1252,
+}
+"""A `meta` could not be read in these, so that it does not mean them."""
+
+
+def charset_named(label: str | None) -> Charset | None:
+    """The encoding that browsers read under a label; None where they know none."""
+    encoding = webencodings.lookup(label) if label and label.isascii() else None
+    return None if encoding is None else Charset(encoding.name)
+
+
+def charset_of(content_type: str | None) -> Charset | None:
+    """The encoding that a Content-Type names; None where it names none that browsers know."""
+    found = _PARAMETER.search(content_type or "")
+    return charset_named(found[1]) if found else None
+
+
+def marked_charset(data: bytes) -> Charset | None:
+    """The encoding that a byte order mark shows."""
+    return next((Charset(name) for mark, name in _BOMS if data.startswith(mark)), None)
+
+
+def charset_in(data: bytes) -> Charset | None:
+    """The encoding that a page or an XML file names itself: in its XML declaration or `meta`."""
+    head = data[:HEAD_BYTES]
+    declared = _XML.match(head)
+    labels = [declared[1].decode("ascii")] if declared else []
+    for label in (*labels, *_meta_labels(_COMMENT.sub(b"", head))):
+        found = charset_named(label)
+        if found is not None:
+            return _READABLE_AS.get(found, found)
+    return None
+
+
+def decode(data: bytes, declared: Charset | None = None) -> str:
+    """The text of bytes: by their byte order mark, as `declared`, else as UTF-8. What does not fit
+    is replaced by U+FFFD."""
+    return (marked_charset(data) or declared or UTF_8).decode(data)
+
+
+async def as_utf8(
+    parts: AsyncIterable[bytes], charset_for: Callable[[bytes], Charset | None]
+) -> AsyncIterator[bytes]:
+    """The parts of a file in UTF-8, by the charset that `charset_for` tells of its beginning, of
+    `BEGINNING_BYTES` or all there is. Where that is None or UTF-8, they pass as they are.
+
+    Raises UnicodeDecodeError, and what `parts` raises.
+    """
+    head = b""
+    decoder: Callable[[bytes, bool], str] | None = None
+    has_begun = False
+    async for part in parts:
+        piece = part
+        if not has_begun:
+            head += part
+            if len(head) < BEGINNING_BYTES:
+                continue
+            piece, has_begun = head, True
+            decoder = _transcoder(charset_for(head))
+        yield piece if decoder is None else decoder(piece, False).encode()
+    if not has_begun:
+        decoder = _transcoder(charset_for(head))
+    last = b"" if has_begun else head
+    if decoder is not None:
+        last = decoder(last, True).encode()
+    if last or not has_begun:
+        yield last
+
+
+def _transcoder(charset: Charset | None) -> Callable[[bytes, bool], str] | None:
+    return None if charset in (None, UTF_8) else charset.decoder("strict")
+
+
+def _meta_labels(head: bytes) -> Iterator[str]:
+    for meta in _META.finditer(head):
+        if meta[1] is None:
+            return
+        attributes: dict[str, str] = {}
+        for name, *values in _ATTRIBUTE.findall(meta[1].decode("latin-1")):
+            attributes.setdefault(name.lower(), next(filter(None, values), ""))
+        if "charset" in attributes:
+            yield attributes["charset"]
+        elif attributes.get("http-equiv", "").strip().lower() == "content-type":
+            found = _PARAMETER.search(attributes.get("content", ""))
+            if found:
+                yield found[1]
+
+
+def _without_mark(decode_piece: Callable[[bytes, bool], str]) -> Callable[[bytes, bool], str]:
+    has_begun = False
+
+    def decoded(data: bytes, final: bool) -> str:
+        nonlocal has_begun
+        text = decode_piece(data, final)
+        if text and not has_begun:
+            has_begun = True
+            return text.removeprefix("\ufeff")
+        return text
+
+    return decoded
+
+
+def _unread(data: bytes, errors: str) -> str:
+    """Instead of what browsers refuse to read in some old charsets."""
+    if errors == "strict":
+        reason = "browsers do not read it: send UTF-8"
+        raise UnicodeDecodeError("replacement", data, 0, len(data), reason)
+    return "\ufffd"
+
+
+@lru_cache(maxsize=64)
+def _table(name: str) -> str:
+    """The characters of an encoding of one byte each. Controls are where no character is, as the
+    standard has it, and U+FFFE means that there is none."""
+    encoding = webencodings.lookup(name)
+    python = encoding.codec_info.decode
+    found = [python(bytes([byte]), "replace")[0] for byte in range(256)]
+    for byte, char in enumerate(found):
+        if char == "\ufffd":
+            found[byte] = chr(byte) if 0x80 <= byte < 0xA0 else "\ufffe"
+    for byte, char in _CHANGES.get(name, {}).items():
+        found[byte] = char
+    return "".join(found)
+
+
+def _mended(error: UnicodeError) -> tuple[str, int] | None:
+    """What browsers read where Python's codecs of several bytes have no character."""
+    if not isinstance(error, UnicodeDecodeError):
+        return None
+    pair = error.object[error.start : error.start + 2]
+    if error.encoding == "gb18030" and pair[:1] == b"\x80":
+        return "€", error.start + 1
+    if error.encoding in ("euc_jp", "iso2022_jp_ext") and len(pair) == 2:
+        row, cell = pair[0] & 0x7F, pair[1] & 0x7F
+        if 0x21 <= row <= 0x7E and 0x21 <= cell <= 0x7E:  # JIS X 0208 with NEC's and IBM's rows
+            lead = (row - 0x21) // 2
+            trail = cell + 0x7E if row % 2 == 0 else cell + 0x1F + (cell >= 0x60)
+            shifted = bytes([lead + (0x81 if lead < 0x1F else 0xC1), trail])
+            char = shifted.decode("cp932", "ignore")
+            if char:
+                return char, error.start + 2
+    return None
+
+
+def _mend_or_replace(error: UnicodeError) -> tuple[str | bytes, int]:
+    return _mended(error) or codecs.replace_errors(error)
+
+
+def _mend_or_raise(error: UnicodeError) -> tuple[str | bytes, int]:
+    return _mended(error) or codecs.strict_errors(error)
+
+
+codecs.register_error("browsers.replace", _mend_or_replace)
+codecs.register_error("browsers.strict", _mend_or_raise)

@@ -1,0 +1,180 @@
+"""Bytes from outside are read as browsers read them."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import AsyncIterator
+
+import pytest
+from webencodings.labels import LABELS
+
+from switchyard.services.files.charsets import (
+    Charset,
+    as_utf8,
+    charset_in,
+    charset_named,
+    charset_of,
+    decode,
+)
+from switchyard.services.sources.answers import SourceAnswer
+from switchyard.services.sources.xml import xml_tree
+from switchyard.services.text.web import read_page
+
+
+@pytest.mark.parametrize(
+    ("label", "data", "text"),
+    [
+        ("iso-8859-1", b"\x80 5, \x93so\x94, it\x92s", "€ 5, “so”, it’s"),
+        ("US-ASCII", b"\x80", "€"),
+        (" latin1\n", b"\x93\xe9\x94", "“é”"),
+        ("iso-8859-9", b"\xfe\x80", "ş€"),
+        ("tis-620", "ไทย".encode("cp874") + b"\x85", "ไทย…"),
+        ("gb2312", "朱镕基".encode("gbk"), "朱镕基"),
+        ("gbk", b"\x80 5 \x81\x30\x81\x30", "€ 5 \x80"),
+        ("csgb2312", "㐀".encode("gb18030"), "㐀"),
+        ("shift_jis", "①髙".encode("cp932"), "①髙"),
+        ("euc-jp", b"\xad\xa1\xad\xea" + "日本".encode("euc_jp"), "①㈱日本"),
+        ("iso-2022-jp", b"\x1b$B-!F|\x1b(B a", "①日 a"),
+        ("ks_c_5601-1987", "똠방".encode("cp949"), "똠방"),
+        ("big5", "嘅".encode("big5hkscs"), "嘅"),
+        ("koi8-u", b"\xae", "ў"),
+        ("x-mac-cyrillic", b"\xff", "€"),
+        ("windows-1252", b"\x81\x90", "\x81\x90"),
+        ("unicode", "€".encode("utf-16-le"), "€"),
+        ("iso-2022-kr", b"abc", "\ufffd"),
+        ("utf-8", b"\xff", "\ufffd"),
+    ],
+)
+def test_a_label_means_what_it_means_to_browsers(label: str, data: bytes, text: str) -> None:
+    charset = charset_named(label)
+    assert charset is not None
+    assert charset.decode(data) == text
+
+
+def test_every_label_of_the_standard_can_be_read_with() -> None:
+    for label in LABELS:
+        charset = charset_named(label.upper())
+        assert charset is not None
+        if charset.name != "replacement":
+            assert (
+                charset.decode(
+                    "ab".encode(
+                        "utf-16-le"
+                        if "16le" in charset.name
+                        else ("utf-16-be" if "16be" in charset.name else "ascii")
+                    )
+                )
+                == "ab"
+            )
+        charset.decode(bytes(range(256)) * 2)
+
+
+@pytest.mark.parametrize("label", ["utf-7", "idna", "zip", "no-such", "", "\u212aoi8-r"])
+def test_labels_that_browsers_do_not_know_name_nothing(label: str) -> None:
+    assert charset_named(label) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        codecs.BOM_UTF8 + "€ 5".encode(),
+        codecs.BOM_UTF16_LE + "€ 5".encode("utf-16-le"),
+        codecs.BOM_UTF16_BE + "€ 5".encode("utf-16-be"),
+    ],
+)
+def test_a_byte_order_mark_comes_before_what_is_declared(data: bytes) -> None:
+    assert decode(data, charset_named("iso-8859-1")) == "€ 5"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "name"),
+    [
+        ("text/html; charset=ISO-8859-1", "windows-1252"),
+        ("text/html;charset='gb2312'", "gbk"),
+        ('text/plain; charset = "Shift-JIS"; x=y', "shift_jis"),
+        ("text/html; charset=nonsense", None),
+        ("text/html", None),
+        (None, None),
+    ],
+)
+def test_a_content_type_names_the_charset(content_type: str | None, name: str | None) -> None:
+    found = charset_of(content_type)
+    assert (found and found.name) == name
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("<meta charset=gb2312>", "gbk"),
+        ("<META content='text/html; charset=koi8-r' HTTP-EQUIV=Content-Type>", "koi8-r"),
+        ("<meta name=a content='charset=big5'><meta charset='utf-16'>", "utf-8"),
+        ("<!-- <meta charset=big5> --><meta charset=x-user-defined>", "windows-1252"),
+        ('<?xml version="1.0" encoding="EUC-KR"?><html>', "euc-kr"),
+        ("<meta charset=nonsense><meta charset=sjis>", "shift_jis"),
+        ("<head>" + "<link rel=x href=y>" * 100 + "<meta charset=big5>", "big5"),
+        ("<body><meta charset=big5>", None),
+        ("<p>none", None),
+    ],
+)
+def test_a_page_names_its_charset_itself(page: str, name: str | None) -> None:
+    found = charset_in(page.encode())
+    assert (found and found.name) == name
+
+
+WESTERN = "“Café” costs 5 €, the naïve user’s fiancée said – and that’s what it is."
+PAGES = {
+    "by its server": (WESTERN, "cp1252", "", "ISO-8859-1"),
+    "by its meta": ("朱镕基总理在北京会见外国客人。", "gbk", "<meta charset=gb2312>", None),
+    "by neither, western": (WESTERN, "cp1252", "", None),
+    "by neither, Russian": ("Привет, это русский текст о погоде и море.", "cp1251", "", None),
+    "by neither, Chinese": ("朱镕基总理今天在北京会见了外国客人。", "gbk", "", None),
+    "by neither, Polish": ("Zażółć gęślą jaźń, to jest tekst o pogodzie.", "cp1250", "", None),
+    "by neither, UTF-8": (WESTERN, "utf-8", "", None),
+}
+
+
+@pytest.mark.parametrize("named", PAGES)
+def test_a_page_is_read_by_the_charset_that_is_named(named: str) -> None:
+    text, codec, meta, charset = PAGES[named]
+    html = f"<html><head>{meta}<title>T</title></head><body><p>{text}</p></body></html>"
+    said = read_page(html.encode(codec), "http://example.org/", charset)
+    assert text in said.text
+
+
+def test_answers_and_feeds_are_read_by_their_charset() -> None:
+    body = '{"title": "it’s 5 €"}'.encode("cp1252")
+    kind = {"content-type": "application/json; charset=iso-8859-1"}
+    answer = SourceAnswer("Hub", "http://hub", 200, kind, body)
+    assert answer.json() == {"title": "it’s 5 €"}
+    assert "it’s" in answer.text()
+    feed = '<?xml version="1.0" encoding="gb2312"?><t>朱镕基</t>'.encode("gbk")
+    assert xml_tree(feed, "Feed").text == "朱镕基"
+    other = '<?xml version="1.0" encoding="utf-8"?><t>5 €</t>'.encode("cp1252")
+    assert xml_tree(other, "Feed", Charset("windows-1252")).text == "5 €"
+
+
+@pytest.mark.parametrize("size", [1, 3, 5000])
+@pytest.mark.parametrize(
+    ("name", "codec"), [("gbk", "gbk"), ("utf-16le", "utf-16"), ("windows-1252", "cp1252")]
+)
+async def test_a_file_becomes_utf_8_wherever_its_pieces_end(
+    size: int, name: str, codec: str
+) -> None:
+    text = ("朱镕基," if codec != "cp1252" else "5 €,") * 3000
+    data = text.encode(codec)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(data), size):
+            yield data[start : start + size]
+
+    found = b"".join([part async for part in as_utf8(parts(), lambda _: Charset(name))])
+    assert found.decode() == text
+
+
+async def test_a_text_that_is_not_what_it_is_declared_to_be_is_an_error() -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"a" * 5000 + b"\xff\xff"
+
+    with pytest.raises(UnicodeDecodeError):
+        async for _ in as_utf8(parts(), lambda _: Charset("gbk")):
+            pass
