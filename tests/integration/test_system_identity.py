@@ -1,7 +1,10 @@
 """Ledger and broker know each other: what does not go together is refused, naming both."""
 
 import asyncio
+import os
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -96,6 +99,58 @@ async def test_a_restored_ledger_is_refused_until_it_is_adopted(
                 await refused
         await mark_broker(settings, restored, take=True)
         await require_same_system(settings, restored)
+
+
+async def test_a_copy_made_seconds_ago_is_refused_once_its_scheduler_has_ended(
+    broker: TestBroker, tmp_path: Path
+) -> None:
+    """The copy misses a delayed job, and is as new as the generation of the scheduler's start."""
+    settings = settings_of(broker, tmp_path)
+    registry = Registry.load()
+    await broker.declare(build(broker.profile, registry.routes))
+    copy = tmp_path / "copy.db"
+    async with await new_ledger(settings) as ledger:
+        await mark_broker(settings, ledger)
+        marked = (await ledger.system()).generation
+        scheduler = Scheduler(settings, registry, ledger, pace=Pace(turn=0.05))
+        running = asyncio.create_task(scheduler.run())
+
+        async def advanced() -> bool:
+            mark = await read_broker(settings)
+            return mark is not None and mark.generation > marked
+
+        await eventually(advanced, what="the scheduler's first generation")
+        with closing(sqlite3.connect(tmp_path / "ledger.db")) as one:
+            one.execute("VACUUM INTO ?", (str(copy),))
+        scheduler.stop()
+        await asyncio.wait_for(running, PATIENCE)
+        await require_same_system(settings, ledger)  # the ledger itself is innocent
+    at_copy = settings_of(broker, tmp_path, f"sqlite+aiosqlite:///{copy}")
+    async with await Ledger.open(at_copy.ledger_url) as restored:
+        with pytest.raises(WrongSystem, match=r"is an old copy of the system .* has gone on"):
+            await require_same_system(at_copy, restored)
+
+
+async def test_the_generation_is_on_the_ledgers_disk_before_the_broker_has_it(
+    broker310: TestBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(broker310, tmp_path)
+    async with await new_ledger(settings) as ledger:
+        await mark_broker(settings, ledger)
+        before = await read_broker(settings)
+        synced: list[str] = []
+
+        def fail(descriptor: int) -> None:
+            synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            raise OSError("the disk is gone")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", fail)
+            with pytest.raises(LedgerUnavailable, match="the disk is gone"):
+                await advance_broker(settings, ledger)
+        assert synced == [f"{tmp_path / 'ledger.db'}-wal"]
+        assert await read_broker(settings) == before
+        await require_same_system(settings, ledger)
 
 
 async def test_a_ledger_that_is_newer_than_the_mark_is_the_same_system(

@@ -110,6 +110,9 @@ class _RollingBack:
             await self._database.write(tried)
         return answers[0]
 
+    async def sync(self) -> None:
+        await self._database.sync()
+
     async def close(self) -> None:
         await self._database.close()
 

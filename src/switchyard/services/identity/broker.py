@@ -87,7 +87,11 @@ async def read_broker(settings: BrokerSettings) -> Mark | None:
     """Whose broker it is; None where nobody has marked it. Raises MarkHidden, BrokerAway."""
     async with connected(settings.require_amqp_url(), CONNECTION) as connection:
         with meaning_away("can't ask whose broker it is"):
-            return await read_mark(underlying(connection))
+            if (mark := await read_mark(underlying(connection))) is not None:
+                return mark
+            # It is missing for some milliseconds while somebody begins a new generation.
+            async with marking_alone(underlying(connection)):
+                return await read_mark(underlying(connection))
 
 
 async def mark_broker(settings: BrokerSettings, ledger: Ledger, *, take: bool = False) -> bool:

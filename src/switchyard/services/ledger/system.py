@@ -24,7 +24,8 @@ class Systems(LedgerBase):
         return await self._database.read(work)
 
     async def advance_system(self, *, least: int = 0) -> SystemRecord:
-        """Begin a new generation: the time, but later than the one before and than `least`."""
+        """Begin a new generation: the time, but later than the one before and than `least`. It
+        outlives the loss of power, after which the ledger would else be older than its broker."""
 
         def work(connection: Connection) -> SystemRecord:
             row = connection.execute(
@@ -37,4 +38,6 @@ class Systems(LedgerBase):
             ).one()
             return SystemRecord(row.id, row.name, row.generation)
 
-        return await self._database.write(work)
+        system = await self._database.write(work)
+        await self._database.sync()
+        return system

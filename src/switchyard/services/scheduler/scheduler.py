@@ -41,8 +41,11 @@ from switchyard.services.schedules.firing import ScheduleRunner
 from switchyard.services.settings import Settings
 
 BATCH = 500
-GENERATION = 600.0
+GENERATION = 10.0
 """Seconds between two generations: a copy of the ledger is known as old after so long."""
+LAST_GENERATION_LIMIT = 2.0
+"""Seconds for the generation that a scheduler begins when it ends: a broker that is away must not
+hold up the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,7 @@ class Scheduler:
         finally:
             if background is not None:
                 await background.close()
+                await self._end_generation()
             await self.close()
             if self.is_active.is_set():
                 await self._release()
@@ -177,17 +181,31 @@ class Scheduler:
         ledger is known as one. Where they do not belong together any more, the scheduler ends:
         what it does there is done to another system."""
         while True:
-            try:
-                await advance_broker(self._settings, self._ledger)
-            except WrongSystem as error:
-                self._log.error("the broker is not this ledger's", error=str(error))
-                self._refused = error
-                self.stop()
-            except (BrokerAway, LedgerError) as error:
-                self._log.warning(
-                    "a new generation of the system id could not be started", error=str(error)
-                )
+            await self._advance_once()
             await asyncio.sleep(GENERATION)
+
+    async def _advance_once(self) -> None:
+        try:
+            await advance_broker(self._settings, self._ledger)
+        except WrongSystem as error:
+            self._log.error("the broker is not this ledger's", error=str(error))
+            self._refused = error
+            self.stop()
+        except (BrokerAway, LedgerError) as error:
+            self._log.warning(
+                "a new generation of the system id could not be started", error=str(error)
+            )
+
+    async def _end_generation(self) -> None:
+        """Begin a last generation, so that a copy made while this scheduler ran is known as old
+        also where it was made a moment ago."""
+        if self._refused is not None:
+            return
+        try:
+            async with asyncio.timeout(LAST_GENERATION_LIMIT):
+                await self._advance_once()
+        except TimeoutError:
+            self._log.warning("no last generation of the system id: the broker does not answer")
 
     def stop(self) -> None:
         """End after the current turn; safe in a signal handler."""

@@ -7,10 +7,12 @@ thread writes (SQLite has one writer anyway) and a few read. For PostgreSQL it r
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -81,6 +83,10 @@ class Database(Protocol):
         """Run `work` in a transaction; it may be run again. Raises LedgerError."""
         ...
 
+    async def sync(self) -> None:
+        """Wait until all that was committed outlives the loss of power. Raises LedgerError."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -138,6 +144,19 @@ class SqliteDatabase:
 
     async def write(self, work: Work[T]) -> T:
         return await self._run(self._writer, self._write_engine, work)
+
+    async def sync(self) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._readers, self._sync)
+        except OSError as error:
+            raise LedgerUnavailable(f"can't sync the ledger at {self.where}: {error}") from error
+
+    def _sync(self) -> None:
+        # A commit is in this file, which SQLite syncs at checkpoints only (synchronous = NORMAL).
+        # Without the file, all was written by a checkpoint. No lock of SQLite is on it, which
+        # closing another descriptor of it would drop.
+        with suppress(FileNotFoundError), Path(f"{self.where}-wal").open("rb") as log:
+            os.fsync(log.fileno())
 
     async def close(self) -> None:
         if not self._owner.is_here:
@@ -214,6 +233,9 @@ class PostgresDatabase:
             except TransactionRaced:
                 continue
         return await self._run(work, commit=True)
+
+    async def sync(self) -> None:
+        """Return at once: the server has synced what it has committed."""
 
     async def _run(self, work: Work[T], *, commit: bool) -> T:
         if not self._owner.is_here:

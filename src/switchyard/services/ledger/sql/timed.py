@@ -41,6 +41,9 @@ class _AroundDatabase(ABC):
         with self._around("write"):
             return await self._database.write(work)
 
+    async def sync(self) -> None:
+        await self._database.sync()
+
     async def close(self) -> None:
         await self._database.close()
 
