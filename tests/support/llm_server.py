@@ -73,18 +73,29 @@ def embeds(
     backwards: bool = False,
     model: str | None = None,
     weights: str = "",
+    most: int | None = None,
+    too_many: int = 400,
+    longest: int | None = None,
 ) -> Behaviour:
     """Proper embeddings: made of the text's hash. With a `model`, those of that one, whichever is
-    asked for; with `weights`, others under the same name."""
+    asked for; with `weights`, others under the same name. More than `most` texts, and one of
+    more characters than `longest`, are refused."""
 
     def behave(exchange: Exchange, request: Request) -> None:
+        texts = request.json["input"]
+        if most is not None and len(texts) > most:
+            exchange.send_json(too_many, {"error": {"message": "the batch is too large"}})
+            return
+        if longest is not None and any(len(each) > longest for each in texts):
+            exchange.send_json(400, {"error": {"message": "an input is too long"}})
+            return
         items = [
             {
                 "object": "embedding",
                 "index": index,
                 "embedding": _vector(weights + text, dimensions),
             }
-            for index, text in enumerate(request.json["input"])
+            for index, text in enumerate(texts)
         ]
         data = items[::-1] if backwards else items
         said = model or request.json["model"]

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from pydantic import SecretStr
 
+from switchyard.services.index.embedder import embedder_for
 from switchyard.services.index.remote import BATCH, RemoteEmbedder
 from switchyard.services.index.scale import Scale
 from switchyard.services.jobs.outcomes import PermanentError
@@ -471,6 +472,52 @@ async def test_a_server_embeds_in_batches(llm: LlmServer, embedder: RemoteEmbedd
     assert len(vectors) == len(texts)
     assert all(abs(sum(x * x for x in vector) - 1) < 1e-9 for vector in vectors)
     assert await embedder.embed([]) == []
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize("most", [1, 10, 63])
+async def test_a_server_that_takes_few_texts_gets_fewer_from_then_on(
+    llm: LlmServer, embedder: RemoteEmbedder, status: int, most: int
+):
+    texts = [f"text {n}" for n in range(BATCH + 3)]
+    expected = await embedder.embed(texts)
+    llm.always(server.embeds(most=most, too_many=status))
+    assert await embedder.embed(texts) == expected
+    llm.requests.clear()
+    of_another_job = replace(embedder, sizes=embedder.sizes)
+    assert await of_another_job.embed(texts) == expected
+    assert all(len(request.json["input"]) <= most for request in llm.requests)
+
+
+async def test_the_settings_can_say_how_many_texts_a_server_takes(llm: LlmServer):
+    llm.always(server.embeds(most=10))
+    settings = Settings(
+        embed_base_url=llm.url, embed_model="m", embed_dimensions=8, embed_batch_size=10
+    )
+    assert len(await embedder_for(settings).embed(["text"] * 25)) == 25
+    assert [len(request.json["input"]) for request in llm.requests] == [10, 10, 5]
+
+
+async def test_a_text_that_is_refused_alone_is_named_and_says_nothing_of_the_others(
+    llm: LlmServer, embedder: RemoteEmbedder
+):
+    llm.always(server.embeds(longest=100))
+    texts = [*["text"] * 40, "x" * 1_234, *["text"] * 40]
+    with pytest.raises(LlmRefused, match=r"text 41 of 81, of 1,234 characters.*too long"):
+        await embedder.embed(texts)
+    llm.requests.clear()
+    await embedder.embed(["text"] * BATCH)
+    assert [len(request.json["input"]) for request in llm.requests] == [BATCH]
+
+
+@pytest.mark.parametrize("status", [401, 404])
+async def test_a_key_or_a_model_that_is_refused_is_no_matter_of_size(
+    llm: LlmServer, embedder: RemoteEmbedder, status: int
+):
+    llm.always(server.fails(status))
+    with pytest.raises(LlmRefused):
+        await embedder.embed(["text"] * BATCH)
+    assert len(llm.requests) == 1
 
 
 async def test_vectors_belong_to_their_texts_in_whatever_order_they_come(

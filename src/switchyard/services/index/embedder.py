@@ -73,11 +73,15 @@ def offline_embedder(kind: str, dimensions: int) -> Embedder:
 
 
 def embedder_named(
-    settings: Settings, name: str, dimensions: int, purse: Purse | None = None
+    settings: Settings,
+    name: str,
+    dimensions: int,
+    purse: Purse | None = None,
+    sizes: dict[tuple[str, str], int] | None = None,
 ) -> Embedder | None:
     """The embedder of that name, which these settings need not name; None where they can't make it:
     a server's model without a server, or an older version of an offline one. The purse pays for
-    what a server is asked."""
+    what a server is asked; `sizes` are what this process knows of servers."""
     for kind in OFFLINE:
         if name.startswith(f"{kind}-"):
             found = offline_embedder(kind, dimensions)
@@ -85,11 +89,16 @@ def embedder_named(
     model = name.removesuffix(f"-{dimensions}")
     if model == name or settings.embed_base_url is None:
         return None
-    return _served(settings, settings.embed_base_url, model, dimensions, purse)
+    return _served(settings, settings.embed_base_url, model, dimensions, purse, sizes)
 
 
 def _served(
-    settings: Settings, base_url: str, model: str, dimensions: int, purse: Purse | None = None
+    settings: Settings,
+    base_url: str,
+    model: str,
+    dimensions: int,
+    purse: Purse | None = None,
+    sizes: dict[tuple[str, str], int] | None = None,
 ) -> Embedder:
     from switchyard.services.index.remote import RemoteEmbedder
 
@@ -101,5 +110,7 @@ def _served(
         timeout=settings.llm_timeout,
         own_model=None if model == settings.embed_model else settings.embed_model,
         purse=purse,
+        batch_size=settings.embed_batch_size,
+        sizes={} if sizes is None else sizes,
         scale=Scale(fits=settings.embed_fits, alike=settings.embed_alike, weight=_MODEL_WEIGHT),
     )

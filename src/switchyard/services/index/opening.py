@@ -44,6 +44,9 @@ class OpenIndex:
     """Seconds since the epoch by the ledger's clock, of whoever has a ledger."""
     seen: Seen = field(default_factory=Seen)
     """Which generations have been compared with what a server makes."""
+    sizes: dict[tuple[str, str], int] = field(default_factory=dict)
+    """How many texts embedding servers take in one request, by address and model, of those that
+    have refused more."""
 
     @property
     def wanted(self) -> Generation:
@@ -67,7 +70,7 @@ class OpenIndex:
         """The embedder of that name alone. Raises IndexMismatch where these settings can't make
         it."""
         found = embedder_named(
-            self.settings, generation.embedder, generation.dimensions, self.purse
+            self.settings, generation.embedder, generation.dimensions, self.purse, self.sizes
         )
         if found is None:
             raise IndexMismatch(

@@ -6,20 +6,26 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import structlog
 from pydantic import SecretStr
 
 from switchyard.services.index.chunk_index import IndexMismatch, way_back
 from switchyard.services.index.scale import Scale
 from switchyard.services.jobs.outcomes import PermanentError
 from switchyard.services.llm.client import call, open_api
-from switchyard.services.llm.errors import LlmNonsense
+from switchyard.services.llm.errors import LlmNonsense, LlmRefused
 from switchyard.services.llm.reading import Reading, field_of
 from switchyard.services.llm.spending import Bill, Purse
 
+if TYPE_CHECKING:
+    import openai
+
 BATCH = 64
-"""Texts in one request."""
+"""Texts in one request, unless JOBS_EMBED_BATCH_SIZE says otherwise."""
+_TOO_MANY = frozenset({400, 413, 422})
+"""What servers answer to more texts, or longer ones together, than they take in one request."""
 _TRIES_TIMEOUT = 2.0
 """All tries of one request may take this many times one request's time limit."""
 
@@ -41,32 +47,62 @@ class RemoteEmbedder:
     purse: Purse | None = None
     """Who pays, and notes what was paid; None where nobody does."""
 
+    batch_size: int = BATCH
+    """Texts in one request at most."""
+    sizes: dict[tuple[str, str], int] = field(default_factory=dict, repr=False, compare=False)
+    """Texts that servers take in one request, by address and model, of those that have refused
+    more: shared by the embedders of a process."""
+
     @property
     def name(self) -> str:
         return f"{self.model}-{self.dimensions}"
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Raises RetryableError when the server is away, overloaded or answers nonsense,
+        """Texts of which the server takes fewer in one request are halved until it does.
+
+        Raises RetryableError when the server is away, overloaded or answers nonsense,
         PermanentError when it refuses or its vectors have another length, IndexMismatch when they
         are another model's, NoBudget."""
         key = self.api_key.get_secret_value() if self.api_key else None
         vectors: list[list[float]] = []
+        server = (self.base_url, self.model)
+        size = first = min(self.batch_size, self.sizes.get(server, self.batch_size))
         async with open_api(self.base_url, key, self.timeout) as api:
-            for start in range(0, len(texts), BATCH):
-                batch = list(texts[start : start + BATCH])
-
-                async def create(batch: list[str] = batch) -> Any:
-                    # Without a format the SDK asks for base64, which few servers speak.
-                    asked = {"model": self.model, "input": batch, "encoding_format": "float"}
-                    return await api.post("/embeddings", body=asked, cast_to=object)
-
-                async with self._paid(batch) as bill:
-                    within = self.timeout * _TRIES_TIMEOUT
-                    answer = await call(create, within=within, broken=bill.broke)
-                    bill.answer = Reading(self.model).counted(answer)
-                self._check_model(answer)
-                vectors.extend(self._vectors(answer, len(batch)))
+            while len(vectors) < len(texts):
+                batch = list(texts[len(vectors) : len(vectors) + size])
+                try:
+                    vectors.extend(await self._embedded(api, batch))
+                except LlmRefused as error:
+                    if error.status not in _TOO_MANY:
+                        raise
+                    if len(batch) == 1:
+                        raise self._refusal(error, batch[0], len(vectors), len(texts)) from error
+                    size = (len(batch) + 1) // 2
+        if size < first:  # and every text was taken: it was their number
+            self.sizes[server] = size
+            structlog.get_logger("index").warning(
+                "embedding batch size reduced",
+                model=self.model,
+                texts=size,
+                advice="set JOBS_EMBED_BATCH_SIZE to it",
+            )
         return vectors
+
+    async def _embedded(self, api: openai.AsyncOpenAI, batch: list[str]) -> list[list[float]]:
+        async def create() -> Any:
+            # Without a format the SDK asks for base64, which few servers speak.
+            asked = {"model": self.model, "input": batch, "encoding_format": "float"}
+            return await api.post("/embeddings", body=asked, cast_to=object)
+
+        async with self._paid(batch) as bill:
+            answer = await call(create, within=self.timeout * _TRIES_TIMEOUT, broken=bill.broke)
+            bill.answer = Reading(self.model).counted(answer)
+        self._check_model(answer)
+        return self._vectors(answer, len(batch))
+
+    def _refusal(self, error: LlmRefused, text: str, place: int, of: int) -> LlmRefused:
+        which = f" text {place + 1} of {of}, of {len(text):,} characters, alone" if of > 1 else ""
+        return LlmRefused(f"the embedding server refuses{which or ' the text'}: {error}")
 
     def _paid(self, batch: Sequence[str]) -> AbstractAsyncContextManager[Bill]:
         return (

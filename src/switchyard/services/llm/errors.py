@@ -70,11 +70,14 @@ class LlmRefused(PermanentError):
         elsewhere: bool = False,
         may_cost: bool = False,
         missing: bool = False,
+        status: int | None = None,
     ) -> None:
         self.elsewhere = elsewhere
         """Another server may not refuse it."""
         self.missing = missing
         """The server has no such model or endpoint."""
+        self.status = status
+        """Of the server's HTTP answer, where it is one that refuses."""
         self.may_cost = may_cost
         """It was refused after an answer had begun."""
         super().__init__(message)
@@ -122,7 +125,7 @@ def _of_status(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
         failed = LlmUnavailable(text, after=retry_after(error))
         failed.may_cost = False  # nobody charges for an error of their own
         return failed
-    return LlmRefused(text, elsewhere=status in _ELSEWHERE, missing=status == 404)
+    return LlmRefused(text, elsewhere=status in _ELSEWHERE, missing=status == 404, status=status)
 
 
 def _of_connection(error: openai.APIConnectionError) -> LlmUnavailable | LlmRefused:

@@ -47,6 +47,13 @@ class DocumentSettings(BaseSettings):
         description="Minimum similarity of linked documents, for the model of JOBS_EMBED_BASE_URL.",
     )
     embed_model: str = Field(default="default", description="Model on JOBS_EMBED_BASE_URL.")
+    embed_batch_size: int = Field(
+        default=64,
+        ge=1,
+        le=2048,
+        description="Maximum number of texts in one request to JOBS_EMBED_BASE_URL. If the server "
+        "refuses that many, fewer are sent.",
+    )
     embed_api_key: SecretStr | None = Field(
         default=None, description="API key for JOBS_EMBED_BASE_URL."
     )
