@@ -6,23 +6,31 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from switchyard.services.citations.kept import kept_references
 from switchyard.services.citations.linking import linker as linking
 from switchyard.services.citations.linking.linker import Linker, OutOfTime
+from switchyard.services.citations.linking.openalex import OpenAlex
 from switchyard.services.citations.linking.questions import questions_of
 from switchyard.services.citations.reference import Person, Reference
 from switchyard.services.citations.works import LinkStatus, WorkLink
 from switchyard.services.files.keys import links_key, references_key
-from switchyard.services.jobs.outcomes import Snooze
+from switchyard.services.jobs.outcomes import Done, Snooze
+from switchyard.services.jobs.registry import Registry
 from switchyard.services.ledger import Ledger
+from switchyard.services.monitoring.check import Finding
+from switchyard.services.monitoring.checks.examined import Examined
+from switchyard.services.monitoring.checks.sources import sources
 from switchyard.services.records.graph import EdgeKind
 from switchyard.services.settings import Settings
-from switchyard.services.sources.errors import SourceBusy, SourceUnavailable
+from switchyard.services.sources.asking import SourceClient
+from switchyard.services.sources.errors import SourceBusy, SourceNotFound, SourceUnavailable
 from switchyard.services.workers.references.linking import NothingToLink
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.catalogue_servers import (
@@ -32,7 +40,7 @@ from tests.support.catalogue_servers import (
     WikidataServer,
 )
 from tests.support.pdfs import pdf
-from tests.support.site import Behaviour, cut, fails, says, throttled
+from tests.support.site import Behaviour, cut, fails, moved, says, throttled
 
 TIDES = KnownWork(1, "On tides and their causes", 1999, "10.1000/tides", authors=("Richard Roe",))
 SEA = KnownWork(2, "The sea and its harbours", 2004, arxiv_id="1706.03762", authors=("A. Smith",))
@@ -388,3 +396,81 @@ async def test_references_of_no_document_are_cut_and_linked_and_their_links_are_
     assert made[1]["link"]["status"] == "not_found"
     with pytest.raises(ValueError, match="one of document_id and references"):
         await links.run("link_citations", {})
+
+
+async def test_a_catalogue_that_pauses_for_hours_is_left_out_and_asked_later(
+    linking_settings: Settings,
+    ledger: Ledger,
+    openalex: OpenAlexServer,
+    crossref: CrossrefServer,
+    wikidata: WikidataServer,
+):
+    openalex.next(throttled(7200))
+    wanted = (cites(TIDES, doi="10.1000/tides"), cites(OLD), cites(ITEM), cites(WIND))
+    async with Linker.open(linking_settings, ledger, within=60) as linker:
+        links = await linker.link(wanted)
+    assert [each.provider for each in links] == ["crossref", "crossref", "wikidata", ""]
+    assert list(linker.paused) == ["openalex"]
+    assert len(openalex.requests) == 1
+
+    system = Examined(linking_settings, Registry([]))
+    system.ledger = ledger
+    (told,) = await sources(system)
+    assert (told.status, told.finding) == ("warning", Finding.SOURCE_PAUSED)
+    until = datetime.fromtimestamp(linker.paused["openalex"], UTC)
+    assert f"openalex has asked to be left alone, and is until {until:%Y-%m-%d}" in told.detail
+
+    await ledger.drop_old_leases(-7200)  # the pause is over
+    assert await sources(system) == []
+    (link,) = await linked(linking_settings, ledger, cites(WIND))
+    assert (link.status, link.provider) == (LinkStatus.LINKED, "openalex")
+
+
+async def test_references_are_linked_as_far_as_they_can_be_when_every_catalogue_pauses(
+    pipeline: Pipeline,
+    linking_settings: Settings,
+    openalex: OpenAlexServer,
+    crossref: CrossrefServer,
+    wikidata: WikidataServer,
+):
+    for site in (openalex, crossref, wikidata):
+        site.next(throttled(7200))
+    own = replace(pipeline, settings=linking_settings)
+    outcome = await own.one("link_citations", {"references": ["J. Doe. Wind over harbours. 2010."]})
+    assert isinstance(outcome, Done)
+    assert outcome.result["not_found"] == 1
+    assert sorted(outcome.result["paused"]) == ["crossref", "openalex", "wikidata"]
+
+
+@pytest.mark.parametrize("answer", [None, fails(404), fails(500), throttled(3)])
+async def test_the_key_of_openalex_is_sent_and_told_nowhere(
+    linking_settings: Settings,
+    ledger: Ledger,
+    openalex: OpenAlexServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    answer: Behaviour | None,
+):
+    monkeypatch.setattr(Linker, "_pause", at_once)
+    caplog.set_level("DEBUG")
+    if answer is not None:
+        openalex.next(answer)
+    keyed = linking_settings.model_copy(update={"openalex_api_key": SecretStr("k-secret")})
+    await linked(keyed, ledger, cites(WIND))
+    assert {each.parameters["api_key"] for each in openalex.requests} == {"k-secret"}
+    printed = capsys.readouterr()
+    assert "k-secret" not in caplog.text + printed.out + printed.err
+    assert "k-secret" not in repr(OpenAlex.server(keyed)) + repr(keyed)
+
+
+async def test_a_redirect_that_repeats_the_key_does_not_tell_it(
+    linking_settings: Settings, ledger: Ledger, openalex: OpenAlexServer
+):
+    openalex.next(moved("/gone?api_key=k-secret&x=1"), fails(404))
+    keyed = linking_settings.model_copy(update={"openalex_api_key": SecretStr("k-secret")})
+    async with SourceClient.connect(OpenAlex.server(keyed), keyed, ledger, patience=10) as client:
+        with pytest.raises(SourceNotFound) as missing:
+            await client.get("/works")
+    assert "k-secret" not in str(missing.value)
+    assert openalex.requests[-1].parameters["api_key"] == "k-secret"

@@ -79,6 +79,11 @@ class Leases(LedgerBase):
 
         return await self._database.read(work)
 
+    async def source_pause(self, server: str) -> float:
+        """Seconds for which a server is left alone by the whole fleet (services/sources/pace.py); 0
+        where it is not."""
+        return await self.lease_remaining(f"{server}.pause")
+
     async def renew_lease(self, name: str, holder: str, ttl: float) -> bool:
         """Keep the lease for `ttl` seconds more. False when it ran out or another has it."""
 

@@ -64,6 +64,7 @@ class Finding(StrEnum):
     CLASSES_INVALID = "classes-invalid"
     MODEL_SERVER_FAILS = "model-server-fails"
     MODEL_SERVER_PAUSED = "model-server-paused"
+    SOURCE_PAUSED = "source-paused"
     LANE_FULL = "lane-full"
     LANE_FILLING = "lane-filling"
     QUEUE_UNWORKED = "queue-unworked"

@@ -21,6 +21,7 @@ from switchyard.services.monitoring.checks import (
     models,
     modules,
     schedules,
+    sources,
     systems,
     topology,
     workers,
@@ -72,6 +73,7 @@ OUTER = (
 """Broker, ledger and host, in the order in which one thing builds on another."""
 INNER = (
     _Step(models.model_servers, ledger=True),
+    _Step(sources.sources, ledger=True),
     _Step(lanes.lanes, broker=True),
     _Step(workers.scheduler, ledger=True),
     _Step(schedules.schedules, ledger=True),

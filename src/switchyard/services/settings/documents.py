@@ -129,6 +129,12 @@ class DocumentSettings(BaseSettings):
         pattern=patterns.URL,
         description="Address of the OpenAlex API.",
     )
+    openalex_api_key: SecretStr | None = Field(
+        default=None,
+        min_length=1,
+        description="Key for the OpenAlex API, from your account there; without one, it answers "
+        "few requests a day.",
+    )
     crossref_base_url: str = Field(
         default="https://api.crossref.org",
         pattern=patterns.URL,

@@ -64,6 +64,9 @@ class SourceServer:
     """Least seconds from one request's beginning to the next one's, all processes together."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Sent with each request, for example an authorization."""
+    secret_params: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Parameters sent with each request and told nowhere: no address in an error, a log or the
+    storage has them."""
     timeout: float = 60.0
     """Seconds for one request, all of its answer."""
     max_bytes: int = 20 * 1024 * 1024
@@ -165,7 +168,7 @@ class SourceClient:
             target = answer.headers.get("location", "")
             if answer.status not in _MOVED or not target:
                 break
-            url = _joined(url, target)
+            url = self._without_secrets(_joined(url, target))
             if _origin(url) != _origin(self.server.base_url):
                 return answer
         if answer.status == 304:
@@ -222,7 +225,16 @@ class SourceClient:
         server = self.server
         limit = asyncio.timeout(server.timeout)
         try:
-            async with limit, self._http.stream("GET", url, headers=dict(headers)) as response:
+            extensions = {}
+            if server.secret_params:  # beside the URL, which httpx logs
+                sent = httpx.URL(url).copy_merge_params(dict(server.secret_params))
+                extensions["target"] = sent.raw_path
+            async with (
+                limit,
+                self._http.stream(
+                    "GET", url, headers=dict(headers), extensions=extensions
+                ) as response,
+            ):
                 body = bytearray()
                 async for part in response.aiter_bytes():
                     body += part
@@ -249,6 +261,17 @@ class SourceClient:
         if _origin(url) != _origin(base):
             raise ValueError(f"{url[:200]!r} is no address of {self.server.label}")
         return str(httpx.URL(url, params=dict(params))) if params else url
+
+    def _without_secrets(self, url: str) -> str:
+        """The address that a redirect leads to may repeat what was sent."""
+        import httpx
+
+        if not url or not self.server.secret_params:
+            return url
+        bare = httpx.URL(url)
+        for name in self.server.secret_params:
+            bare = bare.copy_remove_param(name)
+        return str(bare)
 
 
 def user_agent(settings: Settings) -> str:

@@ -53,7 +53,13 @@ class Catalogue(ABC):
             base_url=getattr(settings, f"{cls.name}_base_url").rstrip("/"),
             interval=settings.link_interval,
             timeout=TIMEOUT,
+            secret_params=cls.secret_params(settings),
         )
+
+    @classmethod
+    def secret_params(cls, settings: Settings) -> dict[str, str]:
+        """What it wants with each request and nobody may see: a key; nothing by default."""
+        return {}
 
     @abstractmethod
     async def by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:

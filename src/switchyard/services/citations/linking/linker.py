@@ -44,6 +44,9 @@ TRIES = 3
 """How often a request is made that comes to nothing."""
 PATIENCE = 10.0
 """Seconds that a turn, or a server's pause, is waited for in place."""
+LONGEST_WAIT = 600.0
+"""Seconds of a catalogue's pause for which a job comes back later; without the catalogue that
+pauses for longer, references are linked by the others."""
 DAY = 24 * 3600.0
 READ_AT_ONCE = 500
 """Answers of one look into the ledger."""
@@ -60,21 +63,32 @@ class Linker:
     """Links references, for as long as it may. Open it with `Linker.open`."""
 
     def __init__(
-        self, ledger: Ledger, catalogues: Sequence[Catalogue], *, max_age: float, within: float
+        self,
+        ledger: Ledger,
+        catalogues: Sequence[Catalogue],
+        *,
+        max_age: float,
+        within: float,
+        waits: float = LONGEST_WAIT,
     ) -> None:
         self._ledger = ledger
         self._catalogues = catalogues
         self._max_age = max_age
         self._deadline = time.monotonic() + within
+        self._waits = waits
         self._holder = new_instance_id()
         self._log = structlog.get_logger("citations")
+        self.paused: dict[str, float] = {}
+        """Catalogues that were not asked, as they pause for long: until when, in seconds since
+        1970. What they may know of was not kept, and is asked by the next that links it."""
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, ledger: Ledger, *, within: float
+        cls, settings: Settings, ledger: Ledger, *, within: float, waits: float = LONGEST_WAIT
     ) -> AsyncIterator[Linker]:
-        """For `within` seconds; connections end with the context."""
+        """For `within` seconds; connections end with the context. A catalogue that pauses for more
+        than `waits` seconds is left out; a shorter pause is SourceBusy."""
         async with AsyncExitStack() as stack:
             catalogues = []
             for name in settings.link_catalogues:
@@ -84,14 +98,16 @@ class Linker:
                 )
                 client = await stack.enter_async_context(opening)
                 catalogues.append(kind(client, contact=settings.contact))
-            yield cls(ledger, catalogues, max_age=settings.link_answers_days * DAY, within=within)
+            max_age = settings.link_answers_days * DAY
+            yield cls(ledger, catalogues, max_age=max_age, within=within, waits=waits)
 
     async def link(self, references: Sequence[Reference]) -> list[WorkLink]:
         """The link of each, in their order.
 
-        By identifier where there is one that a catalogue knows; by search else. Raises OutOfTime,
-        SourceBusy, and SourceUnavailable or SourceNonsense where no catalogue answers; whoever
-        calls again goes on from what was answered.
+        By identifier where there is one that a catalogue knows; by search else. Catalogues that
+        pause for long are left out, and named by `paused`. Raises OutOfTime, SourceBusy, and
+        SourceUnavailable or SourceNonsense where no catalogue answers; whoever calls again goes on
+        from what was answered.
         """
         links: list[WorkLink | None] = [None] * len(references)
         asked = [questions_of(each) for each in references]
@@ -174,10 +190,13 @@ class Linker:
         answers: Answers = {each.key: [] for each in questions}
         left = list(questions)
         failed: SourceUnavailable | SourceNonsense | None = None
-        answered = False
+        answered = is_incomplete = False
         for catalogue in self._catalogues:
             if not left:
                 break
+            if self.paused.get(catalogue.name, 0.0) > self._ledger.clock.time():
+                answered = is_incomplete = True
+                continue
             try:
                 found = await self._found(catalogue, left)
                 answered = True
@@ -186,6 +205,18 @@ class Linker:
                     "a request to a catalogue failed", catalogue=catalogue.name, error=str(error)
                 )
                 failed = error
+                continue
+            except SourceBusy as error:
+                if error.wait <= self._waits:
+                    raise
+                self.paused[catalogue.name] = self._ledger.clock.time() + error.wait
+                self._log.warning(
+                    "catalogue left out",
+                    catalogue=catalogue.name,
+                    seconds=round(error.wait),
+                    error=str(error),
+                )
+                answered = is_incomplete = True
                 continue
             except (SourceRefused, SourceNotFound) as error:
                 # Of the question, not of the catalogue: another may understand it.
@@ -199,9 +230,9 @@ class Linker:
                     {"provider": catalogue.name, "work": work.as_json()} for work in works
                 ]
             left = [each for each in left if not _settles(each, answers[each.key])]
-        if failed is None:
+        if failed is None and not is_incomplete:
             return answers, set()
-        if not answered:
+        if failed is not None and not answered:
             raise failed
         return answers, {each.key for each in left}
 

@@ -22,6 +22,7 @@ from switchyard.services.citations.linking.catalogue import (
 )
 from switchyard.services.citations.linking.questions import WorkQuestion
 from switchyard.services.citations.works import CitedWork
+from switchyard.services.settings import Settings
 
 
 class OpenAlex(Catalogue):
@@ -30,6 +31,12 @@ class OpenAlex(Catalogue):
     name = "openalex"
     label = "OpenAlex"
     _FIELDS = "id,doi,ids,title,publication_year,authorships,primary_location"
+
+    @classmethod
+    def secret_params(cls, settings: Settings) -> dict[str, str]:
+        """Its key, where there is one: without it, it answers few requests a day."""
+        key = settings.openalex_api_key
+        return {} if key is None else {"api_key": key.get_secret_value()}
 
     async def by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
         asked = dois_of(questions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from switchyard.services.citations.kept import kept_references
@@ -25,6 +26,8 @@ from switchyard.services.workers.telling import tell_references
 
 SHIFT = 240.0
 """Seconds after which a job asks no more; it goes on behind those that wait."""
+SHORTEST_WAIT = 60.0
+"""Seconds of a catalogue's pause that every job waits for."""
 LINK_TIMEOUT = SHIFT + 300.0
 
 
@@ -52,19 +55,21 @@ async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
             f"the references of document {document_id} have not been looked for: publish "
             "process_references with its document_id"
         )
-    links = await _linked([Reference.of(each) for each in found["references"]], ctx)
-    if isinstance(links, Snooze):
-        return links
+    linked = await _linked([Reference.of(each) for each in found["references"]], ctx)
+    if isinstance(linked, Snooze):
+        return linked
+    links, noted = linked
     made = {
         "document_id": document_id,
         "of": found.get("hash"),
         "links": [link.as_json() for link in links],
+        **noted,
     }
     key = links_key(document_id)
     await storage.put_async(key, encoded(made))
     await tell_references(ctx, document_id)
     await note_beside(ctx, document_id, LINK_CITATIONS)
-    return Done({"document_id": document_id, **_counted(links), "result": key})
+    return Done({"document_id": document_id, **_counted(links), **noted, "result": key})
 
 
 async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
@@ -73,30 +78,42 @@ async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
     from switchyard.services.citations.engines.choice import parse_all
 
     references = await parse_all(texts, ctx)
-    links = await _linked(references, ctx)
-    if isinstance(links, Snooze):
-        return links
+    linked = await _linked(references, ctx)
+    if isinstance(linked, Snooze):
+        return linked
+    links, noted = linked
     made = [
         reference.as_json() | {"link": link.as_json()}
         for reference, link in zip(references, links, strict=True)
     ]
     key = extraction_key(ctx.job_id)
-    output = {"job_id": ctx.job_id, "references": made, "citations": []}
+    output = {"job_id": ctx.job_id, "references": made, "citations": [], **noted}
     await Storage(ctx.settings.files_url).put_async(key, encoded(output))
-    return Done({"references": len(made), **_counted(links), "result": key})
+    return Done({"references": len(made), **_counted(links), **noted, "result": key})
 
 
-async def _linked(references: Sequence[Reference], ctx: JobContext) -> Sequence[WorkLink] | Snooze:
+async def _linked(
+    references: Sequence[Reference], ctx: JobContext
+) -> tuple[Sequence[WorkLink], dict[str, Any]] | Snooze:
+    """The links; and `paused`, the catalogues that were left out, with the time until which."""
     # With database and storage: whoever only declares job types needs neither.
-    from switchyard.services.citations.linking.linker import Linker, OutOfTime
+    from switchyard.services.citations.linking.linker import LONGEST_WAIT, Linker, OutOfTime
 
     if ctx.ledger is None:
         raise PermanentError("works are linked with a ledger alone: it keeps the pace")
-    async with Linker.open(ctx.settings, ctx.ledger, within=SHIFT) as linker:
+    age = (ctx.ledger.clock.now() - ctx.message.metadata.created_at).total_seconds()
+    # The older it is, the less: or one pause after the other would make it expire.
+    waits = max(LONGEST_WAIT - age, SHORTEST_WAIT)
+    async with Linker.open(ctx.settings, ctx.ledger, within=SHIFT, waits=waits) as linker:
         try:
-            return await linker.link(references)
+            links = await linker.link(references)
         except OutOfTime:
             return Snooze(1.0, "there is more to link")
+        paused = {
+            name: datetime.fromtimestamp(until, UTC).isoformat(timespec="seconds")
+            for name, until in linker.paused.items()
+        }
+        return links, {"paused": paused} if paused else {}
 
 
 def _counted(links: Sequence[WorkLink]) -> dict[str, Any]:
