@@ -196,3 +196,20 @@ def test_the_built_in_job_types_load() -> None:
     registry = Registry.load(BUILT_IN_MODULES)
     assert "summarize_content" in registry
     assert registry.get("summarize_content").worker == "llm"
+
+
+async def test_hints_of_other_parameters_need_not_be_resolvable() -> None:
+    async def handler(payload: Page, ctx: JobContext) -> Outcome:
+        return Done()
+
+    handler.__annotations__ = {"payload": "Page", "ctx": "Nowhere", "return": "NowhereElse"}
+    job("page", worker="ingest", lanes=("hot",))(handler)
+
+
+async def test_a_payload_that_only_type_checkers_know_is_refused_with_advice() -> None:
+    async def handler(payload: Page, ctx: JobContext) -> Outcome:
+        return Done()
+
+    handler.__annotations__ = {"payload": "Nowhere", "ctx": JobContext}
+    with pytest.raises(RegistryError, match="import it outside of TYPE_CHECKING"):
+        job("page", worker="ingest", lanes=("hot",))(handler)

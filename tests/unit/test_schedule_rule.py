@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -103,6 +103,52 @@ def test_due_times_are_the_same_from_wherever_one_begins(
 def test_what_is_no_rule_is_refused_with_a_reason(cron: str, zone: str, why: str) -> None:
     with pytest.raises(InvalidSchedule, match=why):
         CronRule.of(cron, zone)
+
+
+@pytest.mark.parametrize(
+    ("cron", "meant"),
+    [
+        ("@daily", "0 0 * * *"),
+        ("@Hourly", "0 * * * *"),
+        ("0 6 ? * 1", "0 6 * * 1"),
+        ("0 6 * * 6-0", "0 6 * * 6,0"),
+        ("0 6 * * fri-mon", "0 6 * * 5-6,0-1"),
+        ("0 22-2 * * *", "0 22-23,0-2 * * *"),
+        ("0 6 1 nov-feb *", "0 6 1 11-12,1-2 *"),
+        ("50-10/10 * * * *", "50,0,10 * * * *"),
+    ],
+)
+def test_what_was_meant_is_named_where_a_rule_is_refused(cron: str, meant: str) -> None:
+    with pytest.raises(InvalidSchedule) as refused:
+        CronRule.of(cron, "UTC")
+    assert f"write '{meant}'" in str(refused.value)
+    CronRule.of(meant, "UTC")
+
+
+@pytest.mark.parametrize("cron", ["@reboot", "* * * *", "0 99 * * *", "0 0 30 2 ?", "x-y * * * *"])
+def test_no_form_is_named_that_would_be_refused_as_well(cron: str) -> None:
+    with pytest.raises(InvalidSchedule) as refused:
+        CronRule.of(cron, "UTC")
+    assert "write '" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("cron", "said", "days"),
+    [
+        ("0 6 1 * 1", "fit either of them", ["30", "01", "07"]),
+        ("0 6 */2 * 1", "fit both", ["07", "21", "11"]),
+        ("0 6 * * 1", None, ["30", "07", "14"]),
+    ],
+)
+def test_how_days_of_month_and_of_week_go_together_is_told(
+    cron: str, said: str | None, days: list[str]
+) -> None:
+    rule = CronRule.of(cron, "UTC")
+    note = rule.days_note
+    assert (note is None) if said is None else (note is not None and said in note)
+    start = datetime(2026, 11, 25, tzinfo=UTC).timestamp()
+    found = [datetime.fromtimestamp(each, UTC) for each in rule.next_times(start, 3)]
+    assert [f"{each:%d}" for each in found] == days
 
 
 # --- what becomes of due times that have passed -------------------------------------------------

@@ -50,7 +50,7 @@ CURRENCY = r"^[A-Za-z]{1,10}$"
 HEADER = r"^[A-Za-z0-9-]{1,100}$"
 VARIABLE = r"^[A-Z][A-Z0-9_]{0,99}$"
 TRACEPARENT = r"^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
-GITHUB_ORG = r"^[A-Za-z0-9][A-Za-z0-9-]{0,38}$"
+GITHUB_ORG = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,38}$"
 HUB_AUTHOR = r"^[A-Za-z0-9][\w.-]{0,95}$"
 
 _NAME = "lower-case letters, digits and _, beginning with a letter"
@@ -98,7 +98,7 @@ IN_WORDS: Mapping[str, str] = MappingProxyType(
         VARIABLE: "give the name of an environment variable: upper-case letters, digits and _, "
         "beginning with a letter, at most 100 characters",
         TRACEPARENT: "give a W3C trace context: 00-<32 hexadecimal digits>-<16>-<2>, lower case",
-        GITHUB_ORG: "give the name of an organisation on GitHub: letters, digits and -, at most "
+        GITHUB_ORG: "give the name of an organisation on GitHub: letters, digits, - and _, at most "
         "39 characters",
         HUB_AUTHOR: "give the name of a user or organisation of the hub: letters, digits, '_', "
         "'.' and '-', at most 96 characters",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from switchyard.services.backfill.github import GithubOptions
 from switchyard.services.files.keys import result_key
 from switchyard.services.jobs.outcomes import Done, Next, Snooze
 from switchyard.services.jobs.registry import InvalidPayload, Registry
@@ -21,6 +22,7 @@ from switchyard.services.sources.errors import (
     SourceRefused,
     SourceUnavailable,
 )
+from switchyard.services.sources.github import repository_name
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import site as server
 from tests.support.hosts import CARD, README, GithubSite, HubSite, model, release
@@ -366,3 +368,9 @@ async def test_the_hubs_own_limit_pauses_it(sourced: Pipeline, hub: HubSite) -> 
 def test_what_is_no_name_of_the_hub_is_refused(name: str) -> None:
     with pytest.raises(InvalidPayload):
         Registry.load().get("ingest_huggingface").validate({"id": name})
+
+
+@pytest.mark.parametrize("named", ["octo_acme/tools", "https://github.com/octo_acme/tools.git"])
+def test_an_owner_may_be_a_managed_user(named: str) -> None:
+    assert repository_name(named) == "octo_acme/tools"
+    assert GithubOptions(org="octo_acme").org == "octo_acme"

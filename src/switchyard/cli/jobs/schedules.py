@@ -125,6 +125,7 @@ def add(
     from switchyard.cli.base.payloads import read_argument
     from switchyard.cli.base.who import user
     from switchyard.services.schedules.entry import ScheduleEntry
+    from switchyard.services.schedules.rule import CronRule
 
     entry = ScheduleEntry.of(
         {
@@ -142,9 +143,11 @@ def add(
     record = _with_book(
         include or [], lambda book: book.add(entry, remote=False, created_by=user())
     )
-    _tell(
-        record, f"{name} is due for the first time at {clock(record.next_at, zoned=True)}.", as_json
-    )
+    rule = CronRule.of(record.cron, record.timezone)
+    times = (record.next_at, *rule.next_times(record.next_at, 2))
+    told = ", ".join(clock(each, zoned=True) for each in times)
+    note = rule.days_note
+    _tell(record, f"{name} is due next at {told}.{f' {note}' if note else ''}", as_json)
 
 
 @app.command()

@@ -12,6 +12,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ValidationError
@@ -276,9 +277,29 @@ def _where(error: BaseException) -> str:
     return f" ({last.filename}, line {last.lineno})"
 
 
+def hint_of(function: Callable[..., Any], parameter: str) -> Any:
+    """Resolve the type hint of one parameter, None where it has none. The other hints may name
+    what is imported under TYPE_CHECKING alone.
+
+    Raises RegistryError where this one does.
+    """
+    written = inspect.unwrap(function)
+    hints = getattr(written, "__annotations__", {})
+    if parameter not in hints:
+        return None
+    alone = SimpleNamespace(__annotations__={parameter: hints[parameter]})
+    try:
+        return get_type_hints(alone, globalns=getattr(written, "__globals__", {}))[parameter]
+    except NameError as error:
+        raise RegistryError(
+            f"{getattr(written, '__qualname__', written)}: the type of {parameter} can't be "
+            f"resolved ({error}): import it outside of TYPE_CHECKING, at the module's top"
+        ) from error
+
+
 def _payload_model(handler: Handler) -> type[BaseModel]:
     parameters = list(inspect.signature(handler).parameters)
-    model = get_type_hints(handler).get(parameters[0]) if parameters else None
+    model = hint_of(handler, parameters[0]) if parameters else None
     if len(parameters) != 2 or not (inspect.isclass(model) and issubclass(model, BaseModel)):
         raise RegistryError(
             f"{handler.__qualname__} must take (payload, ctx), payload annotated with a "

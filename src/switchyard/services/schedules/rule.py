@@ -9,6 +9,7 @@ entries (`*/15 * * * *`) go by time that passes: they are due in both hours of a
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -79,10 +80,34 @@ class CronRule:
             times = islice(CronSim(self.cron, local), TRIED)
             due = next((at for at in (each.timestamp() for each in times) if at > moment), None)
         except (CronSimError, ValueError, OverflowError) as error:
-            raise InvalidSchedule(f"cron {self.cron!r}: {error}", at="cron") from error
+            hint = _right_form(self.cron)
+            raise InvalidSchedule(f"cron {self.cron!r}: {error}{hint}", at="cron") from error
         if due is None:
             raise InvalidSchedule(f"cron {self.cron!r} is never due", at="cron")
         return due
+
+    def next_times(self, moment: float, count: int) -> tuple[float, ...]:
+        """The first due times after that moment. Raises as `after` does."""
+        found: list[float] = []
+        for _ in range(count):
+            found.append(self.after(found[-1] if found else moment))
+        return tuple(found)
+
+    @property
+    def days_note(self) -> str | None:
+        """How day of month and day of week go together, where both are given."""
+        fields = self.cron.split()
+        if len(fields) < 5:
+            return None
+        day, weekday = fields[-3], fields[-1]
+        if day == "*" or weekday == "*":
+            return None
+        if day.startswith("*") or weekday.startswith("*"):
+            return f"Day of month {day} and day of week {weekday}: due on days that fit both."
+        return (
+            f"Day of month {day} and day of week {weekday}: due on days that fit either of them, "
+            "not only on those that fit both."
+        )
 
     def passed(self, since: float, now: float, *, jitter: float, grace: float, name: str) -> Passed:
         """What becomes of the due times from `since`, which is one, until now.
@@ -114,6 +139,67 @@ class CronRule:
         while True:
             yield due
             due = self.after(due)
+
+
+_NICKNAMES = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
+"""Lowest and highest value of each of the five fields."""
+_MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
+_WEEKDAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
+_RANGE = re.compile(r"(\w{1,3})-(\w{1,3})(?:/(\d{1,2}))?")
+
+
+def _right_form(cron: str) -> str:
+    """What to write in place of an expression that is none, as far as it can be told."""
+    said = cron.strip().lower()
+    if said in _NICKNAMES:
+        return f": write '{_NICKNAMES[said]}'"
+    fields = cron.split()
+    if len(fields) != len(_RANGES):
+        return ": write five fields: minute, hour, day of month, month, day of week"
+    mended = " ".join(_mended(field, place) for place, field in enumerate(fields))
+    try:
+        next(CronSim(mended, datetime(2024, 1, 1, tzinfo=UTC)))
+    except (CronSimError, ValueError, OverflowError, StopIteration):
+        return ""
+    return f": write '{mended}'"
+
+
+def _mended(field: str, place: int) -> str:
+    """`?` of other systems as `*`, and a range past the end as one to the end and one on from the
+    beginning."""
+    if field == "?":
+        return "*"
+    return ",".join(_forward(part, place) for part in field.split(","))
+
+
+def _forward(part: str, place: int) -> str:
+    found = _RANGE.fullmatch(part)
+    low, high = _RANGES[place]
+    first, last = (_value(found[1], place), _value(found[2], place)) if found else (None, None)
+    if found is None or first is None or last is None or not low <= last < first <= high:
+        return part
+    if found[3] is None:
+        ends = ((first, high), (low, last))
+        return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ends)
+    span = high - low + 1
+    steps = range(first, last + span + 1, max(int(found[3]), 1))
+    return ",".join(str(low + (value - low) % span) for value in steps)
+
+
+def _value(word: str, place: int) -> int | None:
+    if word.isascii() and word.isdecimal():
+        return int(word)
+    names = {3: _MONTHS, 4: _WEEKDAYS}.get(place, [])
+    return names.index(word.upper()) + _RANGES[place][0] if word.upper() in names else None
 
 
 def put_off(name: str, due: float, jitter: float) -> float:

@@ -36,7 +36,7 @@ _JSON = "application/vnd.github+json"
 _RAW = "application/vnd.github.raw+json"
 _NAME = re.compile(
     r"(?:https?://(?:www\.)?github\.com/|git@github\.com:)?"
-    r"(?P<owner>[A-Za-z0-9](?:[A-Za-z0-9-]{0,38}))/(?P<name>[A-Za-z0-9._-]{1,100}?)(?:\.git)?/?",
+    r"(?P<owner>[A-Za-z0-9](?:[A-Za-z0-9_-]{0,38}))/(?P<name>[A-Za-z0-9._-]{1,100}?)(?:\.git)?/?",
     re.ASCII,
 )
 _ABOUT = ("description", "homepage", "language", "default_branch", "html_url", "created_at")

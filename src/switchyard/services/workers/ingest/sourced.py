@@ -12,7 +12,7 @@ import random
 import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, get_type_hints
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -22,7 +22,7 @@ from switchyard.services.files.media import JPEG, MARKDOWN, PDF, PNG, TIFF, WEBP
 from switchyard.services.files.uploads import Identity, identify
 from switchyard.services.jobs.context import JobContext
 from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, Snooze
-from switchyard.services.jobs.registry import RegistryError, job
+from switchyard.services.jobs.registry import RegistryError, hint_of, job
 from switchyard.services.sources.asking import SourceClient
 from switchyard.services.sources.document import DocumentSource, FoundDocument
 from switchyard.services.sources.errors import SourceBusy
@@ -60,7 +60,7 @@ def ingest_job(
     name = f"ingest_{source.name}"
     if re.fullmatch(r"[a-z][a-z0-9_]{0,40}", source.name) is None:
         raise RegistryError(f"source {source.name!r}: use lower-case letters, digits and _")
-    model = get_type_hints(source.find).get("wanted")
+    model = hint_of(source.find, "wanted")
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         raise RegistryError(f"find of {name} must take (self, wanted: MODEL, client)")
 
