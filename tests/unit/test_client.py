@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +19,7 @@ from switchyard.api.client import (
     NotAnApi,
     Unavailable,
 )
-from switchyard.api.client.calls import service
+from switchyard.api.client.calls import jobs, llm, service
 from switchyard.api.client.common import DEFAULT_URL
 from switchyard.api.client.errors import error_of
 from switchyard.api.client.following import EventReader, Patience
@@ -215,3 +217,22 @@ def test_programs_that_close_and_run_beside_are_well_typed(tmp_path: Path) -> No
     command = [sys.executable, "-m", "mypy", "--strict", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("since", ["1h", timedelta(hours=1), "2026-01-02T03:04:05Z"])
+def test_times_are_taken_as_moments_and_as_durations(since: str | timedelta) -> None:
+    at = datetime.fromisoformat(jobs.jobs_page.call(since=since).query["since"])
+    expected = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    if since != "2026-01-02T03:04:05Z":
+        expected = datetime.now(UTC) - timedelta(hours=1)
+    assert abs(at - expected) < timedelta(minutes=1)
+    later = datetime.fromisoformat(jobs.publish.call("hot.x", run_at="1h").json["run_at"])
+    assert later > datetime.now(UTC) + timedelta(minutes=59)
+    assert llm.llm_spend.call(since="2026-01-02").query["since"] == "2026-01-02"
+
+
+@pytest.mark.parametrize("since", ["yesterday", "2026-01-02T03:04:05", 5, "9" * 99])
+def test_what_is_no_time_is_refused_with_the_argument_and_what_to_give(since: Any) -> None:
+    for call in (jobs.jobs_page.call, llm.llm_spend.call):
+        with pytest.raises(ValueError, match=r"since is .*: give a .* or a duration"):
+            call(since=since)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -10,10 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from switchyard.cli.base.errors import WrongUsage
+from switchyard.services.durations import DURATION_HELP, seconds_of
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-DURATION_HELP = "for example 10s, 5m, 2h30m or 7d"
+__all__ = ["DURATION_HELP"]
 
 
 @dataclass(slots=True)
@@ -46,14 +44,10 @@ def now() -> float:
 
 def parse_duration(text: str) -> float:
     """Seconds of `10s`, `5m`, `1h30m`; a bare number is seconds. Raises WrongUsage."""
-    bare = text.strip().lower()
-    if re.fullmatch(r"\d+(\.\d+)?", bare):
-        return float(bare)
-    if not bare or _PART.sub("", bare):
-        raise WrongUsage(
-            f"{text!r} is not a duration: write a number with ms, s, m, h or d, {DURATION_HELP}"
-        )
-    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(bare))
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise WrongUsage(str(error)) from error
 
 
 def optional_duration(text: str | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from switchyard.services.settings import Settings
 
 SPARKS = "▁▂▃▄▅▆▇█"
+EXAMPLE_LENGTH = 80
+"""Characters of one letter's message."""
 WIDE = 130
 """Columns from which on there is room for everything."""
 
@@ -114,7 +117,16 @@ def listing(found: Sequence[DeadGroup], width: int) -> Table:
 def error_of(described: Mapping[str, Any]) -> str:
     """The error of a group in one line, and where it was raised; empty where there was none."""
     error = ": ".join(part for part in (described["error_type"], described["message"]) if part)
+    if example := _example(described["message"] or "", described["sample_message"] or ""):
+        error += f", for example {example}"
     return f"{error} ({described['location']})" if described["location"] else error
+
+
+def _example(cause: str, message: str) -> str:
+    """The message of one letter, where the cause says nothing but that it varies: the key of a
+    KeyError tells which."""
+    says_more = re.search(r"\w", re.sub(r"<[a-z]+>", "", cause))
+    return "" if says_more or not cause else " ".join(message.split())[:EXAMPLE_LENGTH]
 
 
 def public(group: DeadGroup) -> dict[str, Any]:

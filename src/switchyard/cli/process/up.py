@@ -84,6 +84,14 @@ def up(
     ```
     jobctl up --include my_jobs --scale llm=6 --scale ocr=0
     ```
+
+    While you change job types: leave their workers out, and run them in another terminal, where
+    they restart when a module changes:
+
+    ```
+    jobctl up --include my_jobs --scale llm=0
+    source .switchyard/env; jobctl worker llm --include my_jobs --reload
+    ```
     """
     from switchyard.cli.base.stopping import stop_by_interrupt
     from switchyard.cli.system.private_file import make_private

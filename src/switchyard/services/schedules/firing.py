@@ -147,7 +147,13 @@ class ScheduleRunner:
         if passed.missed is not None:
             first, times = passed.missed
             missed = Firing(name, first, FiringOutcome.MISSED, None, now, times)
-            firings.append(replace(missed, note=f"nobody was there within {entry.grace:g} s"))
+            late = now - put_off(name, first, entry.jitter)
+            why = (
+                "the latest of the times that passed meanwhile is fired instead"
+                if passed.fired
+                else f"more than the grace of {entry.grace:g} s"
+            )
+            firings.append(replace(missed, note=f"no scheduler was there for {late:,.0f} s: {why}"))
         fire_at = put_off(name, passed.next_at, entry.jitter)
         if not await self._ledger.decide_due(entry, firings, passed.next_at, fire_at):
             return  # somebody else has, or has changed it

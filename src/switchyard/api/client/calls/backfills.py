@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, Literal
 
 from switchyard.api.client.call import (
@@ -16,6 +15,7 @@ from switchyard.api.client.call import (
     in_path,
     operation,
 )
+from switchyard.api.client.times import Time, ahead
 from switchyard.api.models import backfills as backfill_models
 
 
@@ -32,7 +32,7 @@ def start_backfill(
     low: int | None = None,
     high: int | None = None,
     weight: float | None = None,
-    until: datetime | None = None,
+    until: Time | None = None,
     then: str | None = None,
     then_payload: Mapping[str, Any] | None = None,
     when_dead: Literal["wait", "go_on", "fail"] | None = None,
@@ -54,7 +54,7 @@ def start_backfill(
         low=low,
         high=high,
         weight=weight,
-        until=until.isoformat() if until else None,
+        until=ahead("until", until),
         then=then,
         then_payload=then_payload,
         when_dead=when_dead,

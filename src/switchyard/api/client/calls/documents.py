@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel
@@ -18,6 +17,7 @@ from switchyard.api.client.call import (
     in_path,
     operation,
 )
+from switchyard.api.client.times import Time, ago
 from switchyard.api.models import documents as document_models
 
 if TYPE_CHECKING:
@@ -160,8 +160,8 @@ def search(
     document_ids: Sequence[str] | None = None,
     source: str | None = None,
     classes: Sequence[str] | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
+    since: Time | None = None,
+    until: Time | None = None,
     cites: str | None = None,
     cited_by: str | None = None,
 ) -> Call[document_models.SearchAnswer]:
@@ -172,8 +172,8 @@ def search(
         {
             "document_ids": document_ids and list(document_ids),
             "source": source,
-            "since": since and since.isoformat(),
-            "until": until and until.isoformat(),
+            "since": ago("since", since),
+            "until": ago("until", until),
             "classes": classes and list(classes),
             "cites": cites,
             "cited_by": cited_by,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from switchyard.api.client.call import (
@@ -13,6 +12,7 @@ from switchyard.api.client.call import (
     in_path,
     operation,
 )
+from switchyard.api.client.times import Time, ago, ahead
 from switchyard.api.models import jobs as models
 
 
@@ -24,8 +24,8 @@ def publish(
     priority: int | None = None,
     max_attempts: int | None = None,
     delay: float | None = None,
-    run_at: datetime | None = None,
-    expires_at: datetime | None = None,
+    run_at: Time | None = None,
+    expires_at: Time | None = None,
     source: str | None = None,
     idempotency_key: str | None = None,
     traceparent: str | None = None,
@@ -39,8 +39,8 @@ def publish(
         "priority": priority,
         "max_attempts": max_attempts,
         "delay": delay,
-        "run_at": run_at.isoformat() if run_at else None,
-        "expires_at": expires_at.isoformat() if expires_at else None,
+        "run_at": ahead("run_at", run_at),
+        "expires_at": ahead("expires_at", expires_at),
         "source": source,
         "notify_url": notify_url,
     }
@@ -64,7 +64,7 @@ def jobs_page(
     worker: str | None = None,
     source: str | None = None,
     parent_id: str | None = None,
-    since: datetime | None = None,
+    since: Time | None = None,
     limit: int | None = None,
     cursor: str | None = None,
 ) -> Call[models.JobPage]:
@@ -78,7 +78,7 @@ def jobs_page(
         worker=worker,
         source=source,
         parent_id=parent_id,
-        since=since.isoformat() if since else None,
+        since=ago("since", since),
         limit=limit,
         cursor=cursor,
     )

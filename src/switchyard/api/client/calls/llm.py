@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date
 from typing import Any, Literal, TypedDict
 
 from switchyard.api.client.call import Call, get, given, in_path, operation
+from switchyard.api.client.times import Day, day
 from switchyard.api.models import llm as models
 from switchyard.services.records.spending import SpentBy
 
@@ -77,8 +77,8 @@ def answer(job_id: str, *, wait: float | None = None) -> Call[models.AnswerOfMod
 def llm_spend(
     *,
     by: SpentBy | None = None,
-    since: date | None = None,
-    until: date | None = None,
+    since: Day | None = None,
+    until: Day | None = None,
     limit: int | None = None,
 ) -> Call[models.SpendReport]:
     """Show the cost of language model calls, and what is left of the budgets."""
@@ -86,8 +86,8 @@ def llm_spend(
         "/llm/spend",
         models.SpendReport,
         by=by,
-        since=since.isoformat() if since else None,
-        until=until.isoformat() if until else None,
+        since=day("since", since),
+        until=day("until", until),
         limit=limit,
     )
 
