@@ -223,11 +223,11 @@ def test_export_purge_and_import_bring_them_back(
     jobctl.ok("dead", "export", "--all", "--out", str(file))
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["id"] for line in lines] == dead_ids
-    assert jobctl.json("dead", "import", str(file)) == {"imported": 0, "skipped": 3}
+    assert jobctl.json("dead", "import", str(file)) == {"imported": 0, "skipped": 3, "refused": []}
     jobctl.ok("dead", "purge", "--all", "--yes")
     assert jobctl.json("dead", "list") == []
 
-    assert jobctl.json("dead", "import", str(file)) == {"imported": 3, "skipped": 0}
+    assert jobctl.json("dead", "import", str(file)) == {"imported": 3, "skipped": 0, "refused": []}
     after = jobctl.json("dead", "show", dead_ids[1])
     for name in ("body", "reason", "error_type", "traceback", "dead_at", "fingerprint"):
         assert after[name] == before[name]

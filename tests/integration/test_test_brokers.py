@@ -213,7 +213,7 @@ def test_a_node_can_be_asked_from_any_shell(broker310: TestBroker) -> None:
     assert control.stat().st_mode & 0o777 == 0o700
     command = [str(control), "--quiet", "list_users"]
     done = subprocess.run(command, env={}, cwd="/", capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[1:] == ["switchyard\t[administrator]"]
+    assert "switchyard\t[administrator]" in done.stdout.splitlines()[1:]
 
 
 def test_a_failing_command_says_what_the_node_answered(broker310: TestBroker) -> None:

@@ -24,12 +24,14 @@ from pathlib import Path
 from types import FrameType
 
 PRODUCT = str(Path(__file__).parents[2] / "src" / "switchyard")
-STARTS = (f"{PRODUCT}/cli/process/", f"{PRODUCT}/api/server.py")
-"""Code in whose task a process begins, when nothing else is in its loop yet."""
+STARTS = (f"{PRODUCT}/cli/", f"{PRODUCT}/api/server.py")
+"""Code in whose task a process begins, when nothing else is in its loop yet, or which is a command
+that has its loop for itself."""
 REPORTS = "SWITCHYARD_LOOP_REPORTS"
 """Environment variable: the file to which processes write what has held their loop."""
-MAX_BLOCK = 0.1
-"""Seconds of processor time, at the speed of a processor that nobody else uses."""
+MAX_BLOCK = 0.25
+"""Seconds of processor time, at the speed of a processor that nobody else uses. What loads a
+library or a model takes more; below it, the machine decides as much as the code."""
 SAMPLE_INTERVAL = 0.02
 """Seconds between looks at what a loop does."""
 REFERENCE_LOOPS, REFERENCE_SECONDS = 200_000, 0.008

@@ -10,8 +10,8 @@ from pydantic import SecretStr
 
 from switchyard.services.identity.places import MARKER
 from switchyard.services.identity.postgres import is_postgres
-from switchyard.services.index import checking
-from switchyard.services.index.opening import home_at, open_index
+from switchyard.services.index import checking, lance_home
+from switchyard.services.index.opening import open_index
 from switchyard.services.monitoring.check import Finding
 from switchyard.services.settings import Settings
 
@@ -38,13 +38,11 @@ async def test_an_index_that_is_marked_as_a_systems_own_is_empty_still(tmp_path:
 
 
 @pytest.mark.parametrize(("said", "then"), [(None, "error"), ("info", "info")])
-async def test_what_lancedb_only_remarks_is_not_among_the_lines_of_a_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, then: str
+def test_what_lancedb_only_remarks_is_not_among_the_lines_of_a_log(
+    monkeypatch: pytest.MonkeyPatch, said: str | None, then: str
 ):
     monkeypatch.setenv("LANCEDB_LOG", said or "")
     if said is None:
         monkeypatch.delenv("LANCEDB_LOG")
-    home = home_at(str(tmp_path))
-    await home.load()
-    await home.close()
+    lance_home._library()
     assert os.environ["LANCEDB_LOG"] == then

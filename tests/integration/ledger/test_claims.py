@@ -107,7 +107,7 @@ async def test_the_same_claim_again_is_the_same_claim(ledger: Ledger) -> None:
 async def test_a_takeover_counts_a_crash_and_tells_of_the_lost_attempt(ledger: Ledger) -> None:
     await ledger.claim(claim())
     taken = claim(claim_id="claim-2", worker_id="worker-2", takeover_from="claim-1")
-    assert await ledger.claim(taken) == Claimed(crashes=1)
+    assert await ledger.claim(taken) == Claimed(crashes=1, unended=1)
     record = await ledger.get("job-1")
     assert record is not None
     assert (record.worker_id, record.crashes) == ("worker-2", 1)
@@ -126,7 +126,9 @@ async def test_a_takeover_from_a_claim_that_is_gone_is_refused(ledger: Ledger) -
 async def test_crashes_add_up_over_retries_and_are_forgotten_by_a_redrive(ledger: Ledger) -> None:
     await ledger.claim(claim())
     await ledger.claim(claim(claim_id="c2", takeover_from="claim-1"))
-    assert await ledger.claim(claim(claim_id="c3", takeover_from="c2")) == Claimed(crashes=2)
+    assert await ledger.claim(claim(claim_id="c3", takeover_from="c2")) == Claimed(
+        crashes=2, unended=2
+    )
     await ledger.finish(finish(State.DEAD, "c3", reason="crashed"))
     await let_out(ledger, 1)
     assert await ledger.claim(claim(claim_id="c4", redrives=1)) == Claimed(crashes=0)
@@ -144,7 +146,9 @@ async def test_of_fifty_concurrent_takeovers_exactly_one_gets_the_job(ledger: Le
     await ledger.claim(claim(claim_id="lost"))
     requests = [claim(claim_id=f"c{n}", takeover_from="lost") for n in range(50)]
     answers = await asyncio.gather(*(ledger.claim(request) for request in requests))
-    assert [answer for answer in answers if isinstance(answer, Claimed)] == [Claimed(crashes=1)]
+    assert [answer for answer in answers if isinstance(answer, Claimed)] == [
+        Claimed(crashes=1, unended=1)
+    ]
     record = await ledger.get("job-1")
     assert record is not None
     assert len(record.timeline) == 1
@@ -196,7 +200,7 @@ async def test_what_a_copy_says_of_itself_counts_only_where_the_record_agrees(
 async def test_the_retry_of_a_worker_that_died_before_it_said_so_counts(ledger: Ledger) -> None:
     await ledger.claim(claim())
     taken = claim(claim_id="claim-2", attempts=1, takeover_from="claim-1")
-    assert await ledger.claim(taken) == Claimed(crashes=1)
+    assert await ledger.claim(taken) == Claimed(crashes=1, unended=1)
     record = await ledger.get("job-1")
     assert record is not None
     assert record.attempts == 1

@@ -107,7 +107,7 @@ async def test_a_worker_that_stops_gives_its_jobs_back(ledger: Ledger) -> None:
     assert record is not None
     assert (record.state, record.crashes) == (State.QUEUED, 0)
     assert [attempt.outcome for attempt in record.timeline] == ["released"]
-    assert await ledger.claim(claim(claim_id="claim-4")) == Claimed(crashes=0)
+    assert await ledger.claim(claim(claim_id="claim-4")) == Claimed(crashes=0, unended=1)
     assert await ledger.finish(finish(job_id="job-3", claim_id="claim-3"))
 
 

@@ -201,12 +201,14 @@ async def open_api(
 
     # The SDK insists on a key and would take one from OPENAI_API_KEY; a server of one's own
     # often has none, and must not be sent another's.
+    # In a thread: to make it loads libraries and certificates.
+    http_client = await asyncio.to_thread(bounded_http, timeout)
     async with openai.AsyncOpenAI(
         base_url=base_url,
         api_key=api_key or "none",
         max_retries=0,
         timeout=timeout,
-        http_client=bounded_http(timeout),
+        http_client=http_client,
     ) as api:
         yield api
 
