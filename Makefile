@@ -10,6 +10,10 @@ BIN := $(VENV)/bin
 # processes of their own. WORKERS=0 runs the tests in the main process, for a debugger.
 WORKERS ?= 5
 test-long: WORKERS := 4
+# Seconds after which a test that its own time limit could not end is ended with its process, which shows
+# where it stands.
+HANGS ?= 700
+test-long: HANGS := 1700
 # Further arguments, here for pytest: make test ARGS="-k priority tests/integration"
 ARGS ?=
 # Commit that test-changed compares with. Default: where this branch left main.
@@ -51,7 +55,8 @@ $(VENV)/.installed: requirements/dev.txt pyproject.toml
 test-deps: ## Install the brokers and the database that the tests run against
 	@tests/support/setup.sh
 
-PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 --durations-min=5
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 --durations-min=5 \
+	-o faulthandler_timeout=$(HANGS) -o faulthandler_exit_on_timeout=true
 LONG = long or chaos
 
 .PHONY: test
