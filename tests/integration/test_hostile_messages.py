@@ -100,8 +100,9 @@ async def test_a_worker_buries_what_it_cannot_read_and_goes_on(
 
         assert await index_waiting(system.settings, system.ledger, system.registry) == 5
         assert await system.ledger.get("carried") is None
+        different = len({each.id for each in letters})  # messages of one body are one letter
         tally = await plan(system)
-        assert (tally.matched, tally.done, tally.invalid) == (5, 0, 5)
+        assert (tally.matched, tally.done, tally.invalid) == (different, 0, different)
 
 
 async def test_letters_that_cannot_be_read_are_indexed_shown_skipped_exported_and_purged(
