@@ -242,11 +242,11 @@ async def test_index_goes_on_after_the_ledger_was_away(
 ) -> None:
     index_dead, away = Ledger.index_dead, asyncio.Event()
 
-    async def sometimes(ledger: Ledger, letters: Any) -> None:
+    async def sometimes(ledger: Ledger, letters: Any, **options: Any) -> None:
         if not away.is_set():
             away.set()
             raise LedgerUnavailable("for this once")
-        await index_dead(ledger, letters)
+        await index_dead(ledger, letters, **options)
 
     monkeypatch.setattr(Ledger, "index_dead", sometimes)
     async with open_system(broker310, sqlite_url) as system, indexing(system):
