@@ -29,7 +29,7 @@ STARTS = (f"{PRODUCT}/cli/", f"{PRODUCT}/api/server.py")
 that has its loop for itself."""
 REPORTS = "SWITCHYARD_LOOP_REPORTS"
 """Environment variable: the file to which processes write what has held their loop."""
-MAX_BLOCK = 0.25
+MAX_BLOCK = 0.5
 """Seconds of processor time, at the speed of a processor that nobody else uses. What loads a
 library or a model takes more; below it, the machine decides as much as the code."""
 SAMPLE_INTERVAL = 0.02
