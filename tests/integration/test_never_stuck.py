@@ -131,6 +131,8 @@ async def test_every_exception_of_the_language_and_of_the_libraries_ends_its_att
         worker = await system.start_worker("llm", slots=SLOTS)
         names = [name for name in classes() if name.rpartition(".")[2] not in UNCOUNTED]
         assert len(names) > 300
+        if route in {"raise_in_part", "raise_alone"}:
+            names = names[::3]  # each takes a process twice
         for start in range(0, len(names), 100):
             await ends(system, worker, await published(system, [route], names[start : start + 100]))
 
