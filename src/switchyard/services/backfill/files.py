@@ -102,8 +102,6 @@ class FileSource(Source):
         header_comes = bool(header) and cursor is None
         async for record, end in self._records(offset):
             line += 1
-            if line % TURN == 0:
-                await asyncio.sleep(0)  # whatever else the loop has to do comes in between
             if not record.strip():
                 continue
             if header_comes:
@@ -167,7 +165,9 @@ class FileSource(Source):
                     continue
                 lines = [bytes(rest), *others]
                 rest = bytearray(lines.pop())
-                for line in lines:
+                for number, line in enumerate(lines, 1):
+                    if number % TURN == 0:
+                        await asyncio.sleep(0)
                     offset += len(line) + 1
                     if not quotes:
                         yield line, offset
