@@ -19,7 +19,8 @@ from switchyard.services.citations.linking.linker import Linker, OutOfTime
 from switchyard.services.citations.linking.openalex import OpenAlex
 from switchyard.services.citations.linking.questions import questions_of
 from switchyard.services.citations.reference import Person, Reference
-from switchyard.services.citations.works import LinkStatus, WorkLink
+from switchyard.services.citations.sections import MAX_REFERENCES
+from switchyard.services.citations.works import CitedWork, LinkStatus, WorkLink
 from switchyard.services.files.keys import links_key, references_key
 from switchyard.services.jobs.outcomes import Done, Snooze
 from switchyard.services.jobs.registry import Registry
@@ -338,6 +339,39 @@ async def test_a_job_whose_time_is_over_goes_on_later(
     monkeypatch.setattr("switchyard.services.workers.references.linking.SHIFT", -1)
     links = replace(pipeline, settings=linking_settings)
     assert isinstance(await links.one("link_citations", {"document_id": "d"}), Snooze)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_the_references_of_a_book_are_linked_beside_other_jobs(
+    linking_settings: Settings, pipeline: Pipeline, ledger: Ledger
+):
+    """None of it holds the event loop (loop_guard): there are as many as a document may have."""
+    authors = tuple(f"A. Author{n}" for n in range(20))
+    works = [
+        KnownWork(
+            n, f"Harbour number {n} of the {n} th coast", 1900, f"10.3000/{n}", authors=authors
+        )
+        for n in range(MAX_REFERENCES)
+    ]
+    references = [cites(work, doi=work.doi) for work in works]
+    people = [Person(name.split()[-1], name[0]) for name in authors]
+    known = {
+        questions_of(reference)[0].key: [
+            {
+                "provider": "openalex",
+                "work": CitedWork.made(title=work.title, doi=work.doi, authors=people).as_json(),
+            }
+        ]
+        for work, reference in zip(works, references, strict=True)
+    }
+    await ledger.keep_catalogue_answers(known)
+    made = {"hash": "x", "references": [each.as_json() for each in references], "citations": []}
+    pipeline.storage.put(references_key("d"), json.dumps(made).encode())
+    links = replace(pipeline, settings=linking_settings)
+    outcome = await links.one("link_citations", {"document_id": "d"})
+    assert isinstance(outcome, Done)
+    assert outcome.result["linked"] == MAX_REFERENCES
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ Each call replaces what the same stage has told before, so it may be repeated, i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,9 @@ async def tell_document(
     if links is not None:
         edges[EdgeKind.SIMILAR] = similar_documents(links)
     if references is not None:
-        edges[EdgeKind.CITES] = cited_works(
-            references.get("references") or (), references.get("citations") or ()
+        # In a thread: a book cites thousands.
+        edges[EdgeKind.CITES] = await asyncio.to_thread(
+            cited_works, references.get("references") or (), references.get("citations") or ()
         )
     await ledger.put_in_graph(document, edges)
 

@@ -63,10 +63,12 @@ class GrobidEngine:
             data={"teiCoordinates": "biblStruct"},
             files={"input": ("input.pdf", pdf, "application/pdf")},
         )
-        found = await asyncio.to_thread(entries_of, body)
+        return await asyncio.to_thread(self._checked_entries, body)
+
+    def _checked_entries(self, body: bytes) -> list[TeiEntry]:
         return [
             TeiEntry(checked(each.reference, each.reference.text, engine=self.name), each.boxes)
-            for each in found
+            for each in entries_of(body)
             if each.reference.text
         ]
 

@@ -109,23 +109,13 @@ class Linker:
         SourceUnavailable or SourceNonsense where no catalogue answers; whoever calls again goes on
         from what was answered.
         """
+        # In threads: a book has thousands, and others have to have their turn.
+        asked = await asyncio.to_thread(lambda: [questions_of(each) for each in references])
         links: list[WorkLink | None] = [None] * len(references)
-        asked = [questions_of(each) for each in references]
         for means in Means:
-            wanted = {
-                place: question
-                for place, questions in enumerate(asked)
-                for question in questions
-                if question.means is means and _is_open(links[place])
-            }
-            answers = await self._answers({each.key: each for each in wanted.values()})
-            for place, question in wanted.items():
-                found = _works(answers[question.key])
-                link = _linked(references[place], question, found)
-                if link.status is not LinkStatus.NOT_FOUND:
-                    before = links[place]
-                    if before is None or link.status is LinkStatus.LINKED:
-                        links[place] = link
+            wanted, questions = await asyncio.to_thread(_wanted, asked, means, links)
+            answers = await self._answers(questions)
+            links = await asyncio.to_thread(_after, links, references, wanted, answers)
         return [link or WorkLink(LinkStatus.NOT_FOUND) for link in links]
 
     async def _answers(self, questions: Mapping[str, WorkQuestion]) -> Answers:
@@ -279,6 +269,38 @@ class Linker:
     def _check_time(self) -> None:
         if time.monotonic() > self._deadline:
             raise OutOfTime("the linker's time is over")
+
+
+def _wanted(
+    asked: Sequence[Sequence[WorkQuestion]], means: Means, links: Sequence[WorkLink | None]
+) -> tuple[dict[int, WorkQuestion], dict[str, WorkQuestion]]:
+    """The questions of these means, by the places of the references that are not linked yet, and
+    by their keys."""
+    wanted = {
+        place: question
+        for place, questions in enumerate(asked)
+        for question in questions
+        if question.means is means and _is_open(links[place])
+    }
+    return wanted, {each.key: each for each in wanted.values()}
+
+
+def _after(
+    links: Sequence[WorkLink | None],
+    references: Sequence[Reference],
+    wanted: Mapping[int, WorkQuestion],
+    answers: Answers,
+) -> list[WorkLink | None]:
+    """The links once these questions are answered."""
+    linked = list(links)
+    for place, question in wanted.items():
+        link = _linked(references[place], question, _works(answers[question.key]))
+        before = linked[place]
+        if link.status is LinkStatus.LINKED or (
+            link.status is LinkStatus.AMBIGUOUS and before is None
+        ):
+            linked[place] = link
+    return linked
 
 
 def _is_open(link: WorkLink | None) -> bool:

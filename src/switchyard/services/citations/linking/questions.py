@@ -6,6 +6,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from switchyard.services.citations.reference import Reference
 from switchyard.services.files.hashes import content_hash
@@ -35,7 +36,7 @@ class WorkQuestion:
     """Family name of the first one, of a search."""
     year: int | None = None
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Names it in the ledger."""
         said = [self.value, self.author, self.year]

@@ -3,6 +3,7 @@ repeat goes on where an earlier attempt has stopped."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -157,7 +158,11 @@ async def _found_by_grobid(
     except SourceRefused as error:
         structlog.get_logger("citations").warning("GROBID can't read a PDF", error=str(error))
         return None
-    return finding.found_by_another(entries, source.pages)
+    pages = source.pages
+    found: Mapping[str, Any] = await ctx.compute(
+        finding.found_by_another, entries, pages, characters=sum(map(len, pages))
+    )
+    return found
 
 
 async def _parsed(
@@ -187,7 +192,8 @@ async def _parsed(
 async def _fields(texts: Sequence[str], ctx: JobContext) -> list[dict[str, Any]]:
     from switchyard.services.citations.engines.choice import parse_all
 
-    return [reference.as_json() for reference in await parse_all(texts, ctx)]
+    parsed = await parse_all(texts, ctx)
+    return await asyncio.to_thread(lambda: [reference.as_json() for reference in parsed])
 
 
 async def _done(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -55,14 +56,18 @@ async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
             f"the references of document {document_id} have not been looked for: publish "
             "process_references with its document_id"
         )
-    linked = await _linked([Reference.of(each) for each in found["references"]], ctx)
+    # Here and below in threads: a book has thousands of references.
+    references = await asyncio.to_thread(
+        lambda: [Reference.of(each) for each in found["references"]]
+    )
+    linked = await _linked(references, ctx)
     if isinstance(linked, Snooze):
         return linked
     links, noted = linked
     made = {
         "document_id": document_id,
         "of": found.get("hash"),
-        "links": [link.as_json() for link in links],
+        "links": await asyncio.to_thread(lambda: [link.as_json() for link in links]),
         **noted,
     }
     key = links_key(document_id)
