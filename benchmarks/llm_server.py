@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -34,6 +35,8 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 MAX_BODY = 4 * 1024 * 1024
 CHUNKS = 8
 """Parts in which a streamed answer is sent, at most."""
+PATIENCE = 60.0
+"""Seconds that the server's thread gets to begin and to end, on a machine however busy."""
 PROMPT_SHARE = 100
 """Tokens of a prompt that take as long as one of an answer."""
 
@@ -59,8 +62,12 @@ class Counts:
 class App:
     """The HTTP side, as an ASGI application."""
 
-    def __init__(self, machine: Machine | None = None, *, seed: int = 1) -> None:
+    def __init__(
+        self, machine: Machine | None = None, *, seed: int = 1, holds: bool = False
+    ) -> None:
+        """One that `holds` answers nothing before `let_go`: requests gather."""
         self.machine = machine or Machine()
+        self._let_go: Future[None] | None = Future() if holds else None
         self.counts = Counts()
         self._batch: Batch | None = None
         self._here: set[object] = set()
@@ -74,6 +81,11 @@ class App:
             self._batch = Batch(self.machine, asyncio.get_running_loop().time)
             self._began = time.monotonic()
         return self._batch
+
+    def let_go(self) -> None:
+        """Answer what is here and what comes; from any thread."""
+        if self._let_go is not None:
+            self._let_go.set_result(None)
 
     def stats(self) -> dict[str, Any]:
         """What it did; `use` is the part of its power that was in use since the start."""
@@ -127,6 +139,8 @@ class App:
             self._here.discard(request)
 
     async def _answer(self, asked: dict[str, Any], send: Send) -> None:
+        if self._let_go is not None:
+            await asyncio.shield(asyncio.wrap_future(self._let_go))  # others wait for it, too
         headers = self._count_request()
         if headers is None:
             self.counts.limited += 1
@@ -310,27 +324,34 @@ class _Uvicorn(uvicorn.Server):
             # uvicorn would answer 500 to a request that has no answer yet.
             connection.transport.abort()
         await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()  # accepted last; else it would stay open, and never answer
 
     def work(self) -> None:
         asyncio.run(self.serve([self._socket]))
 
 
 @contextmanager
-def serving(machine: Machine | None = None, *, port: int = 0) -> Iterator[tuple[str, App]]:
+def serving(
+    machine: Machine | None = None, *, port: int = 0, holds: bool = False
+) -> Iterator[tuple[str, App]]:
     """The server in a thread of this process: the address for JOBS_LLM_BASE_URL, and the
     application with its counts. Leaving ends it as a kill would: connections are cut."""
-    app = App(machine)
+    app = App(machine, holds=holds)
     listening = socket.create_server(("127.0.0.1", port), backlog=2048)
     server = _Uvicorn(app, listening)
     thread = threading.Thread(target=server.work, daemon=True)
     thread.start()
-    server.is_up.wait(10)
     try:
+        if not server.is_up.wait(PATIENCE):
+            raise TimeoutError(f"the server does not listen after {PATIENCE:g} s")
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1", app
     finally:
         server.should_exit = server.force_exit = True
-        thread.join()
+        thread.join(PATIENCE)
         listening.close()
+        if thread.is_alive():
+            raise TimeoutError(f"the server has not ended after {PATIENCE:g} s")
 
 
 def main() -> None:

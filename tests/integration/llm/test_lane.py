@@ -14,16 +14,17 @@ import pytest
 
 from benchmarks.llm_batch import Machine
 from benchmarks.llm_server import serving
+from switchyard.broker.background import end_tasks
 from switchyard.services.jobs.outcomes import RetryableError
 from switchyard.services.ledger import Ledger
 from switchyard.services.llm.errors import LlmAway, LlmBusy, LlmLimited, LlmRefused, LlmUnavailable
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
 from switchyard.services.llm.pacing import ServerPace
-from switchyard.services.records.llm import TRIED
+from switchyard.services.records.llm import TRIED, SlotsFull
 from switchyard.services.settings import Settings
 from tests.support import llm_server
-from tests.support.eventually import eventually
+from tests.support.eventually import PATIENCE, eventually
 from tests.support.llm_process import asking
 from tests.support.llm_server import LlmServer
 
@@ -66,10 +67,12 @@ class Climbing:
         return pace.limit + 1, {}
 
 
+@pytest.mark.timeout(300)
 async def test_two_processes_together_never_exceed_the_limit(
     tmp_path: Path, ledger: Ledger, database_url: str
 ) -> None:
-    with serving(Machine(tokens=40, scale=4)) as (url, app):
+    """Each asks less than the limit at once: only both together come to it."""
+    with serving(QUICK, holds=True) as (url, app):
         environment = {
             "JOBS_LLM_BASE_URL": url,
             "JOBS_DATABASE_URL": database_url,
@@ -77,15 +80,23 @@ async def test_two_processes_together_never_exceed_the_limit(
             "JOBS_LLM_CONCURRENCY": "6",
             "JOBS_DATA_DIR": str(tmp_path),
         }
-        first, second = [str(n) for n in range(20)], [str(n) for n in range(20, 40)]
+        first, second = [str(n) for n in range(5)], [str(n) for n in range(5, 10)]
         with asking(environment, first) as one, asking(environment, second) as two:
             for process in (one, two):
                 process.go()
+            await eventually(lambda: app.counts.most >= 6, 120, "six requests at the server")
+            # All of them are still there, and nobody else gets room beside them.
+            third = await ledger.take_llm_slot(
+                "default", "another's", "a third", ttl=9, keep_free=0, first=6, most=6
+            )
+            assert third == SlotsFull(6, 6)
+            app.let_go()
             for process in (one, two):
-                assert await process.answers() == ["word0"] * 20
-        assert 3 < app.counts.most <= 6
-        assert app.counts.answered == 40
-        assert await ledger.llm_servers()
+                assert await process.answers() == ["word0"] * 5
+        assert app.counts.most == 6
+        assert app.counts.answered == 10
+        (report,) = await ledger.llm_servers()
+        assert report.in_flight == 0
 
 
 async def test_a_rule_sees_how_fast_the_server_is_and_what_it_says_holds(
@@ -167,9 +178,11 @@ async def test_who_gets_room_late_does_not_begin_what_it_has_no_time_for(
     assert not app.counts.by_question
 
 
+@pytest.mark.timeout(400)  # longer than its waits together: they say what is missing
 async def test_a_server_killed_and_started_again_costs_no_attempt(plain_ledger: Ledger) -> None:
     port = free_port()
     given = settings(f"http://127.0.0.1:{port}/v1", llm_concurrency=8)
+    failures: dict[str, RetryableError] = {}
 
     async def until_answered(lane: LlmLane, question: str) -> list[bool]:
         """Asks as a job does; what each failure would have cost."""
@@ -179,19 +192,26 @@ async def test_a_server_killed_and_started_again_costs_no_attempt(plain_ledger: 
                 await ask(lane, question)
                 return costs
             except RetryableError as error:
+                failures[question] = error
                 costs.append(error.counts)
                 await asyncio.sleep(min(error.after or 0.1, 0.3))
 
     async with LlmLane.open(given, plain_ledger) as lane:
-        with serving(Machine(tokens=40, scale=4), port=port) as (_, app):
-            asking_all = [asyncio.create_task(until_answered(lane, str(n))) for n in range(40)]
-            await eventually(lambda: app.counts.answered > 4)
-        with pytest.raises(LlmAway):
-            async with LlmLane.open(given, None) as alone:
-                await ask(alone, "anybody there?")
-        with serving(QUICK, port=port):
-            costs = await asyncio.gather(*asking_all)
-    assert not any(cost for each in costs for cost in each)
+        asking_all: list[asyncio.Task[list[bool]]] = []
+        try:
+            with serving(holds=True, port=port) as (_, app):
+                asking_all += [asyncio.create_task(until_answered(lane, str(n))) for n in range(16)]
+                await eventually(lambda: app.counts.most == 8, what="eight requests at the server")
+            with pytest.raises(LlmAway):
+                async with LlmLane.open(given, None) as alone:
+                    await ask(alone, "anybody there?")
+            await eventually(lambda: len(failures) >= 8, what="an end of the eight requests")
+            with serving(QUICK, port=port):
+                answered, left = await asyncio.wait(asking_all, timeout=PATIENCE)
+                assert not left, f"{len(left)} questions have no answer: {failures}"
+        finally:
+            await end_tasks(*asking_all)
+    assert not any(cost for each in answered for cost in each.result())
 
 
 async def test_the_next_server_answers_when_the_first_is_away(plain_ledger: Ledger) -> None:
