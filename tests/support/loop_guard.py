@@ -23,10 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+GUARD, TESTS = __file__, str(Path(__file__).parents[1])  # `main` gives this module another name
 PRODUCT = str(Path(__file__).parents[2] / "src" / "switchyard")
 STARTS = (f"{PRODUCT}/cli/", f"{PRODUCT}/api/server.py")
 """Code in whose task a process begins, when nothing else is in its loop yet, or which is a command
 that has its loop for itself."""
+LOOP = "_run_once"
+"""What calls callbacks, in asyncio's loop."""
 REPORTS = "SWITCHYARD_LOOP_REPORTS"
 """Environment variable: the file to which processes write what has held their loop."""
 MAX_BLOCK = 0.5
@@ -121,17 +124,21 @@ def slowness() -> float:
 
 def is_product(frame: FrameType) -> bool:
     """Whether the innermost `async def` on the stack is the product's; where there is none, as in a
-    callback, whether it begins with the product."""
+    callback, whether it begins with the product.
+
+    Its thread goes on meanwhile, and a generator or a coroutine that yields has no caller any more.
+    So a stack that does not reach its loop says nothing."""
+    stack = list(_callback_of(frame))
+    if not stack or stack.pop().f_code.co_name != LOOP:
+        return False
     last: FrameType | None = None
-    for each in _outwards(frame):
+    for number, each in enumerate(stack):
         if each.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
             file = each.f_code.co_filename
-            begins = any(outer.f_code.co_filename.startswith(STARTS) for outer in _outwards(each))
+            begins = any(outer.f_code.co_filename.startswith(STARTS) for outer in stack[number:])
             return file.startswith(PRODUCT) and not begins
-        if each.f_code.co_filename.startswith((PRODUCT, str(Path(__file__).parents[1]))):
+        if each.f_code.co_filename.startswith((PRODUCT, TESTS)):
             last = each
-        if each.f_code.co_name == "_run_once":
-            break
     return last is not None and last.f_code.co_filename.startswith(PRODUCT)
 
 
@@ -142,10 +149,14 @@ def _shown(frame: FrameType) -> str:
     return "".join(traceback.format_list([*ours[-8:], *frames[-3:]]))
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def _callback_of(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames of a callback outwards, and that of the loop which has called it: beyond that is
+    what has begun the process, a command of `jobctl` in any case."""
     while frame is not None:
-        if frame.f_code.co_filename != __file__:
+        if frame.f_code.co_filename != GUARD:
             yield frame
+        if frame.f_code.co_name == LOOP:
+            return
         frame = frame.f_back
 
 

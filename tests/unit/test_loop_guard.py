@@ -14,7 +14,7 @@ import pytest
 from switchyard.services.libraries import is_loaded, load
 from switchyard.services.monitoring.metrics import Metrics
 from tests.support.eventually import eventually
-from tests.support.loop_guard import REPORTS, guard_process
+from tests.support.loop_guard import PRODUCT, REPORTS, guard_process, is_product
 
 CALLS = ("hold_by_the_product", "hold_by_a_test")
 
@@ -54,6 +54,17 @@ def test_a_callback_of_the_product_that_holds_the_loop_is_reported(
     assert bool(reported) == (call == "hold_by_the_product")
 
 
+def test_a_stack_that_was_cut_while_it_was_read_is_not_reported() -> None:
+    """Read from another thread: a generator that yields meanwhile has no caller any more."""
+    made: dict[str, Any] = {}
+    exec(
+        compile("lines = (each for each in 'ab')", f"{PRODUCT}/services/dead/causes.py", "exec"),
+        made,
+    )
+    next(made["lines"])
+    assert not is_product(made["lines"].gi_frame)
+
+
 async def test_a_library_is_loaded_beside_the_loop_and_by_whom_it_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,4 +86,6 @@ async def test_a_library_is_loaded_beside_the_loop_and_by_whom_it_asks(
 
 if __name__ == "__main__":
     guard_process(dict(os.environ))
-    asyncio.run(globals()[sys.argv[1]]())
+    # As `jobctl` does: a command has begun the loop.
+    command = compile("asyncio.run(call())", f"{PRODUCT}/cli/process/api.py", "exec")
+    exec(command, {"asyncio": asyncio, "call": globals()[sys.argv[1]]})
