@@ -17,6 +17,7 @@ import pytest
 import structlog
 
 from switchyard.cli.system.node import LocalNode
+from tests.support import time_limits
 from tests.support.brokers import Profile, TestBroker, new_node
 from tests.support.cluster import LocalCluster
 from tests.support.costs import Costs
@@ -41,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(time_limits)
     if config.getoption("--costs"):
         config.pluginmanager.register(Costs())
     # As the product's own (services/logs.py), without the local variables of every frame: to write
