@@ -11,8 +11,8 @@ from benchmarks.common import end_group, environment, module_command, run_json
 from benchmarks.contenders import with_switchyard
 from benchmarks.measurements import Measurement, Row, collect
 from benchmarks.stage import Stage
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.states import State
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.states import State
 
 HOT_JOBS = 1_500
 

@@ -18,16 +18,16 @@ from sqlalchemy import Connection, func, insert, select, text, update
 from benchmarks.common import resident_memory
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
-from switchyard.services.graph.describing import cited_works, document_of
-from switchyard.services.graph.ranking import Edges, Ranks, rank, read_edges
-from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.ledger.sql.graph_tables import (
+from switchyard.services.engine.ledger import Ledger, upgrade
+from switchyard.services.pipeline.graph.describing import cited_works, document_of
+from switchyard.services.pipeline.graph.ranking import Edges, Ranks, rank, read_edges
+from switchyard.services.pipeline.ledger.graph_tables import (
     graph_counters,
     graph_edges,
     graph_keys,
     graph_nodes,
 )
-from switchyard.services.records.graph import EdgeKind, Ranking
+from switchyard.services.pipeline.records.graph import EdgeKind, Ranking
 
 EDGES_PER_WORK = 8
 ASKED = 500

@@ -18,9 +18,9 @@ from benchmarks.common import end_group, environment, module_command, resident_m
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
 from switchyard.cli.system.ports import free_port
-from switchyard.services.access.api_keys import Scope, create_key
-from switchyard.services.jobs.registry import BUILT_IN_MODULES
-from switchyard.services.ledger import Ledger
+from switchyard.services.engine.access.api_keys import Scope, create_key
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.engine.ledger import Ledger
 
 RATE = 200
 """Requests a second."""

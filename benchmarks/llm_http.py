@@ -20,12 +20,12 @@ import httpx
 from benchmarks.llm import DOMAINS, PAUSE, TIME_LIMIT
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
-from switchyard.services.ledger import Ledger, upgrade
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger, upgrade
 from switchyard.services.llm.errors import LlmNonsense, LlmTimeout, LlmUnavailable
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
 from switchyard.services.llm.pacing import Adaptive, Bounds, Fixed, Rule, Steps
-from switchyard.services.settings import Settings
 
 SCALE = 2.0
 """Seconds of the server in a real one: client, ledger and server are to keep pace on two cores."""

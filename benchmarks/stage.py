@@ -18,8 +18,8 @@ from switchyard.broker.management.model import Policy
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.reconcile import apply
 from switchyard.cli.system.node import LocalNode
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import upgrade
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import upgrade
 from tests.support.postgres import PostgresServer
 
 

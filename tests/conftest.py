@@ -45,8 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(time_limits)
     if config.getoption("--costs"):
         config.pluginmanager.register(Costs())
-    # As the product's own (services/logs.py), without the local variables of every frame: to write
-    # those takes seconds, in which nothing else happens.
+    # As the product's own (services/common/logs.py), without the local variables of every frame: to
+    # write those takes seconds, in which nothing else happens.
     *others, _ = structlog.get_config()["processors"]
     plain = structlog.dev.ConsoleRenderer(
         colors=False, exception_formatter=structlog.dev.plain_traceback

@@ -13,9 +13,9 @@ from benchmarks.citations.faults import with_faults
 from benchmarks.citations.labelling import labelled
 from benchmarks.citations.works import Works
 from benchmarks.citations.writing import Writer, styles
-from switchyard.services.citations import parsing
-from switchyard.services.citations.features import features_of
-from switchyard.services.citations.parsing import MODEL, OfflineParser
+from switchyard.services.pipeline.citations import parsing
+from switchyard.services.pipeline.citations.features import features_of
+from switchyard.services.pipeline.citations.parsing import MODEL, OfflineParser
 
 SEED = 20260101
 

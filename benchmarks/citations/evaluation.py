@@ -11,9 +11,9 @@ from benchmarks.citations.faults import with_faults
 from benchmarks.citations.labelling import labelled
 from benchmarks.citations.works import Works
 from benchmarks.citations.writing import Writer, styles
-from switchyard.services.citations.assembling import assembled
-from switchyard.services.citations.reference import Reference
-from switchyard.services.citations.tokens import cleaned
+from switchyard.services.pipeline.citations.assembling import assembled
+from switchyard.services.pipeline.citations.reference import Reference
+from switchyard.services.pipeline.citations.tokens import cleaned
 
 FIELDS = (
     "authors",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from switchyard.services.citations.tokens import Token, cleaned, tokens_of
+from switchyard.services.pipeline.citations.tokens import Token, cleaned, tokens_of
 
 
 def labelled(text: str, labels: Sequence[str]) -> tuple[list[Token], list[str]]:

@@ -17,11 +17,11 @@ from benchmarks.common import WINDOW
 from switchyard import Done, JobContext, JobPublisher, JobRequest, Outcome, job
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.requests import NewJob
-from switchyard.services.records.states import FINISHED
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.records.states import FINISHED
 
 TAKES = 0.005
 """Seconds that a job takes."""

@@ -9,11 +9,11 @@ import time
 
 from benchmarks.common import resident_memory
 from benchmarks.contenders.with_switchyard import MODULE
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.logs import configure
-from switchyard.services.runtime.worker import Worker, share_of
-from switchyard.services.settings import Settings
+from switchyard.services.common.logs import configure
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.runtime.worker import Worker, share_of
 
 WARM_UP = 0.2
 """Part of the jobs that is not counted: connecting and first-time imports."""

@@ -15,9 +15,9 @@ from pydantic import BaseModel
 from benchmarks.common import WINDOW, sample
 from switchyard import Done, JobContext, JobPublisher, JobRequest, Limit, Outcome, job
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
 
 
 class Numbered(BaseModel):

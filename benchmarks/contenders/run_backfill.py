@@ -19,19 +19,19 @@ from benchmarks.contenders.with_switchyard import MODULE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.cli.base.long_running import settle_memory
-from switchyard.services.backfill.counts import Counts
-from switchyard.services.backfill.files import store_input
-from switchyard.services.backfill.formats import FileFormat
-from switchyard.services.backfill.handler import BackfillHandler
-from switchyard.services.backfill.spec import parse_spec
-from switchyard.services.backfill.starting import Backfills
-from switchyard.services.bulk.control import require_bulk
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.logs import configure
-from switchyard.services.records.bulk import MOST_WAITING
-from switchyard.services.settings import Settings
+from switchyard.services.common.logs import configure
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.backfill.counts import Counts
+from switchyard.services.engine.backfill.files import store_input
+from switchyard.services.engine.backfill.formats import FileFormat
+from switchyard.services.engine.backfill.handler import BackfillHandler
+from switchyard.services.engine.backfill.spec import parse_spec
+from switchyard.services.engine.backfill.starting import Backfills
+from switchyard.services.engine.bulk.control import require_bulk
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.bulk import MOST_WAITING
 
 LOOK = 0.05
 HOT_PACE = 0.01

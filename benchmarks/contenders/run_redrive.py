@@ -24,18 +24,18 @@ from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.base.long_running import settle_memory
-from switchyard.cli.bulk.run_here import give_way
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.dead.indexing import index_waiting
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.logs import configure
-from switchyard.services.records.bulk import BulkState
-from switchyard.services.records.requests import NewJob
-from switchyard.services.redrive.handler import RedriveHandler
-from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec, start_redrive
-from switchyard.services.settings import Settings
+from switchyard.cli.engine.bulk.run_here import give_way
+from switchyard.services.common.logs import configure
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.dead.indexing import index_waiting
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.redrive.handler import RedriveHandler
+from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, start_redrive
 
 CAUSES = "ABCDEFGHIJKLMNOPQRST"
 TOGETHER = 1_000

@@ -20,7 +20,7 @@ async def switchyard(busy: int) -> int:
     from switchyard.broker.message import JobMessage
     from switchyard.broker.publish.outcome import Outgoing
     from switchyard.broker.publish.publisher import Publisher
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
 
     async with Publisher(Settings()) as publisher:
         await publisher.publish_many(

@@ -17,14 +17,14 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import Outgoing
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.cli.base.long_running import settle_memory, showing_metrics
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Done, Outcome
-from switchyard.services.jobs.registry import Registry, job
-from switchyard.services.ledger import Ledger
-from switchyard.services.logs import configure
-from switchyard.services.monitoring.metrics import Metrics, watch_ledger
-from switchyard.services.runtime.worker import Worker, share_of
-from switchyard.services.settings import Settings
+from switchyard.services.common.logs import configure
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Outcome
+from switchyard.services.engine.jobs.registry import Registry, job
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
+from switchyard.services.engine.runtime.worker import Worker, share_of
 
 MODULE = "benchmarks.contenders.with_switchyard"
 

@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.documents.scoring import Score
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
-from switchyard.services.samples.generating import generate
-from switchyard.services.text.pdf import read_pdf
+from switchyard.services.pipeline.samples.generating import generate
+from switchyard.services.pipeline.text.pdf import read_pdf
 
 KINDS = ("text", "report", "paper", "magazine", "tables", "figures", "invoice", "letter")
 LANGUAGES = ("en", "de", "fr", "es", "ru", "zh", "he")

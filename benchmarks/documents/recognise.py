@@ -9,11 +9,11 @@ from typing import Any
 from benchmarks.documents.scoring import accuracy
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
-from switchyard.services.samples.canvas import Block
-from switchyard.services.samples.generating import generate
-from switchyard.services.text.ocr import DPI, LONGEST_SIDE, read_picture
-from switchyard.services.text.pages import Limits
-from switchyard.services.text.pdf import draw_page
+from switchyard.services.pipeline.samples.canvas import Block
+from switchyard.services.pipeline.samples.generating import generate
+from switchyard.services.pipeline.text.ocr import DPI, LONGEST_SIDE, read_picture
+from switchyard.services.pipeline.text.pages import Limits
+from switchyard.services.pipeline.text.pdf import draw_page
 
 Picture = Any
 Page = tuple[Picture, Sequence[Block]]

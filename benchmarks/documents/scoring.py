@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from switchyard.services.samples.canvas import Block
-from switchyard.services.text.plain import words
+from switchyard.services.pipeline.samples.canvas import Block
+from switchyard.services.pipeline.text.plain import words
 
 
 @dataclass

@@ -16,11 +16,11 @@ from typing import Any
 from benchmarks.common import end_group, environment
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
-from switchyard.services.jobs.registry import BUILT_IN_MODULES
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.document_states import COMPLETED
-from switchyard.services.records.requests import DocumentFilter
-from switchyard.services.samples.generating import generate
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import DocumentFilter
+from switchyard.services.pipeline.records.document_states import COMPLETED
+from switchyard.services.pipeline.samples.generating import generate
 
 WORKERS = ("ingest", "llm", "embed", "link")
 """One process of each."""

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from benchmarks.measurements import Measurement, Row
 from benchmarks.search.collection import documents, queries
 from benchmarks.stage import Stage
-from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.embedder import Embedder, embedder_for
-from switchyard.services.index.generations import FIRST_TABLE
-from switchyard.services.index.lance_home import LanceHome
-from switchyard.services.index.modes import Mode
-from switchyard.services.index.opening import generation_of
-from switchyard.services.index.ranking import search
-from switchyard.services.settings import Settings
-from switchyard.services.text.chunks import split
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.embedder import Embedder, embedder_for
+from switchyard.services.pipeline.index.generations import FIRST_TABLE
+from switchyard.services.pipeline.index.lance_home import LanceHome
+from switchyard.services.pipeline.index.modes import Mode
+from switchyard.services.pipeline.index.opening import generation_of
+from switchyard.services.pipeline.index.ranking import search
+from switchyard.services.pipeline.text.chunks import split
 
 _DEEP = 50
 """Hits that are looked at."""

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from switchyard.api.client import AsyncClient, Client
     from switchyard.broker.message import JobMessage
     from switchyard.broker.publish.blocking import BlockingPublisher
-    from switchyard.services.jobs.context import JobContext
-    from switchyard.services.jobs.limits import Limit
-    from switchyard.services.jobs.local_fields import LocalOnly
-    from switchyard.services.jobs.outcomes import (
+    from switchyard.services.engine.jobs.context import JobContext
+    from switchyard.services.engine.jobs.limits import Limit
+    from switchyard.services.engine.jobs.local_fields import LocalOnly
+    from switchyard.services.engine.jobs.outcomes import (
         Discard,
         Done,
         Job,
@@ -32,15 +32,19 @@ if TYPE_CHECKING:
         RetryableError,
         Snooze,
     )
-    from switchyard.services.jobs.registry import job
+    from switchyard.services.engine.jobs.registry import job
+    from switchyard.services.engine.publishing.preparing import JobRequest
+    from switchyard.services.engine.publishing.publisher import JobPublisher
+    from switchyard.services.engine.records.joins import JoinedJob
     from switchyard.services.llm.queue import LLMQueue
-    from switchyard.services.publishing.preparing import JobRequest
-    from switchyard.services.publishing.publisher import JobPublisher
-    from switchyard.services.records.joins import JoinedJob
-    from switchyard.services.sources.asking import SourceClient
-    from switchyard.services.sources.document import DocumentSource, FoundDocument
-    from switchyard.services.sources.errors import SourceNonsense, SourceNotFound, SourceRefused
-    from switchyard.services.workers.ingest.sourced import ingest_job
+    from switchyard.services.pipeline.sources.asking import SourceClient
+    from switchyard.services.pipeline.sources.document import DocumentSource, FoundDocument
+    from switchyard.services.pipeline.sources.errors import (
+        SourceNonsense,
+        SourceNotFound,
+        SourceRefused,
+    )
+    from switchyard.services.pipeline.workers.ingest.sourced import ingest_job
 
 __all__ = [
     "AsyncClient",
@@ -77,10 +81,10 @@ _HOMES = {
     "switchyard.api.client": ("AsyncClient", "Client"),
     "switchyard.broker.publish.blocking": ("BlockingPublisher",),
     "switchyard.broker.message": ("JobMessage",),
-    "switchyard.services.jobs.context": ("JobContext",),
-    "switchyard.services.jobs.limits": ("Limit",),
-    "switchyard.services.jobs.local_fields": ("LocalOnly",),
-    "switchyard.services.jobs.outcomes": (
+    "switchyard.services.engine.jobs.context": ("JobContext",),
+    "switchyard.services.engine.jobs.limits": ("Limit",),
+    "switchyard.services.engine.jobs.local_fields": ("LocalOnly",),
+    "switchyard.services.engine.jobs.outcomes": (
         "Discard",
         "Done",
         "Job",
@@ -91,15 +95,19 @@ _HOMES = {
         "RetryableError",
         "Snooze",
     ),
-    "switchyard.services.jobs.registry": ("job",),
+    "switchyard.services.engine.jobs.registry": ("job",),
     "switchyard.services.llm.queue": ("LLMQueue",),
-    "switchyard.services.publishing.preparing": ("JobRequest",),
-    "switchyard.services.publishing.publisher": ("JobPublisher",),
-    "switchyard.services.records.joins": ("JoinedJob",),
-    "switchyard.services.sources.asking": ("SourceClient",),
-    "switchyard.services.sources.document": ("DocumentSource", "FoundDocument"),
-    "switchyard.services.sources.errors": ("SourceNonsense", "SourceNotFound", "SourceRefused"),
-    "switchyard.services.workers.ingest.sourced": ("ingest_job",),
+    "switchyard.services.engine.publishing.preparing": ("JobRequest",),
+    "switchyard.services.engine.publishing.publisher": ("JobPublisher",),
+    "switchyard.services.engine.records.joins": ("JoinedJob",),
+    "switchyard.services.pipeline.sources.asking": ("SourceClient",),
+    "switchyard.services.pipeline.sources.document": ("DocumentSource", "FoundDocument"),
+    "switchyard.services.pipeline.sources.errors": (
+        "SourceNonsense",
+        "SourceNotFound",
+        "SourceRefused",
+    ),
+    "switchyard.services.pipeline.workers.ingest.sourced": ("ingest_job",),
 }
 """Where each name is at home; the same as above, for those who run and do not read."""
 

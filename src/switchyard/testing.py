@@ -3,9 +3,9 @@
 docs/testing.md tells the rest.
 """
 
-from switchyard.services.jobs.registry import InvalidPayload
-from switchyard.services.testing.running import JobRun, run_job, run_job_sync
-from switchyard.services.testing.worker import Ran, TestWorker, open_worker
+from switchyard.services.engine.jobs.registry import InvalidPayload
+from switchyard.services.engine.testing.running import JobRun, run_job, run_job_sync
+from switchyard.services.engine.testing.worker import Ran, TestWorker, open_worker
 
 __all__ = [
     "InvalidPayload",

@@ -19,7 +19,7 @@ import pytest
 
 from switchyard.broker.topology.build import build
 from switchyard.cli.base.common import load_registry
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
 from tests.support.brokers import TestBroker
 from tests.support.commands import Running, commands
 from tests.support.ledgers import make_ledger

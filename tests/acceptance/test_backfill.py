@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from switchyard.cli.backfill import sources, starting
-from switchyard.cli.backfill.options import DeadChoice, common_options
-from switchyard.cli.backfill.sources import FormatName
-from switchyard.services.backfill.formats import FileFormat
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.errors import LedgerUnavailable
-from switchyard.services.records.joins import WHEN_DEAD
-from switchyard.services.settings import Settings
+from switchyard.cli.engine.backfill import sources, starting
+from switchyard.cli.engine.backfill.options import DeadChoice, common_options
+from switchyard.cli.engine.backfill.sources import FormatName
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.backfill.formats import FileFormat
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerUnavailable
+from switchyard.services.engine.records.joins import WHEN_DEAD
 from tests.acceptance.conftest import CommandLine
 
 

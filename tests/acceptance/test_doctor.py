@@ -68,7 +68,7 @@ async def test_a_policy_of_somebody_else_that_rules_a_lane(
 ) -> None:
     from switchyard.broker.management.client import ManagementClient
     from switchyard.broker.management.model import Policy
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
 
     settings = Settings()
     async with ManagementClient(settings.require_management_url(), settings.vhost) as client:

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from switchyard.cli.system.node import LocalNode
-from switchyard.services.ledger import upgrade
+from switchyard.services.engine.ledger import upgrade
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
 from tests.acceptance.doctor import PATIENCE, commands, findings, until_found, until_gone
 from tests.support.brokers import TestBroker

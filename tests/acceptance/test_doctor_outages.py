@@ -18,7 +18,7 @@ import pytest
 
 from switchyard.broker.wire.connection import connected
 from switchyard.cli.system.node import LocalNode
-from switchyard.services.ledger import Ledger
+from switchyard.services.engine.ledger import Ledger
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
 from tests.acceptance.doctor import PATIENCE, commands, findings, until_found, until_gone
 from tests.support.brokers import TestBroker

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.cli.look.search import ModeName
-from switchyard.services.index.modes import Mode
-from switchyard.services.samples.articles import sample
-from switchyard.services.settings import Settings
+from switchyard.cli.pipeline.search import ModeName
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.index.modes import Mode
+from switchyard.services.pipeline.samples.articles import sample
 from tests.acceptance.conftest import CommandLine, clean_environment
 from tests.support.api_server import serving
 from tests.support.ledgers import make_ledger

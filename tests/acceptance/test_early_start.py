@@ -9,9 +9,9 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 import pytest
 
-from switchyard.services.identity.places import MARKER
-from switchyard.services.ledger import upgrade
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.identity.places import MARKER
+from switchyard.services.engine.ledger import upgrade
 from tests.acceptance.conftest import CommandLine
 from tests.support.api_server import api_process
 from tests.support.brokers import TestBroker

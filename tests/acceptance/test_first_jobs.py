@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.samples.articles import sample
+from switchyard.services.pipeline.samples.articles import sample
 from tests.acceptance.conftest import CommandLine
 from tests.acceptance.doctor import PATIENCE
 from tests.support.eventually import eventually

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
 from tests.acceptance.conftest import ROOT, TIMEOUT, CommandLine
 from tests.support.commands import commands
 from tests.support.raw_amqp import RawPublisher, short

@@ -6,13 +6,13 @@ from typing import get_args
 
 import pytest
 
-from switchyard.cli.jobs.index import OfflineName
-from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.embedder import Embedder
-from switchyard.services.index.opening import open_index
-from switchyard.services.settings import Settings
-from switchyard.services.text.chunks import Chunk, chunk_id
-from switchyard.services.workers.reindex import RebuildIndex
+from switchyard.cli.pipeline.index import OfflineName
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.embedder import Embedder
+from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
+from switchyard.services.pipeline.workers.reindex import RebuildIndex
 from tests.acceptance.conftest import CommandLine
 
 

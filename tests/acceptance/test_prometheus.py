@@ -25,12 +25,12 @@ from sqlalchemy import Connection, text
 
 from switchyard.cli.system.node import LocalNode
 from switchyard.cli.system.ports import free_port
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.records.bulk import BulkState
-from switchyard.services.records.states import State
-from switchyard.services.schedules.book import Schedules
-from switchyard.services.schedules.entry import ScheduleEntry
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.schedules.book import Schedules
+from switchyard.services.engine.schedules.entry import ScheduleEntry
 from tests.support.api_server import api_process, environment_of
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

@@ -12,9 +12,9 @@ from tests.acceptance.conftest import JOBCTL, TIMEOUT, CommandLine
 
 MODULE = """
 from pydantic import BaseModel
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Done, Outcome
-from switchyard.services.jobs.registry import job
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Outcome
+from switchyard.services.engine.jobs.registry import job
 from words_of_mine import WORD
 
 class Nothing(BaseModel):

@@ -14,7 +14,7 @@ import pytest
 from switchyard import Client
 from switchyard.cli.system.node import LocalNode
 from switchyard.cli.system.ports import free_port
-from switchyard.services.samples.articles import sample
+from switchyard.services.pipeline.samples.articles import sample
 from tests.acceptance.conftest import ROOT, CommandLine
 from tests.support.brokers import TestBroker, fresh_vhost
 from tests.support.postgres import PostgresServer

@@ -72,7 +72,7 @@ def test_demo_does_it_all_and_leaves_nothing(
 def test_demo_reports_a_damaged_file_and_goes_on_with_the_others(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    from switchyard.services.samples.articles import sample
+    from switchyard.services.pipeline.samples.articles import sample
 
     (tmp_path / "good.pdf").write_bytes(sample(0).content)
     (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.7 and then nothing of the kind")

@@ -12,9 +12,9 @@ from switchyard.broker.management.client import ManagementClient
 from switchyard.cli.system.assembly import assemble, prepare
 from switchyard.cli.system.brokers import FoundBroker
 from switchyard.cli.system.vhosts import own_vhost, permanent_vhost
-from switchyard.services.identity.broker import mark_broker
-from switchyard.services.ledger import Ledger
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.identity.broker import mark_broker
+from switchyard.services.engine.ledger import Ledger
 from tests.acceptance.conftest import CommandLine
 from tests.support.brokers import TestBroker
 

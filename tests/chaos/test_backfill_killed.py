@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.records.bulk import BulkState
-from switchyard.services.records.requests import JobFilter
-from switchyard.services.records.states import State
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.requests import JobFilter
+from switchyard.services.engine.records.states import State
 from tests.support.backfills import BackfillUser
 from tests.support.brokers import TestBroker
 from tests.support.chaos import BOTH_QUEUE_TYPES, outbox

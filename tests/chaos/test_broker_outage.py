@@ -8,9 +8,9 @@ import pytest
 
 from switchyard.broker.errors import Blocked, BrokerAway
 from switchyard.cli.system.node import LocalNode
-from switchyard.services.publishing.preparing import JobRequest, job_id_of
-from switchyard.services.publishing.publisher import Published
-from switchyard.services.records.states import State
+from switchyard.services.engine.publishing.preparing import JobRequest, job_id_of
+from switchyard.services.engine.publishing.publisher import Published
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     Effects,

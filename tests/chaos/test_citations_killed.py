@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.files.keys import links_key, references_key, stage_key
-from switchyard.services.jobs.registry import BUILT_IN_MODULES
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.records.states import State
+from switchyard.services.common.files.keys import links_key, references_key, stage_key
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.catalogue_servers import KnownWork, OpenAlexServer
 from tests.support.eventually import eventually

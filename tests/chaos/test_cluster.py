@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from switchyard.services.records.bulk import BulkState
+from switchyard.services.engine.records.bulk import BulkState
 from tests.support.api_server import api_process
 from tests.support.backfills import BackfillUser
 from tests.support.chaos import (

@@ -10,8 +10,8 @@ from pydantic import SecretStr
 
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.cli.system.ports import LOOPBACK
-from switchyard.services.publishing.preparing import job_id_of
-from switchyard.services.publishing.publisher import JobPublisher
+from switchyard.services.engine.publishing.preparing import job_id_of
+from switchyard.services.engine.publishing.publisher import JobPublisher
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     BOTH_QUEUE_TYPES,

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.files.keys import page_key, stage_key
-from switchyard.services.jobs.registry import BUILT_IN_MODULES
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.records.states import State
-from switchyard.services.text.drafts import RANGE
+from switchyard.services.common.files.keys import page_key, stage_key
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.records.states import State
+from switchyard.services.pipeline.text.drafts import RANGE
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.pdfs import lines_of_text

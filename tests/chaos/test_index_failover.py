@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from switchyard.services.index import postgres_home
-from switchyard.services.index.chunk_index import ChunkIndex, IndexAway
-from switchyard.services.index.generations import Generation
-from switchyard.services.index.opening import home_at
-from switchyard.services.text.chunks import Chunk, chunk_id
+from switchyard.services.pipeline.index import postgres_home
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexAway
+from switchyard.services.pipeline.index.generations import Generation
+from switchyard.services.pipeline.index.opening import home_at
+from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.eventually import eventually
 from tests.support.postgres_standby import Pair, running_pair, url_of
 

@@ -7,8 +7,8 @@ from random import Random, randrange
 
 import pytest
 
-from switchyard.services.publishing.preparing import THEN, job_id_of
-from switchyard.services.records.states import State
+from switchyard.services.engine.publishing.preparing import THEN, job_id_of
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import Effects, history_of, open_chaos
 from tests.support.join_run.fleet import Fleet

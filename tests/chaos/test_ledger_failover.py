@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.ledger.sql.database import Database, connect
-from switchyard.services.records.errors import LedgerUnavailable
+from switchyard.services.engine.ledger.sql.database import Database, connect
+from switchyard.services.engine.records.errors import LedgerUnavailable
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     Effects,

@@ -9,13 +9,13 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.cli.system.ports import LOOPBACK
-from switchyard.services.bulk.control import require_bulk
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.bulk import ACTIVE
-from switchyard.services.records.states import State
-from switchyard.services.redrive.handler import RedriveHandler
-from switchyard.services.redrive.spec import RedriveSpec, start_redrive
+from switchyard.services.engine.bulk.control import require_bulk
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.bulk import ACTIVE
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.redrive.handler import RedriveHandler
+from switchyard.services.engine.redrive.spec import RedriveSpec, start_redrive
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     BOTH_QUEUE_TYPES,

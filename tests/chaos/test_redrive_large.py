@@ -11,14 +11,14 @@ from switchyard.broker.dead.scan import scanning
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publish.outcome import envelope_of
-from switchyard.services.bulk import control as bulk_control
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.dead.indexing import index_waiting
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.records.bulk import BulkState
-from switchyard.services.records.states import State
-from switchyard.services.redrive.handler import RedriveHandler
-from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec, start_redrive
+from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.dead.indexing import index_waiting
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.redrive.handler import RedriveHandler
+from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, start_redrive
 from tests.support.brokers import TestBroker
 from tests.support.chaos import BOTH_QUEUE_TYPES
 from tests.support.eventually import eventually

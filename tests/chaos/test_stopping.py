@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.cli.system.ports import LOOPBACK
-from switchyard.services.records.states import State
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     BOTH_QUEUE_TYPES,

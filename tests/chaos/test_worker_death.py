@@ -10,8 +10,8 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.cli.system.ports import LOOPBACK
-from switchyard.services.publishing.preparing import job_id_of
-from switchyard.services.records.states import State
+from switchyard.services.engine.publishing.preparing import job_id_of
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (
     Effects,

@@ -15,9 +15,9 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from switchyard.services.alerts.alerter import Alerter
-from switchyard.services.records.bulk import BulkState
-from switchyard.services.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.alerts.alerter import Alerter
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.system import System, open_system

@@ -11,9 +11,9 @@ import pytest
 from switchyard.cli.system.assembly import System
 from switchyard.cli.system.autoscale import Autoscaler, Span
 from switchyard.cli.system.supervisor import Child, Supervisor
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.settings import LlmServer, Settings
+from switchyard.services.common.settings import LlmServer, Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger, upgrade
 from tests.support.made import claim, new_job
 
 Start = Callable[[str], int]

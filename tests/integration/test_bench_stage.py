@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.stage import Stage
 from switchyard.broker.addresses import vhost_of
-from switchyard.services.identity.places import claim_places
-from switchyard.services.ledger import Ledger
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.identity.places import claim_places
+from switchyard.services.engine.ledger import Ledger
 from tests.support.brokers import TestBroker
 from tests.support.servers import shared_postgres
 

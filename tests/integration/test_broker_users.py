@@ -30,14 +30,14 @@ from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.depths import ask_queues
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.system.topology import app
-from switchyard.services.identity.broker import mark_broker, read_broker
-from switchyard.services.monitoring.check import Finding
-from switchyard.services.monitoring.doctor import diagnose
-from switchyard.services.monitoring.lane_pressure import LanePressure
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records.states import State
-from switchyard.services.runtime.control import send_cancel
+from switchyard.services.engine.identity.broker import mark_broker, read_broker
+from switchyard.services.engine.monitoring.check import Finding
+from switchyard.services.engine.monitoring.doctor import diagnose
+from switchyard.services.engine.monitoring.lane_pressure import LanePressure
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.publishing.publisher import JobPublisher
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.runtime.control import send_cancel
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.system import System, open_system

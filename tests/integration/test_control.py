@@ -7,10 +7,10 @@ import pytest
 
 from switchyard.broker.lanes import CONTROL_EXCHANGE
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.services.records.requests import FinishRequest
-from switchyard.services.records.results import Cancelled, EndNoted, Running
-from switchyard.services.records.states import AttemptOutcome, State
-from switchyard.services.runtime.control import send_cancel
+from switchyard.services.engine.records.requests import FinishRequest
+from switchyard.services.engine.records.results import Cancelled, EndNoted, Running
+from switchyard.services.engine.records.states import AttemptOutcome, State
+from switchyard.services.engine.runtime.control import send_cancel
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.records.states import State
+from switchyard.services.engine.records.states import State
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.system import RETRY_DELAYS, System

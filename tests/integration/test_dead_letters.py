@@ -19,13 +19,13 @@ from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.system.ports import LOOPBACK
-from switchyard.services.dead.indexing import DeadLetterIndexer, index_waiting
-from switchyard.services.ledger import Ledger
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.records.errors import LedgerUnavailable
-from switchyard.services.records.requests import NewJob
-from switchyard.services.records.results import DeadLetter
-from switchyard.services.records.states import State
+from switchyard.services.engine.dead.indexing import DeadLetterIndexer, index_waiting
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.records.errors import LedgerUnavailable
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.records.results import DeadLetter
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.system import System, lanes_with, open_system

@@ -15,14 +15,14 @@ from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.cli.system.node import LocalNode
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.dead.indexing import index_waiting
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.dead.purge import PurgeHandler, start_purge
-from switchyard.services.monitoring.checks.examined import Examined
-from switchyard.services.monitoring.checks.jobs import dead
-from switchyard.services.records.states import State
-from switchyard.services.redrive.returning import Returner
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.dead.indexing import index_waiting
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.dead.purge import PurgeHandler, start_purge
+from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.jobs import dead
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.redrive.returning import Returner
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -216,7 +216,7 @@ async def test_an_accepted_job_that_no_queue_was_bound_for_goes_into_its_queue(
 async def test_it_waits_for_its_queue_and_holds_nothing_else_up(
     broker310: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.services.redrive.returning.MOST", 2)
+    monkeypatch.setattr("switchyard.services.engine.redrive.returning.MOST", 2)
     async with open_system(broker310, sqlite_url) as system:
         for lane in ("hot", "backfill"):
             await unbind(system, f"{lane}.noop")

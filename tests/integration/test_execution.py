@@ -9,7 +9,7 @@ import pytest
 
 from switchyard.broker.dead.certificate import MESSAGE_LIMIT, TRACEBACK_LIMIT, Reason
 from switchyard.broker.lanes import EVENTS_EXCHANGE
-from switchyard.services.records.states import AttemptOutcome, State
+from switchyard.services.engine.records.states import AttemptOutcome, State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records.bulk import BulkOperation
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.publishing.publisher import JobPublisher
+from switchyard.services.engine.records.bulk import BulkOperation
 from tests.support.backfills import BackfillUser
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

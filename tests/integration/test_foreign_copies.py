@@ -8,15 +8,15 @@ import aio_pika
 import pytest
 
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.services.dead.indexing import index_waiting
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.dead.purge import count_letters
-from switchyard.services.dead.scan import wait_at_most
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.requests import DeadLetterFilter
-from switchyard.services.records.states import State
-from switchyard.services.redrive.plan import plan_redrive
-from switchyard.services.redrive.spec import RedriveSpec
+from switchyard.services.engine.dead.indexing import index_waiting
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.dead.purge import count_letters
+from switchyard.services.engine.dead.scan import wait_at_most
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import DeadLetterFilter
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.redrive.plan import plan_redrive
+from switchyard.services.engine.redrive.spec import RedriveSpec
 from tests.support.brokers import TestBroker
 from tests.support.system import System, open_system
 

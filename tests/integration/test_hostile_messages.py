@@ -18,15 +18,15 @@ from switchyard.broker.lanes import (
     EVENTS_EXCHANGE,
 )
 from switchyard.broker.message import JobMessage, now
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.dead.files import exported, import_letters, parse_line
-from switchyard.services.dead.indexing import DeadLetterIndexer, index_waiting
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.dead.purge import PurgeHandler, count_letters, start_purge
-from switchyard.services.ledger import Ledger
-from switchyard.services.monitoring.job_events import EventFeed
-from switchyard.services.records.requests import DeadLetterFilter
-from switchyard.services.records.states import State
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.dead.files import exported, import_letters, parse_line
+from switchyard.services.engine.dead.indexing import DeadLetterIndexer, index_waiting
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.dead.purge import PurgeHandler, count_letters, start_purge
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.job_events import EventFeed
+from switchyard.services.engine.records.requests import DeadLetterFilter
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.raw_amqp import BAD_ID, HOSTILE, RawPublisher, short, with_headers

@@ -6,8 +6,8 @@ import signal
 from typing import Any
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.services.records.states import State
-from switchyard.services.runtime.execution import Executor
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.runtime.execution import Executor
 from tests.support.eventually import eventually
 from tests.support.jobs import MEMORY_LIMIT_MB, journal
 from tests.support.system import System

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.publishing.preparing import THEN, job_id_of
-from switchyard.services.records.results import JobRecord
-from switchyard.services.records.states import State
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.publishing.preparing import THEN, job_id_of
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import Effects, outbox
 from tests.support.joining import JOINING_MODULES

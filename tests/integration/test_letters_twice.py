@@ -12,14 +12,19 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.system.ports import LOOPBACK
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.dead.files import exported
-from switchyard.services.dead.indexing import index_waiting
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.dead.purge import PurgeHandler, PurgeProgress, count_letters, start_purge
-from switchyard.services.dead.scan import scanning_in_turn
-from switchyard.services.records.requests import DeadLetterFilter, NewJob
-from switchyard.services.records.states import State
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.dead.files import exported
+from switchyard.services.engine.dead.indexing import index_waiting
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.dead.purge import (
+    PurgeHandler,
+    PurgeProgress,
+    count_letters,
+    start_purge,
+)
+from switchyard.services.engine.dead.scan import scanning_in_turn
+from switchyard.services.engine.records.requests import DeadLetterFilter, NewJob
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.jobs import journal

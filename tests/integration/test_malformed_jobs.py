@@ -7,7 +7,7 @@ from switchyard.broker.dead.certificate import Reason, letter_id
 from switchyard.broker.lanes import JOBS_EXCHANGE
 from switchyard.broker.message import MAX_BODY_BYTES
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.services.records.states import State
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -7,12 +7,12 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.api.scrape import PortTaken, showing
-from switchyard.services.dead.indexing import index_waiting
-from switchyard.services.monitoring.metrics import Metrics, watch_ledger
-from switchyard.services.monitoring.system_metrics import SystemMetrics
-from switchyard.services.records.states import State
-from switchyard.services.scheduler.scheduler import Scheduler
-from switchyard.services.settings import LlmServer
+from switchyard.services.common.settings import LlmServer
+from switchyard.services.engine.dead.indexing import index_waiting
+from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
+from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.api_server import serving
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -10,11 +10,11 @@ from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.services.dead.indexing import index_waiting
-from switchyard.services.jobs.retry import MAX_UNENDED_RUNS
-from switchyard.services.records.requests import ClaimRequest, FinishRequest
-from switchyard.services.records.results import Claimed, JobRecord
-from switchyard.services.records.states import AttemptOutcome, State
+from switchyard.services.engine.dead.indexing import index_waiting
+from switchyard.services.engine.jobs.retry import MAX_UNENDED_RUNS
+from switchyard.services.engine.records.requests import ClaimRequest, FinishRequest
+from switchyard.services.engine.records.results import Claimed, JobRecord
+from switchyard.services.engine.records.states import AttemptOutcome, State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

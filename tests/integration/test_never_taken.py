@@ -12,23 +12,23 @@ import pytest
 from switchyard.broker.dead.certificate import DeathCertificate, Reason
 from switchyard.broker.errors import MessageTooLarge
 from switchyard.broker.message import JobMessage
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.dead.changes import Change
-from switchyard.services.dead.files import import_letters
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.dead.purge import PurgeHandler, start_purge
-from switchyard.services.dead.stored import StoredLetter
-from switchyard.services.ledger import schedules as ledger_schedules
-from switchyard.services.monitoring.check import Finding
-from switchyard.services.monitoring.checks.examined import Examined
-from switchyard.services.monitoring.checks.jobs import dead, outbox
-from switchyard.services.publishing.preparing import JobRequest, job_id_of, prepare
-from switchyard.services.publishing.publisher import Published
-from switchyard.services.records.joins import Joining
-from switchyard.services.records.results import DeadLetter
-from switchyard.services.records.schedules import FiringOutcome
-from switchyard.services.records.states import State
-from switchyard.services.scheduler.scheduler import Pace, Scheduler, Turn
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.dead.changes import Change
+from switchyard.services.engine.dead.files import import_letters
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.dead.purge import PurgeHandler, start_purge
+from switchyard.services.engine.dead.stored import StoredLetter
+from switchyard.services.engine.ledger import schedules as ledger_schedules
+from switchyard.services.engine.monitoring.check import Finding
+from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.jobs import dead, outbox
+from switchyard.services.engine.publishing.preparing import JobRequest, job_id_of, prepare
+from switchyard.services.engine.publishing.publisher import Published
+from switchyard.services.engine.records.joins import Joining
+from switchyard.services.engine.records.results import DeadLetter
+from switchyard.services.engine.records.schedules import FiringOutcome
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler, Turn
 from tests.support.api_server import connected, serving
 from tests.support.backfills import opened
 from tests.support.brokers import SMALL, TestBroker
@@ -285,7 +285,7 @@ async def test_doctor_names_jobs_that_the_broker_does_not_take_and_blames_no_wor
 ) -> None:
     assert [each.status for each in await outbox(examined(system))] == ["ok"]
     await recorded(system, {"n": 1})
-    monkeypatch.setattr("switchyard.services.monitoring.checks.jobs.PENDING_FOR", 0.0)
+    monkeypatch.setattr("switchyard.services.engine.monitoring.checks.jobs.PENDING_FOR", 0.0)
     (check,) = await outbox(examined(system))
     assert check.finding is Finding.JOBS_PENDING
     assert "1 job of hot.noop" in check.detail

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.services.ledger.sql.tables import jobs as jobs_table
-from switchyard.services.publishing.preparing import job_id_of
-from switchyard.services.records.errors import RowRejected
-from switchyard.services.records.requests import NewJob
-from switchyard.services.records.states import AttemptOutcome, State
-from switchyard.services.scheduler.scheduler import Pace, Scheduler, Turn
+from switchyard.services.engine.ledger.sql.tables import jobs as jobs_table
+from switchyard.services.engine.publishing.preparing import job_id_of
+from switchyard.services.engine.records.errors import RowRejected
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.records.states import AttemptOutcome, State
+from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler, Turn
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -10,16 +10,16 @@ from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import STAND_IN, lane_named
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.management.model import Policy, Queue
-from switchyard.services.ledger import Ledger
-from switchyard.services.monitoring.check import Finding
-from switchyard.services.monitoring.checks.examined import Examined
-from switchyard.services.monitoring.checks.lanes import lanes
-from switchyard.services.monitoring.lane_pressure import LanePressure
-from switchyard.services.monitoring.lane_report import lane_report
-from switchyard.services.monitoring.levels import Pressure
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records.limits import LimitSize, Need, RoomRequest
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.check import Finding
+from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.lanes import lanes
+from switchyard.services.engine.monitoring.lane_pressure import LanePressure
+from switchyard.services.engine.monitoring.lane_report import lane_report
+from switchyard.services.engine.monitoring.levels import Pressure
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.publishing.publisher import JobPublisher
+from switchyard.services.engine.records.limits import LimitSize, Need, RoomRequest
 from tests.support.system import System
 
 MARKS = {"llm_ok_below": 1, "llm_slow_at": 2, "llm_full_at": 4}

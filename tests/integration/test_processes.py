@@ -17,12 +17,12 @@ import pytest
 from pebble.pool.process import PoolManager
 
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Done
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.jobs.retry import Failure
-from switchyard.services.runtime.execution import SHORT_TEXT, Executor
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.jobs.retry import Failure
+from switchyard.services.engine.runtime.execution import SHORT_TEXT, Executor
 from tests.support.eventually import eventually
 
 REGISTRY = Registry.load(["tests.support.jobs"])
@@ -160,7 +160,7 @@ async def test_a_job_that_is_given_to_a_pool_that_is_breaking_is_run_by_the_next
 PARENT = """
 import asyncio, sys
 from tests.integration.test_processes import crunch
-from switchyard.services.runtime.execution import Executor
+from switchyard.services.engine.runtime.execution import Executor
 
 async def main():
     executor = Executor(processes=1)

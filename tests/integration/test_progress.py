@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from switchyard.broker.lanes import EVENTS_EXCHANGE
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.progress import NoteRequest
-from switchyard.services.records.states import State
-from switchyard.services.runtime.noting import PAUSE
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.progress import NoteRequest
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.runtime.noting import PAUSE
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -147,7 +147,7 @@ async def test_progress_is_an_event(system: System) -> None:
 async def test_a_ledger_that_is_away_for_a_while_costs_no_last_word(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from switchyard.services.records.errors import LedgerUnavailable
+    from switchyard.services.engine.records.errors import LedgerUnavailable
 
     note, refused = Ledger.note, asyncio.Event()
 

@@ -13,12 +13,12 @@ from switchyard.broker.errors import BrokerAway, LaneFull, Unroutable
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.depths import ask_queue
-from switchyard.services.jobs.registry import InvalidPayload
-from switchyard.services.publishing.preparing import InvalidJob, JobRequest, prepare
-from switchyard.services.publishing.prompt import PromptPublisher
-from switchyard.services.publishing.publisher import JobPublisher, Published
-from switchyard.services.records.errors import IdempotencyConflict, LedgerUnavailable
-from switchyard.services.records.states import State
+from switchyard.services.engine.jobs.registry import InvalidPayload
+from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
+from switchyard.services.engine.publishing.prompt import PromptPublisher
+from switchyard.services.engine.publishing.publisher import JobPublisher, Published
+from switchyard.services.engine.records.errors import IdempotencyConflict, LedgerUnavailable
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

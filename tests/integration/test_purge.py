@@ -5,19 +5,19 @@ import time
 from datetime import timedelta
 
 from switchyard.broker.message import now
-from switchyard.services.bulk import control as bulk_control
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.dead.purge import (
+from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.dead.purge import (
     PurgeHandler,
     PurgeProgress,
     count_letters,
     start_purge,
 )
-from switchyard.services.ledger.leases import DEAD_SCAN
-from switchyard.services.records.bulk import BulkOperation, BulkState
-from switchyard.services.records.states import DeadLetterState
-from switchyard.services.scheduler.bulk_handlers import bulk_handlers
+from switchyard.services.engine.ledger.leases import DEAD_SCAN
+from switchyard.services.engine.records.bulk import BulkOperation, BulkState
+from switchyard.services.engine.records.states import DeadLetterState
+from switchyard.services.engine.scheduler.bulk_handlers import bulk_handlers
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.redrives import bury, bury_many, ids, indexed

@@ -11,11 +11,11 @@ from switchyard.broker.dead.certificate import DeathCertificate, Reason
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, now
 from switchyard.broker.publish.outcome import Outgoing, envelope_of
-from switchyard.services.dead.changes import Change
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.requests import RedrivenCopy
-from switchyard.services.records.states import State
+from switchyard.services.engine.dead.changes import Change
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import RedrivenCopy
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -5,16 +5,16 @@ import asyncio
 import pytest
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.bulk import control as bulk_control
-from switchyard.services.bulk.control import BulkConflict
-from switchyard.services.dead.changes import Change, InvalidRedrive
-from switchyard.services.dead.letters import LetterFilter, cause_of_letter
-from switchyard.services.dead.scan import wait_at_most
-from switchyard.services.records.bulk import BulkOperation, BulkState
-from switchyard.services.records.requests import NewJob
-from switchyard.services.records.states import State
-from switchyard.services.redrive.plan import plan_redrive
-from switchyard.services.redrive.spec import (
+from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.bulk.control import BulkConflict
+from switchyard.services.engine.dead.changes import Change, InvalidRedrive
+from switchyard.services.engine.dead.letters import LetterFilter, cause_of_letter
+from switchyard.services.engine.dead.scan import wait_at_most
+from switchyard.services.engine.records.bulk import BulkOperation, BulkState
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.redrive.plan import plan_redrive
+from switchyard.services.engine.redrive.spec import (
     RedriveConflict,
     RedriveProgress,
     RedriveSpec,

@@ -7,14 +7,14 @@ import pytest
 
 from switchyard.broker.dead.scan import scanning
 from switchyard.broker.message import JobMessage
-from switchyard.services.bulk import control as bulk_control
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.dead.changes import Change
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.dead.purge import PurgeHandler, start_purge
-from switchyard.services.records.bulk import BulkState
-from switchyard.services.records.states import State
-from switchyard.services.redrive.spec import RedriveSpec, resume_redrive, start_redrive
+from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.dead.changes import Change
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.dead.purge import PurgeHandler, start_purge
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.redrive.spec import RedriveSpec, resume_redrive, start_redrive
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

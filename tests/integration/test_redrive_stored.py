@@ -9,22 +9,26 @@ import pytest
 from switchyard.broker.dead.scan import scanning
 from switchyard.broker.lanes import DEAD_TTL_SECONDS
 from switchyard.broker.message import JobMessage, Metadata, now
-from switchyard.services.bulk import control as bulk_control
-from switchyard.services.dead.changes import Change
-from switchyard.services.dead.edits import NothingToUndo, latest_edits, undo
-from switchyard.services.dead.indexing import GRACE_SECONDS, index_waiting, tidy
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.dead.scan import scanning_in_turn
-from switchyard.services.ledger import Ledger, to_message
-from switchyard.services.monitoring.check import Check
-from switchyard.services.monitoring.checks.examined import Examined
-from switchyard.services.monitoring.checks.jobs import dead
-from switchyard.services.records.bulk import BulkOperation, BulkState
-from switchyard.services.records.requests import ClaimRequest, DeadLetterFilter, FinishRequest
-from switchyard.services.records.states import DeadLetterState, State
-from switchyard.services.redrive.plan import plan_redrive
-from switchyard.services.redrive.spec import RedriveProgress, RedriveSpec
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.dead.changes import Change
+from switchyard.services.engine.dead.edits import NothingToUndo, latest_edits, undo
+from switchyard.services.engine.dead.indexing import GRACE_SECONDS, index_waiting, tidy
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.dead.scan import scanning_in_turn
+from switchyard.services.engine.ledger import Ledger, to_message
+from switchyard.services.engine.monitoring.check import Check
+from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.jobs import dead
+from switchyard.services.engine.records.bulk import BulkOperation, BulkState
+from switchyard.services.engine.records.requests import (
+    ClaimRequest,
+    DeadLetterFilter,
+    FinishRequest,
+)
+from switchyard.services.engine.records.states import DeadLetterState, State
+from switchyard.services.engine.redrive.plan import plan_redrive
+from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

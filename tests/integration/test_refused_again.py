@@ -8,12 +8,12 @@ import pytest
 
 from switchyard.broker.errors import LaneFull, PublishError, Unroutable
 from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE
-from switchyard.services.ledger import Ledger
-from switchyard.services.publishing.preparing import JobRequest, prepare
-from switchyard.services.publishing.publisher import JobPublisher, Published
-from switchyard.services.records.results import Created
-from switchyard.services.records.states import State
-from switchyard.services.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.preparing import JobRequest, prepare
+from switchyard.services.engine.publishing.publisher import JobPublisher, Published
+from switchyard.services.engine.records.results import Created
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.jobs import journal
 from tests.support.publishing import SlowPublisher

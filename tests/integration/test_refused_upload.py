@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from switchyard.broker.errors import LaneFull, Unroutable
-from switchyard.services.documents.desk import DocumentDesk
-from switchyard.services.documents.inbox import About, Inbox
-from switchyard.services.jobs.registry import BUILT_IN_MODULES
-from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records.states import State
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.engine.publishing.publisher import JobPublisher
+from switchyard.services.engine.records.states import State
+from switchyard.services.pipeline.documents.desk import DocumentDesk
+from switchyard.services.pipeline.documents.inbox import About, Inbox
 from tests.support.brokers import TestBroker
 from tests.support.publishing import SlowPublisher
 from tests.support.system import System, lanes_with, open_system

@@ -14,12 +14,12 @@ from structlog.testing import capture_logs
 
 from switchyard.broker.message import now
 from switchyard.cli.system.ports import LOOPBACK
-from switchyard.services.ledger import to_message
-from switchyard.services.ledger.leases import SCHEDULER
-from switchyard.services.publishing.preparing import JobRequest, prepare
-from switchyard.services.records.requests import ClaimRequest, NewJob
-from switchyard.services.records.states import State
-from switchyard.services.scheduler.scheduler import Pace, Scheduler, Turn
+from switchyard.services.engine.ledger import to_message
+from switchyard.services.engine.ledger.leases import SCHEDULER
+from switchyard.services.engine.publishing.preparing import JobRequest, prepare
+from switchyard.services.engine.records.requests import ClaimRequest, NewJob
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler, Turn
 from tests.support.brokers import TestBroker
 from tests.support.chaos import CHAOS_MODULES, Effects
 from tests.support.eventually import PATIENCE, eventually
@@ -122,7 +122,7 @@ async def test_scheduled_job_that_finds_its_lane_full_waits_for_room(
 async def test_due_jobs_of_a_full_queue_do_not_stand_in_the_way_of_others(
     broker310: TestBroker, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.services.scheduler.scheduler.BATCH", 3)
+    monkeypatch.setattr("switchyard.services.engine.scheduler.scheduler.BATCH", 3)
     lanes = lanes_with(max_length={"backfill": 1})
     async with (
         open_system(broker310, database_url, lanes=lanes) as system,

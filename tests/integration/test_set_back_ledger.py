@@ -11,11 +11,11 @@ from switchyard.broker.dead.certificate import DeathCertificate, Reason
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import envelope_of
-from switchyard.services.dead.indexing import Reindexed, index_waiting, reindex
-from switchyard.services.monitoring.lane_report import unlisted_letters
-from switchyard.services.records.requests import DeadLetterFilter
-from switchyard.services.records.states import State
-from switchyard.services.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.dead.indexing import Reindexed, index_waiting, reindex
+from switchyard.services.engine.monitoring.lane_report import unlisted_letters
+from switchyard.services.engine.records.requests import DeadLetterFilter
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.jobs import journal
 from tests.support.system import System, open_system

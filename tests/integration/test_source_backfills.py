@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.backfill import github, huggingface
-from switchyard.services.backfill.sources import (
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.backfill.sources import (
     InvalidBackfill,
     Item,
     Source,
@@ -19,10 +20,10 @@ from switchyard.services.backfill.sources import (
     Sources,
     Unusable,
 )
-from switchyard.services.files.storage import Storage
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.pipeline.sources import backfill_github as github
+from switchyard.services.pipeline.sources import backfill_huggingface as huggingface
 from tests.support import site as server
 from tests.support.hosts import model, repository
 from tests.support.ledgers import make_ledger

@@ -18,22 +18,22 @@ from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import diff
 from switchyard.broker.topology.mark import Mark, MarkHidden, read_mark, write_mark
 from switchyard.broker.wire.connection import connected, underlying
-from switchyard.services.identity.broker import (
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.identity.broker import (
     advance_broker,
     mark_broker,
     read_broker,
     require_same_system,
 )
-from switchyard.services.identity.claiming import claiming
-from switchyard.services.identity.places import MARKER, WrongPlace, claim_places
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records.errors import LedgerUnavailable
-from switchyard.services.records.system import SystemRecord
-from switchyard.services.scheduler.scheduler import Pace, Scheduler
-from switchyard.services.settings import Settings
+from switchyard.services.engine.identity.claiming import claiming
+from switchyard.services.engine.identity.places import MARKER, WrongPlace, claim_places
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.publishing.publisher import JobPublisher
+from switchyard.services.engine.records.errors import LedgerUnavailable
+from switchyard.services.engine.records.system import SystemRecord
+from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.ledgers import make_ledger
@@ -183,7 +183,7 @@ async def test_generations_only_grow_and_only_of_a_marked_broker(
 async def test_a_scheduler_ends_when_its_broker_has_become_another_systems(
     broker310: TestBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.services.scheduler.scheduler.GENERATION", 3.0)
+    monkeypatch.setattr("switchyard.services.engine.scheduler.scheduler.GENERATION", 3.0)
     one, two = (settings_of(broker310, tmp_path / name) for name in ("one", "two"))
     registry = Registry.load()
     await broker310.declare(build(broker310.profile, registry.routes))

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from switchyard.broker.topology.build import build
 from switchyard.cli.system.node import CommandError, LocalNode, StartError
 from switchyard.cli.system.ports import free_port
-from switchyard.services.ledger import Ledger
+from switchyard.services.engine.ledger import Ledger
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger

@@ -3,7 +3,7 @@
 import pytest
 
 from switchyard.broker.management.client import ManagementClient
-from switchyard.services.records.states import State
+from switchyard.services.engine.records.states import State
 from switchyard.testing import open_worker
 from tests.support.brokers import TestBroker
 from tests.support.jobs import journal

@@ -17,11 +17,11 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.connection import connected
 from switchyard.cli.system.node import LocalNode
 from switchyard.cli.system.ports import LOOPBACK, free_port
-from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records.errors import LedgerError
-from switchyard.services.records.states import State
+from switchyard.services.engine.ledger import Ledger, upgrade
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.publishing.publisher import JobPublisher
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.states import State
 from tests.support.api_server import serving
 from tests.support.brokers import TestBroker
 from tests.support.certificates import Certificates, make_certificates

@@ -20,7 +20,7 @@ from switchyard.broker.topology.definitions import render
 from switchyard.broker.topology.differences import diff
 from switchyard.broker.topology.reconcile import ApplyReport, apply
 from switchyard.cli.system.node import LocalNode
-from switchyard.services.jobs.registry import Registry
+from switchyard.services.engine.jobs.registry import Registry
 from tests.support.brokers import TestBroker
 from tests.support.management import Management
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from switchyard.cli.system.topology import app
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger.sql import database as database_module
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger.sql import database as database_module
 from tests.support.brokers import TestBroker
 
 
@@ -86,7 +86,7 @@ def test_what_cannot_be_changed_fails_and_extras_do_not(broker: TestBroker) -> N
 def test_a_module_of_ones_own_adds_its_binding(monkeypatch: pytest.MonkeyPatch) -> None:
     from pydantic import BaseModel
 
-    from switchyard.services.jobs.registry import job
+    from switchyard.services.engine.jobs.registry import job
 
     class Abstract(BaseModel):
         text: str

@@ -19,12 +19,12 @@ from switchyard.broker.topology.build import build
 from switchyard.broker.topology.migrate import MigrationRefused, alone
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.cli.base.errors import INTERRUPTED
-from switchyard.services.monitoring import lane_pressure
-from switchyard.services.monitoring.check import Finding
-from switchyard.services.monitoring.checks.examined import Examined
-from switchyard.services.monitoring.checks.topology import topology
-from switchyard.services.records.bulk import BulkState
-from switchyard.services.records.states import State
+from switchyard.services.engine.monitoring import lane_pressure
+from switchyard.services.engine.monitoring.check import Finding
+from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.topology import topology
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.states import State
 from tests.conftest import broker_of
 from tests.support.backfills import QUEUE, numbers, opened
 from tests.support.brokers import TestBroker

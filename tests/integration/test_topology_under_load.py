@@ -16,10 +16,10 @@ from switchyard.broker.management.model import Binding, Exchange, Topology
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import Deviation, diff
 from switchyard.broker.topology.reconcile import apply
-from switchyard.services.dead.indexing import index_waiting
-from switchyard.services.publishing.preparing import THEN, JobRequest, job_id_of
-from switchyard.services.records.states import State
-from switchyard.services.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.dead.indexing import index_waiting
+from switchyard.services.engine.publishing.preparing import THEN, JobRequest, job_id_of
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.joining import JOINING_MODULES

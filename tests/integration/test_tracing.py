@@ -10,11 +10,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from switchyard.services import tracing
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.publishing.preparing import job_id_of
-from switchyard.services.records.states import State
-from switchyard.services.traceparent import trace_id_of
+from switchyard.services.common import tracing
+from switchyard.services.common.traceparent import trace_id_of
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.publishing.preparing import job_id_of
+from switchyard.services.engine.records.states import State
 from tests.integration.api.document_server import serving
 from tests.support.brokers import TestBroker
 from tests.support.chaos import outbox

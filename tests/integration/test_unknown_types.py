@@ -8,17 +8,17 @@ from pydantic import BaseModel, ConfigDict
 
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.message import now
-from switchyard.cli.jobs.jobs import hints
-from switchyard.cli.jobs.publishing import failure
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.dead.purge import PurgeHandler, start_purge
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.monitoring.checks.examined import Examined
-from switchyard.services.monitoring.checks.jobs import dead as dead_letters
-from switchyard.services.monitoring.checks.workers import lacking
-from switchyard.services.records.results import UNKNOWN_TYPE, Lacking
-from switchyard.services.records.states import State
+from switchyard.cli.engine.jobs.jobs import hints
+from switchyard.cli.engine.jobs.publishing import failure
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.dead.purge import PurgeHandler, start_purge
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.jobs import dead as dead_letters
+from switchyard.services.engine.monitoring.checks.workers import lacking
+from switchyard.services.engine.records.results import UNKNOWN_TYPE, Lacking
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.redrives import indexing, redrive

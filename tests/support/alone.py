@@ -6,9 +6,9 @@ import time
 
 from pydantic import BaseModel
 
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Done, Outcome, Retry
-from switchyard.services.jobs.registry import job
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Outcome, Retry
+from switchyard.services.engine.jobs.registry import job
 
 
 class Text(BaseModel):

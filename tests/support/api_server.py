@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from switchyard.api.server import ApiServer
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
 from tests.support.commands import ROOT, Running, commands
 from tests.support.eventually import PATIENCE, eventually
 

@@ -15,17 +15,17 @@ import time
 from typing import Any
 from unittest.mock import patch
 
-from switchyard.services import logs
-from switchyard.services.backfill.handler import BackfillHandler
-from switchyard.services.backfill.sources import Sources
-from switchyard.services.bulk import session as bulk_session
-from switchyard.services.bulk.control import BulkConflict
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.bulk.session import BulkSession
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.bulk import BulkState
-from switchyard.services.settings import Settings
+from switchyard.services.common import logs
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.backfill.handler import BackfillHandler
+from switchyard.services.engine.backfill.sources import Sources
+from switchyard.services.engine.bulk import session as bulk_session
+from switchyard.services.engine.bulk.control import BulkConflict
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.bulk.session import BulkSession
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.bulk import BulkState
 from tests.support.system import lanes_with
 
 LEASE = 0.3

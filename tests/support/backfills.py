@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from switchyard.services.backfill.files import store_input
-from switchyard.services.backfill.formats import FileFormat
-from switchyard.services.backfill.handler import BackfillHandler
-from switchyard.services.backfill.progress import BackfillProgress, progress_of
-from switchyard.services.backfill.sources import (
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.engine.backfill.files import store_input
+from switchyard.services.engine.backfill.formats import FileFormat
+from switchyard.services.engine.backfill.handler import BackfillHandler
+from switchyard.services.engine.backfill.progress import BackfillProgress, progress_of
+from switchyard.services.engine.backfill.sources import (
     Cursor,
     Item,
     Source,
@@ -21,14 +22,13 @@ from switchyard.services.backfill.sources import (
     Sources,
     Unusable,
 )
-from switchyard.services.backfill.spec import parse_spec
-from switchyard.services.backfill.starting import Backfills
-from switchyard.services.bulk.control import require_bulk
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.files.storage import Storage
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.bulk import BulkOperation
-from switchyard.services.records.requests import JobFilter
+from switchyard.services.engine.backfill.spec import parse_spec
+from switchyard.services.engine.backfill.starting import Backfills
+from switchyard.services.engine.bulk.control import require_bulk
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.bulk import BulkOperation
+from switchyard.services.engine.records.requests import JobFilter
 from tests.support.brokers import TestBroker
 from tests.support.system import System, open_system
 

@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import text
 
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.batch_sending import BatchSender
 from switchyard.services.llm.batches import Batched
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
-from switchyard.services.records.spending import AskedBy
-from switchyard.services.settings import Settings
+from switchyard.services.llm.records.spending import AskedBy
 from tests.support.llm_batches import Batch as RemoteBatch
 from tests.support.llm_server import LlmServer
 from tests.support.made import message, new_job

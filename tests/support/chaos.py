@@ -17,21 +17,15 @@ from pydantic import BaseModel
 from sqlalchemy import Connection, text
 
 from switchyard.broker.errors import PublishError
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import (
-    Done,
-    Job,
-    Next,
-    Outcome,
-    PermanentError,
-)
-from switchyard.services.jobs.registry import job
-from switchyard.services.ledger.sql.database import connect
-from switchyard.services.publishing.preparing import InvalidJob, JobRequest
-from switchyard.services.publishing.publisher import Published
-from switchyard.services.records.errors import LedgerUnavailable
-from switchyard.services.records.states import State
-from switchyard.services.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.engine.ledger.sql.database import connect
+from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
+from switchyard.services.engine.publishing.publisher import Published
+from switchyard.services.engine.records.errors import LedgerUnavailable
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.system import Broker, System, open_system
 from tests.support.worker_process import Process, Processes

@@ -6,10 +6,10 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.generations import Generation
-from switchyard.services.index.opening import home_at
-from switchyard.services.text.chunks import Chunk, chunk_id
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.generations import Generation
+from switchyard.services.pipeline.index.opening import home_at
+from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 
 DIMENSIONS = 8
 

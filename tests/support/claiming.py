@@ -6,8 +6,8 @@ Its arguments: the ledger's address, the name of a worker, and how many jobs to 
 import asyncio
 import sys
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.results import Claimed
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.results import Claimed
 from tests.support.made import claim
 
 

@@ -28,7 +28,7 @@ from switchyard.broker.topology.build import build
 from switchyard.broker.topology.reconcile import apply
 from switchyard.cli.system.node import LocalNode, end_with_this_process
 from switchyard.cli.system.ports import LOOPBACK, free_port
-from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
 from tests.support.brokers import CONFIG, TestBroker, fresh_vhost, new_node
 from tests.support.management import Management
 

@@ -51,12 +51,12 @@ NEEDED = (
     "switchyard.api.client",
     "switchyard.api.server",
     "pydantic_settings",
-    "switchyard.services.dead.indexing",
-    "switchyard.services.ledger",
-    "switchyard.services.logs",
-    "switchyard.services.publishing.publisher",
-    "switchyard.services.redrive.handler",
-    "switchyard.services.settings",
+    "switchyard.services.engine.dead.indexing",
+    "switchyard.services.engine.ledger",
+    "switchyard.services.common.logs",
+    "switchyard.services.engine.publishing.publisher",
+    "switchyard.services.engine.redrive.handler",
+    "switchyard.services.common.settings",
     "sqlalchemy.ext.asyncio",
     "structlog",
     "tests.support.claiming",
@@ -360,7 +360,7 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     from switchyard import cli
-    from switchyard.services.jobs.registry import Registry
+    from switchyard.services.engine.jobs.registry import Registry
 
     for module in pkgutil.walk_packages(cli.__path__, f"{cli.__name__}."):
         importlib.import_module(module.name)

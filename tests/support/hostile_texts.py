@@ -10,14 +10,20 @@ import json
 import sys
 import time
 
-from switchyard.services.dead.causes import cause_of
-from switchyard.services.index.hashed import HashedEmbedder
-from switchyard.services.index.words import words_query
+from switchyard.services.engine.dead.causes import cause_of
 from switchyard.services.llm.prompts import summary_messages
-from switchyard.services.text.chunks import split
-from switchyard.services.text.extractive import summarize
-from switchyard.services.text.plain import clean, content_words, count_words, shorten, words
-from switchyard.services.text.sections import fit, sections_of
+from switchyard.services.pipeline.index.hashed import HashedEmbedder
+from switchyard.services.pipeline.index.words import words_query
+from switchyard.services.pipeline.text.chunks import split
+from switchyard.services.pipeline.text.extractive import summarize
+from switchyard.services.pipeline.text.plain import (
+    clean,
+    content_words,
+    count_words,
+    shorten,
+    words,
+)
+from switchyard.services.pipeline.text.sections import fit, sections_of
 
 SHAPES = {
     "dots": ".",

@@ -27,8 +27,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import (
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import (
     DependencyUnavailable,
     Discard,
     Done,
@@ -40,7 +40,7 @@ from switchyard.services.jobs.outcomes import (
     RetryableError,
     Snooze,
 )
-from switchyard.services.jobs.registry import job
+from switchyard.services.engine.jobs.registry import job
 from tests.support.eventually import PATIENCE
 
 CPU_LIMIT = 2.0

@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
-from switchyard.services.jobs.registry import job
-from switchyard.services.records.joins import WhenDead
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.engine.records.joins import WhenDead
 from tests.support.chaos import Effects
 
 JOINING_MODULES = ("tests.support.joining",)

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.ledger.sql.servers import servers_of
-from switchyard.services.ledger.sql.upgrade import ID_BYTES
-from switchyard.services.records.errors import LedgerError
+from switchyard.services.engine.ledger import Ledger, upgrade
+from switchyard.services.engine.ledger.sql.servers import servers_of
+from switchyard.services.engine.ledger.sql.upgrade import ID_BYTES
+from switchyard.services.engine.records.errors import LedgerError
 from tests.support.postgres import LEDGERS
 
 

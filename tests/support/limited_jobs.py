@@ -4,10 +4,10 @@ import multiprocessing
 
 from pydantic import BaseModel
 
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.limits import Limit
-from switchyard.services.jobs.outcomes import Done, Outcome
-from switchyard.services.jobs.registry import job
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.limits import Limit
+from switchyard.services.engine.jobs.outcomes import Done, Outcome
+from switchyard.services.engine.jobs.registry import job
 from tests.support.jobs import journal
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO
 
 from switchyard import LLMQueue
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
-from switchyard.services.settings import Settings
 from tests.support.commands import Running, commands
 
 ROOT = Path(__file__).parents[2]

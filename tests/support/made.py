@@ -5,16 +5,16 @@ from typing import Any
 from sqlalchemy import Connection
 
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.services.ledger import Ledger
-from switchyard.services.ledger.sql.dialect import insert_into
-from switchyard.services.ledger.sql.tables import redriven_letters
-from switchyard.services.records.requests import (
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.sql.dialect import insert_into
+from switchyard.services.engine.ledger.sql.tables import redriven_letters
+from switchyard.services.engine.records.requests import (
     ClaimRequest,
     DeadLetterRecord,
     FinishRequest,
     NewJob,
 )
-from switchyard.services.records.states import AttemptOutcome, State
+from switchyard.services.engine.records.states import AttemptOutcome, State
 
 NOW = 1_800_000_000.25
 

@@ -14,8 +14,8 @@ from switchyard.broker.settings import Profile
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.migrate import Migrated, Migration, alone, plan
 from switchyard.broker.wire.connection import connected, underlying
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
 from tests.support.system import lanes_with
 
 SETTLED = 0.8

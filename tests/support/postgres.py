@@ -14,8 +14,8 @@ from pathlib import Path
 
 from switchyard.cli.system.node import end_with_this_process
 from switchyard.cli.system.ports import LOOPBACK, free_port
-from switchyard.services.ledger import upgrade
-from switchyard.services.ledger.sql.upgrade import ID_BYTES
+from switchyard.services.engine.ledger import upgrade
+from switchyard.services.engine.ledger.sql.upgrade import ID_BYTES
 from tests.support.missing import MissingError
 
 # PostgreSQL refuses to run as root: its package has made a user for it.

@@ -12,10 +12,10 @@ from typing import Any
 
 from pydantic import BaseModel, field_validator
 
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.limits import Limit
-from switchyard.services.jobs.outcomes import Done, Job, Next, Outcome, Retry
-from switchyard.services.jobs.registry import job
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.limits import Limit
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, Retry
+from switchyard.services.engine.jobs.registry import job
 
 LIBRARIES = (
     "aio_pika.exceptions",
@@ -36,8 +36,8 @@ LIBRARIES = (
     "pymupdf",
     "sqlalchemy.exc",
     "switchyard.broker.errors",
-    "switchyard.services.jobs.outcomes",
-    "switchyard.services.records.errors",
+    "switchyard.services.engine.jobs.outcomes",
+    "switchyard.services.engine.records.errors",
 )
 
 

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 
 from pydantic import SecretStr
 
-from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.embedder import Embedder, embedder_for
-from switchyard.services.index.generations import Generation
-from switchyard.services.index.opening import OpenIndex, open_index
-from switchyard.services.index.rebuilding import begin, build
-from switchyard.services.settings import Settings
-from switchyard.services.text.chunks import Chunk, chunk_id
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.embedder import Embedder, embedder_for
+from switchyard.services.pipeline.index.generations import Generation
+from switchyard.services.pipeline.index.opening import OpenIndex, open_index
+from switchyard.services.pipeline.index.rebuilding import begin, build
+from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 
 
 @asynccontextmanager

@@ -12,22 +12,18 @@ from switchyard.broker.dead.certificate import DeathCertificate, Reason
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata, now
 from switchyard.broker.publish.outcome import envelope_of
-from switchyard.services.bulk import control as bulk_control
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.dead.changes import Change
-from switchyard.services.dead.indexing import index_waiting
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.records.bulk import BulkOperation
-from switchyard.services.records.requests import NewJob
-from switchyard.services.redrive.handler import RedriveHandler
-from switchyard.services.redrive.plan import plan_redrive
-from switchyard.services.redrive.sending import Tally
-from switchyard.services.redrive.spec import (
-    RedriveProgress,
-    RedriveSpec,
-    start_redrive,
-)
-from switchyard.services.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.dead.changes import Change
+from switchyard.services.engine.dead.indexing import index_waiting
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.records.bulk import BulkOperation
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.redrive.handler import RedriveHandler
+from switchyard.services.engine.redrive.plan import plan_redrive
+from switchyard.services.engine.redrive.sending import Tally
+from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, start_redrive
+from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
 from tests.support.eventually import PATIENCE
 from tests.support.system import System
 

@@ -25,15 +25,15 @@ from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.topology.build import build
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.monitoring.metrics import Metrics
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records.results import JobRecord
-from switchyard.services.records.states import State
-from switchyard.services.runtime.worker import Worker, share_of
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.metrics import Metrics
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.publishing.publisher import JobPublisher
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.runtime.worker import Worker, share_of
 from tests.support.brokers import TestBroker
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.jobs import journal
@@ -315,7 +315,7 @@ def workers_publish_by(proxy: TcpProxy, broker: Broker, monkeypatch: pytest.Monk
     def by_proxy(settings: Settings, **options: Any) -> Publisher:
         return Publisher(settings.model_copy(update={"amqp_url": url}), **options)
 
-    monkeypatch.setattr("switchyard.services.runtime.worker.Publisher", by_proxy)
+    monkeypatch.setattr("switchyard.services.engine.runtime.worker.Publisher", by_proxy)
 
 
 async def declare(

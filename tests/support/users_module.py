@@ -28,7 +28,7 @@ from switchyard import (
     job,
 )
 from switchyard.api.models.jobs import JobDetails, JobView
-from switchyard.services.publishing.publisher import Published
+from switchyard.services.engine.publishing.publisher import Published
 
 
 class Payload(BaseModel):

@@ -24,16 +24,16 @@ from typing import Any
 from pydantic import SecretStr
 
 from switchyard.broker.closing import Closing
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.ledger.sql import database
-from switchyard.services.logs import configure
-from switchyard.services.publishing.preparing import JobRequest, prepare
-from switchyard.services.redrive.handler import RedriveHandler
-from switchyard.services.runtime.worker import Worker, share_of
-from switchyard.services.scheduler.scheduler import Pace, Scheduler
-from switchyard.services.settings import Settings
+from switchyard.services.common.logs import configure
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.sql import database
+from switchyard.services.engine.publishing.preparing import JobRequest, prepare
+from switchyard.services.engine.redrive.handler import RedriveHandler
+from switchyard.services.engine.runtime.worker import Worker, share_of
+from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
 from tests.support.commands import Running, commands
 from tests.support.eventually import PATIENCE, eventually
 

@@ -6,10 +6,10 @@ from typing import Any
 from pydantic import SecretStr
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.errors import LedgerError, LedgerUnavailable
-from switchyard.services.records.requests import ClaimRequest
-from switchyard.services.records.results import Claimed
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerError, LedgerUnavailable
+from switchyard.services.engine.records.requests import ClaimRequest
+from switchyard.services.engine.records.results import Claimed
 from tests.support.eventually import eventually
 from tests.support.system import System
 from tests.support.tcp_proxy import TcpProxy

@@ -1,6 +1,6 @@
 import pytest
 
-from switchyard.services.files.turns import AddressTurns, owner_of
+from switchyard.services.common.files.turns import AddressTurns, owner_of
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from switchyard.broker.addresses import (
     with_vhost,
     without_login,
 )
-from switchyard.services.ledger.sql.database import connect
-from switchyard.services.records.errors import LedgerMisconfigured
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger.sql.database import connect
+from switchyard.services.engine.records.errors import LedgerMisconfigured
 
 SECRET = "s3cret"
 THREE = (

@@ -1,7 +1,7 @@
 import pytest
 
 from switchyard.api.addresses import client_at, is_loopback
-from switchyard.services.access.api_keys import (
+from switchyard.services.engine.access.api_keys import (
     InvalidKeySetting,
     NewKey,
     Principal,

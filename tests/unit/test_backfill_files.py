@@ -8,12 +8,22 @@ from typing import Any, cast
 
 import pytest
 
-from switchyard.services.backfill.files import PIECE_BYTES, FileOptions, FileSource, store_input
-from switchyard.services.backfill.formats import FileFormat
-from switchyard.services.backfill.sources import InvalidBackfill, Item, SourceContext, Unusable
-from switchyard.services.files.charsets import charset_named
-from switchyard.services.files.storage import Storage
-from switchyard.services.settings import Settings
+from switchyard.services.common.files.charsets import charset_named
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.backfill.files import (
+    PIECE_BYTES,
+    FileOptions,
+    FileSource,
+    store_input,
+)
+from switchyard.services.engine.backfill.formats import FileFormat
+from switchyard.services.engine.backfill.sources import (
+    InvalidBackfill,
+    Item,
+    SourceContext,
+    Unusable,
+)
 
 KEY = "backfills/it.lines"
 

@@ -2,10 +2,10 @@
 
 import time
 
-from switchyard.services.backfill.gate import Gate
-from switchyard.services.bulk.hot_traffic import STEP, HotTraffic
-from switchyard.services.monitoring.lane_pressure import LaneDepth, QueueDepth, Snapshot
-from switchyard.services.monitoring.levels import Pressure
+from switchyard.services.engine.backfill.gate import Gate
+from switchyard.services.engine.bulk.hot_traffic import STEP, HotTraffic
+from switchyard.services.engine.monitoring.lane_pressure import LaneDepth, QueueDepth, Snapshot
+from switchyard.services.engine.monitoring.levels import Pressure
 
 QUEUE = "backfill.llm"
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from switchyard.broker.message import MAX_BODY_BYTES
-from switchyard.services.backfill.template import MissingField, Overgrown, render
+from switchyard.services.engine.backfill.template import MissingField, Overgrown, render
 
 ITEM = {"id": 7, "a b": "x", "$id": "y", "author": {"name": "Ada"}, "none": None}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
 from tests.support.api_server import serving
 from tests.support.ledgers import make_ledger
 

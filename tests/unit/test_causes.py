@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.services.dead.causes import (
+from switchyard.services.engine.dead.causes import (
     FINGERPRINT_LENGTH,
     Cause,
     cause_of,
@@ -13,7 +13,7 @@ from switchyard.services.dead.causes import (
 )
 
 TRACEBACK = """Traceback (most recent call last):
-  File "/srv/app/switchyard/services/runtime/execution.py", line 53, in run
+  File "/srv/app/switchyard/services/engine/runtime/execution.py", line 53, in run
     return await job_type.handler(payload, ctx)
   File "/srv/app/acme/jobs/fetch.py", line {line}, in fetch
     answer = client.get(url)
@@ -111,5 +111,7 @@ def test_a_long_message_is_read_quickly() -> None:
 @pytest.mark.parametrize("machinery", ["execution", "child", "runner"])
 def test_what_calls_every_handler_is_no_place(machinery: str) -> None:
     library = 'File "/usr/lib/python3.11/json/decoder.py", line 337, in decode\n'
-    traceback = f'File "/srv/switchyard/services/runtime/{machinery}.py", line 1, in run\n{library}'
+    traceback = (
+        f'File "/srv/switchyard/services/engine/runtime/{machinery}.py", line 1, in run\n{library}'
+    )
     assert location_of(traceback) == "json/decoder.py:decode"

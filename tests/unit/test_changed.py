@@ -11,14 +11,14 @@ THIS = Path(__file__)
 
 
 def test_a_module_touches_the_tests_that_import_it_or_what_imports_it() -> None:
-    found = touched(["src/switchyard/services/jobs/retry.py"])
+    found = touched(["src/switchyard/services/engine/jobs/retry.py"])
     assert ROOT / "tests/unit/test_retry.py" in found
     assert ROOT / "tests/integration/test_execution.py" in found  # through the worker
     assert ROOT / "tests/unit/test_causes.py" not in found
 
 
 def test_a_program_that_a_test_runs_is_touched_by_what_it_imports() -> None:
-    found = touched(["src/switchyard/services/backfill/handler.py"])
+    found = touched(["src/switchyard/services/engine/backfill/handler.py"])
     assert ROOT / "tests/chaos/test_backfill_killed.py" in found
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from webencodings.labels import LABELS
 
-from switchyard.services.files.charsets import (
+from switchyard.services.common.files.charsets import (
     Charset,
     as_utf8,
     charset_in,
@@ -16,9 +16,9 @@ from switchyard.services.files.charsets import (
     charset_of,
     decode,
 )
-from switchyard.services.sources.answers import SourceAnswer
-from switchyard.services.sources.xml import xml_tree
-from switchyard.services.text.web import read_page
+from switchyard.services.pipeline.sources.answers import SourceAnswer
+from switchyard.services.pipeline.sources.xml import xml_tree
+from switchyard.services.pipeline.text.web import read_page
 
 
 @pytest.mark.parametrize(

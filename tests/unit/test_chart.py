@@ -14,8 +14,8 @@ import yaml
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.users import ROLES
 from switchyard.cli.system.assembly import PROCESSES, kinds_of
-from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
-from switchyard.services.ledger.sql.users import DATABASE_ROLES
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.ledger.sql.users import DATABASE_ROLES
 from tests.support.chart import CHART, of_kind, pods, render, rendered, values
 
 ROOT = Path(__file__).parents[2]

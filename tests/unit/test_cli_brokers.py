@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.system import brokers, node
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
 
 
 async def _nobody() -> bool:

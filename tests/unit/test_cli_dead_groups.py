@@ -6,8 +6,8 @@ import time
 import pytest
 from rich.console import Console
 
-from switchyard.cli.dead.groups import listing
-from switchyard.services.records.results import DeadGroup, DeadLetter
+from switchyard.cli.engine.dead.groups import listing
+from switchyard.services.engine.records.results import DeadGroup, DeadLetter
 
 MESSAGE = "the model server refused the prompt: too long"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.cli.bulk.rates import new_rate, per_second_of
+from switchyard.cli.engine.bulk.rates import new_rate, per_second_of
 from tests.support.command_tree import command_tree
 
 

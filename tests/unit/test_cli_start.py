@@ -10,9 +10,9 @@ import pytest
 from typer import Context
 from typer.core import TyperArgument
 
-from switchyard.cli.jobs.jobs import StateName
+from switchyard.cli.engine.jobs.jobs import StateName
 from switchyard.cli.main import commands
-from switchyard.services.records.states import State
+from switchyard.services.engine.records.states import State
 from tests.support.command_tree import command_tree
 
 HEAVY = (
@@ -73,7 +73,7 @@ def test_what_calls_the_api_loads_neither_database_nor_broker(arguments: list[st
     # A server loads 950; typer and httpx alone make 500.
     assert len(modules) < 600
     # Of our own those of the subject alone: of the records the states, of the models its own.
-    assert _under("switchyard.services.records", modules) <= {
+    assert _under("switchyard.services.engine.records", modules) <= {
         "classes",
         "document_states",
         "states",

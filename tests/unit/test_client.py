@@ -24,7 +24,7 @@ from switchyard.api.client.common import DEFAULT_URL
 from switchyard.api.client.errors import error_of
 from switchyard.api.client.following import EventReader, Patience
 from switchyard.api.client.operations import Listing, Operations
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
 
 SUBJECT = "switchyard.api.client.calls."
 PROBE = "import json, sys; import switchyard.api.client; print(json.dumps(sorted(sys.modules)))"

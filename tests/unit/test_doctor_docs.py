@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from switchyard.services.classes import checking as classes
-from switchyard.services.index import checking as index
-from switchyard.services.monitoring import checks
-from switchyard.services.monitoring.check import Finding
+from switchyard.services.engine.monitoring import checks
+from switchyard.services.engine.monitoring.check import Finding
+from switchyard.services.pipeline.classes import checking as classes
+from switchyard.services.pipeline.index import checking as index
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from switchyard.services.documents.status import status_of
-from switchyard.services.records.results import Document, JobSummary
-from switchyard.services.records.states import State
+from switchyard.services.engine.records.results import Document, JobSummary
+from switchyard.services.engine.records.states import State
+from switchyard.services.pipeline.documents.status import status_of
 
 DOCUMENT = Document(
     id="a",

@@ -19,18 +19,22 @@ from switchyard.api.http.problems import Problem
 from switchyard.api.models.problems import KINDS as PROBLEMS
 from switchyard.broker.errors import BrokerError, ManagementError
 from switchyard.cli.base.errors import EXIT_CODES, CommandFailed, WrongUsage, exit_code_of, explain
-from switchyard.services.backfill.sources import InvalidBackfill, SourceAway
-from switchyard.services.bulk.control import BulkConflict, UnknownBulkOperation
-from switchyard.services.dead.changes import InvalidRedrive
-from switchyard.services.dead.scan import ScanBusy
-from switchyard.services.documents.desk import UnknownDocument
-from switchyard.services.errors import KINDS, SwitchyardError, kind_of
-from switchyard.services.files.errors import DocumentTooLarge, UnsupportedDocument
-from switchyard.services.files.quota import StorageFull
-from switchyard.services.files.storage_errors import DiskFull, FileTooLarge, NotStored, StorageError
-from switchyard.services.jobs.outcomes import PermanentError, RetryableError
-from switchyard.services.jobs.registry import InvalidPayload, RegistryError, UnknownJobType
-from switchyard.services.records.errors import (
+from switchyard.services.common.errors import KINDS, SwitchyardError, kind_of
+from switchyard.services.common.files.errors import DocumentTooLarge, UnsupportedDocument
+from switchyard.services.common.files.quota import StorageFull
+from switchyard.services.common.files.storage_errors import (
+    DiskFull,
+    FileTooLarge,
+    NotStored,
+    StorageError,
+)
+from switchyard.services.engine.backfill.sources import InvalidBackfill, SourceAway
+from switchyard.services.engine.bulk.control import BulkConflict, UnknownBulkOperation
+from switchyard.services.engine.dead.changes import InvalidRedrive
+from switchyard.services.engine.dead.scan import ScanBusy
+from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.engine.jobs.registry import InvalidPayload, RegistryError, UnknownJobType
+from switchyard.services.engine.records.errors import (
     IdempotencyConflict,
     InvalidCursor,
     LedgerError,
@@ -39,6 +43,7 @@ from switchyard.services.records.errors import (
     RowRejected,
     SchemaOutdated,
 )
+from switchyard.services.pipeline.documents.desk import UnknownDocument
 
 FAMILIES = {SwitchyardError, LedgerError, StorageError}
 """What the errors of one room share, whatever their kinds: caught, and never raised."""
@@ -48,16 +53,16 @@ SIGNALS = {
     "broker.background.BackgroundFailed": "a defect in a background task: the traceback helps",
     "broker.racing.NoneOf": "becomes the error of what was asked for, at each of its callers",
     "broker.wire.field_table.Unreadable": "becomes the delivery's own complaint",
-    "services.bulk.session.LetGo": "ends a handler whose operation another process has",
-    "services.jobs.retry.RemoteError": "stands for a handler's error from another process",
-    "services.dead.replay._RolledBack": "ends a transaction that must leave nothing",
-    "services.index.rebuilding._NotBuilding": "ends a building that another process has ended",
-    "services.workers.figures._ShiftOver": "ends a job's turn at a document's pictures",
-    "services.ledger.sql.database._CutBeforeCommit": "begins a transaction again",
-    "services.redrive.run.Halted": "ends a pass of a redrive that pauses itself",
-    "services.runtime.running.TakenOver": "ends the run of a job that another worker has now",
-    "services.toml_file.InvalidToml": "becomes the error of the setting that names the file",
-    "services.workers.stages.ContentReplaced": "ends a stage whose document is another run's now",
+    "services.engine.bulk.session.LetGo": "ends a handler whose operation another process has",
+    "services.engine.jobs.retry.RemoteError": "stands for a handler's error from another process",
+    "services.engine.dead.replay._RolledBack": "ends a transaction that must leave nothing",
+    "services.pipeline.index.rebuilding._NotBuilding": "ends a build that another process ended",
+    "services.pipeline.workers.figures._ShiftOver": "ends a job's turn at a document's pictures",
+    "services.engine.ledger.sql.database._CutBeforeCommit": "begins a transaction again",
+    "services.engine.redrive.run.Halted": "ends a pass of a redrive that pauses itself",
+    "services.engine.runtime.running.TakenOver": "ends the run of a job that another worker has",
+    "services.common.toml_file.InvalidToml": "becomes the error of the setting that names the file",
+    "services.pipeline.workers.stages.ContentReplaced": "ends a stage of a replaced document",
 }
 """Never seen by a caller of their module, or meant to be seen as the defect that they are."""
 
@@ -85,7 +90,9 @@ OURS = {name: each for name, each in EXCEPTIONS.items() if issubclass(each, Swit
 def test_every_error_has_its_place_in_a_tree(name: str) -> None:
     error = EXCEPTIONS[name]
     has_root = issubclass(error, (SwitchyardError, *OTHER_ROOTS))
-    assert has_root != (name in SIGNALS), "derive it from a kind of switchyard.services.errors"
+    assert has_root != (name in SIGNALS), (
+        "derive it from a kind of switchyard.services.common.errors"
+    )
 
 
 def test_signals_are_listed_only_while_they_exist() -> None:
@@ -112,7 +119,7 @@ def test_what_has_no_kind_is_never_raised() -> None:
 
 
 def test_every_kind_is_explained_in_the_tree_that_the_module_opens_with() -> None:
-    tree = importlib.import_module("switchyard.services.errors").__doc__ or ""
+    tree = importlib.import_module("switchyard.services.common.errors").__doc__ or ""
     assert [kind.__name__ for kind in KINDS if f"─ {kind.__name__} " not in tree] == []
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from switchyard.services.publishing.fairness import FairSources
-from switchyard.services.records.requests import NewJob
+from switchyard.services.engine.publishing.fairness import FairSources
+from switchyard.services.engine.records.requests import NewJob
 from tests.support.made import message, new_job
 
 

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
-from switchyard.services.records.limits import LimitSize, Need
-from switchyard.services.runtime.gathering import Crowd
+from switchyard.services.engine.records.limits import LimitSize, Need
+from switchyard.services.engine.runtime.gathering import Crowd
 from tests.support.eventually import PATIENCE
 
 FULL = [Need("openai", "", LimitSize(concurrency=1))]

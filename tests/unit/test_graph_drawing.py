@@ -3,8 +3,8 @@
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
-from switchyard.services.graph.drawing import LABEL, LINE, draw
-from switchyard.services.records.graph import (
+from switchyard.services.pipeline.graph.drawing import LABEL, LINE, draw
+from switchyard.services.pipeline.records.graph import (
     EdgeKind,
     GraphEdge,
     GraphNode,

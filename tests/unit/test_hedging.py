@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.errors import NotNow
-from switchyard.services.jobs.speech import Speech
+from switchyard.services.common.errors import NotNow
+from switchyard.services.engine.jobs.speech import Speech
 from switchyard.services.llm.hedging import BURST, ENOUGH, Hedges
 from tests.support.eventually import PATIENCE, eventually
 

@@ -2,12 +2,7 @@
 
 import pytest
 
-from switchyard.services.bulk.hot_traffic import (
-    LONGEST_STEP,
-    REST,
-    STEP,
-    HotTraffic,
-)
+from switchyard.services.engine.bulk.hot_traffic import LONGEST_STEP, REST, STEP, HotTraffic
 
 
 class Ledger:

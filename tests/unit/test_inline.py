@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import (
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import (
     Done,
     Job,
     Next,
@@ -20,21 +21,20 @@ from switchyard.services.jobs.outcomes import (
     Retry,
     Snooze,
 )
-from switchyard.services.jobs.registry import InvalidPayload, Registry, job
-from switchyard.services.jobs.retry import MAX_DEATHS, Succeeded
-from switchyard.services.ledger import Ledger
-from switchyard.services.publishing.preparing import (
+from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, job
+from switchyard.services.engine.jobs.retry import MAX_DEATHS, Succeeded
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.preparing import (
     THEN,
     InvalidJob,
     JobRequest,
     job_id_of,
     prepare,
 )
-from switchyard.services.records.requests import ClaimRequest, NewJob
-from switchyard.services.records.states import State
-from switchyard.services.runtime.endings import Ending
-from switchyard.services.runtime.inline import InlineRunner
-from switchyard.services.settings import Settings
+from switchyard.services.engine.records.requests import ClaimRequest, NewJob
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.runtime.endings import Ending
+from switchyard.services.engine.runtime.inline import InlineRunner
 from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger
 from tests.support.raising import HOSTILE, exception

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from switchyard.services.records.results import JobRecord
-from switchyard.services.records.states import State
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.states import State
 from tests.support.join_run.account import Change, faults_of
 
 LET_GO: Change = ("then", "joining", "pending")

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from switchyard.services.ledger.sql.committer import GroupCommitter
-from switchyard.services.records.errors import LedgerUnavailable, RowRejected
+from switchyard.services.engine.ledger.sql.committer import GroupCommitter
+from switchyard.services.engine.records.errors import LedgerUnavailable, RowRejected
 from tests.support.eventually import PATIENCE
 
 

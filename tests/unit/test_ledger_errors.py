@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import exc
 from sqlalchemy.pool import QueuePool
 
-from switchyard.services.ledger.sql.errors import translate
-from switchyard.services.records.errors import LedgerUnavailable
+from switchyard.services.engine.ledger.sql.errors import translate
+from switchyard.services.engine.records.errors import LedgerUnavailable
 
 
 def test_connections_that_all_wait_for_a_frozen_server_are_told_in_plain_words() -> None:

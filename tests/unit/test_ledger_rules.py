@@ -3,9 +3,9 @@
 import pytest
 
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.services.ledger.sql.agreeing import is_foreign, rewrites
-from switchyard.services.ledger.sql.rows import JobRow
-from switchyard.services.ledger.sql.rules import (
+from switchyard.services.engine.ledger.sql.agreeing import is_foreign, rewrites
+from switchyard.services.engine.ledger.sql.rows import JobRow
+from switchyard.services.engine.ledger.sql.rules import (
     decide_claim,
     is_held,
     is_held_by,
@@ -13,9 +13,9 @@ from switchyard.services.ledger.sql.rules import (
     may_queue,
     may_redrive,
 )
-from switchyard.services.ledger.sql.works import EditedWork, KnownWorks, Work
-from switchyard.services.records.requests import ClaimRequest
-from switchyard.services.records.results import (
+from switchyard.services.engine.ledger.sql.works import EditedWork, KnownWorks, Work
+from switchyard.services.engine.records.requests import ClaimRequest
+from switchyard.services.engine.records.results import (
     Claimed,
     ClaimResult,
     Finished,
@@ -23,7 +23,7 @@ from switchyard.services.records.results import (
     StillJoining,
     Superseded,
 )
-from switchyard.services.records.states import TRANSITIONS, State
+from switchyard.services.engine.records.states import TRANSITIONS, State
 
 HELD = HeldBy("worker-1", "claim-1")
 

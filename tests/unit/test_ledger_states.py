@@ -1,4 +1,4 @@
-from switchyard.services.records.states import ENDINGS, FINISHED, TRANSITIONS, WAITING, State
+from switchyard.services.engine.records.states import ENDINGS, FINISHED, TRANSITIONS, WAITING, State
 
 
 def test_every_state_says_what_may_follow() -> None:

@@ -7,19 +7,19 @@ import pytest
 
 from switchyard.broker.dead.certificate import PROPERTIES_HEADER, DeathCertificate, Reason
 from switchyard.broker.message import JobMessage, Metadata, now
-from switchyard.services.dead.changes import (
+from switchyard.services.engine.dead.changes import (
     Change,
     InvalidRedrive,
     changed,
     difference,
     merged,
 )
-from switchyard.services.dead.files import InvalidLine, line_of, parse_line
-from switchyard.services.dead.letters import LetterFilter, cause_of_letter
-from switchyard.services.dead.stored import StoredLetter
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.records.results import DeadLetter
-from switchyard.services.redrive.spec import RedriveSpec, title_of
+from switchyard.services.engine.dead.files import InvalidLine, line_of, parse_line
+from switchyard.services.engine.dead.letters import LetterFilter, cause_of_letter
+from switchyard.services.engine.dead.stored import StoredLetter
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.records.results import DeadLetter
+from switchyard.services.engine.redrive.spec import RedriveSpec, title_of
 
 REGISTRY = Registry.load(["tests.support.jobs"])
 

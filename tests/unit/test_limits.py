@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.limits import Limit, LimitRefused, needs_of
-from switchyard.services.jobs.outcomes import Done, Outcome
-from switchyard.services.jobs.registry import Registry, RegistryError, job, job_type_of
-from switchyard.services.records.limits import LimitSize, RateWindow, RoomRequest, put_off
-from switchyard.services.settings import LimitNumbers
+from switchyard.services.common.settings import LimitNumbers
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.limits import Limit, LimitRefused, needs_of
+from switchyard.services.engine.jobs.outcomes import Done, Outcome
+from switchyard.services.engine.jobs.registry import Registry, RegistryError, job, job_type_of
+from switchyard.services.engine.records.limits import LimitSize, RateWindow, RoomRequest, put_off
 from switchyard.testing import run_job
 
 NOW = 1_800_000_000.5

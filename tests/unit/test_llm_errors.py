@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from switchyard.services.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.llm.errors import (
     LlmAway,
     LlmLimited,
@@ -19,7 +19,7 @@ from switchyard.services.llm.errors import (
     translate,
 )
 from switchyard.services.llm.quota import ServerQuota
-from switchyard.services.records.llm import WAIT_FOR_SERVER
+from switchyard.services.llm.records.llm import WAIT_FOR_SERVER
 
 REQUEST: Any = type("Request", (), {"url": "http://there/v1"})()
 PERMANENT = {400, 401, 403, 404, 405, 410, 413, 415, 422, 451}

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.jobs.registry import InvalidPayload, Registry
+from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
+from switchyard.services.engine.runtime.execution import Executor
 from switchyard.services.llm.requests import REQUESTS
 from switchyard.services.llm.schemas import MAX_SCHEMA
 from switchyard.services.llm.structured import (
@@ -20,7 +21,6 @@ from switchyard.services.llm.structured import (
     checked,
     fitting,
 )
-from switchyard.services.runtime.execution import Executor
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 PAYLOADS: dict[str, dict[str, Any]] = {

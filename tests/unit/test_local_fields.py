@@ -7,26 +7,26 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, mode
 
 from switchyard.broker.dead.certificate import DeathCertificate, Reason
 from switchyard.broker.message import JobMessage
-from switchyard.services.backfill.arxiv import ArxivSource
-from switchyard.services.backfill.files import FileSource
-from switchyard.services.backfill.sources import Item, Source
-from switchyard.services.backfill.spec import BackfillSpec, Plan
-from switchyard.services.dead.changes import Change, InvalidRedrive, changed
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.dead.stored import StoredLetter
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.local_fields import LocalOnly, local_fields
-from switchyard.services.jobs.outcomes import Done, Outcome
-from switchyard.services.jobs.registry import (
+from switchyard.services.engine.backfill.files import FileSource
+from switchyard.services.engine.backfill.sources import Item, Source
+from switchyard.services.engine.backfill.spec import BackfillSpec, Plan
+from switchyard.services.engine.dead.changes import Change, InvalidRedrive, changed
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.dead.stored import StoredLetter
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.local_fields import LocalOnly, local_fields
+from switchyard.services.engine.jobs.outcomes import Done, Outcome
+from switchyard.services.engine.jobs.registry import (
     InvalidPayload,
     NotFromOutside,
     Registry,
     RegistryError,
     job,
 )
-from switchyard.services.publishing.preparing import JobRequest, prepare
-from switchyard.services.publishing.requests import InvalidRequest
-from switchyard.services.redrive.spec import RedriveSpec
+from switchyard.services.engine.publishing.preparing import JobRequest, prepare
+from switchyard.services.engine.publishing.requests import InvalidRequest
+from switchyard.services.engine.redrive.spec import RedriveSpec
+from switchyard.services.pipeline.sources.backfill_arxiv import ArxivSource
 
 HostPath = Annotated[str, LocalOnly("send the file")]
 
@@ -69,8 +69,8 @@ async def other(payload: Part, ctx: JobContext) -> Outcome:
 REGISTRY = Registry.load(
     [
         __name__,
-        "switchyard.services.workers.ingest.documents",
-        "switchyard.services.workers.ingest.arxiv",
+        "switchyard.services.pipeline.workers.ingest.documents",
+        "switchyard.services.pipeline.workers.ingest.arxiv",
         "tests.support.jobs",
     ]
 )

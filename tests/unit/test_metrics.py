@@ -9,12 +9,12 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.monitoring import metric_names as names
-from switchyard.services.monitoring.metric_names import ALL
-from switchyard.services.monitoring.metrics import Metrics, watch_ledger
-from switchyard.services.runtime.endings import CalledOff
-from switchyard.services.runtime.metering import NOTED, Meter
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.monitoring import metric_names as names
+from switchyard.services.engine.monitoring.metric_names import ALL
+from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
+from switchyard.services.engine.runtime.endings import CalledOff
+from switchyard.services.engine.runtime.metering import NOTED, Meter
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -129,7 +129,7 @@ async def test_what_two_parts_of_a_process_count_is_one_metric() -> None:
 
 
 async def test_a_look_that_fails_or_hangs_leaves_the_other_metrics(monkeypatch) -> None:
-    monkeypatch.setattr("switchyard.services.monitoring.metrics.LOOK_TIMEOUT", 0.01)
+    monkeypatch.setattr("switchyard.services.engine.monitoring.metrics.LOOK_TIMEOUT", 0.01)
 
     async def fails() -> None:
         raise OSError("the disk is gone")

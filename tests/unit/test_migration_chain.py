@@ -4,8 +4,8 @@ here at once, without a database."""
 import re
 from pathlib import Path
 
-from switchyard.services.ledger import sql
-from switchyard.services.ledger.sql.tables import SCHEMA_REVISION
+from switchyard.services.engine.ledger import sql
+from switchyard.services.engine.ledger.sql.tables import SCHEMA_REVISION
 
 VERSIONS = Path(sql.__path__[0]) / "migrations" / "versions"
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.jobs.notebook import (
+from switchyard.services.engine.jobs.notebook import (
     MAX_CHECKPOINT,
     MAX_NOTE,
     InvalidCheckpoint,
     Notebook,
     Notes,
 )
-from switchyard.services.records.progress import Reported
-from switchyard.services.runtime.page import SIZE, open_page, writing_to
+from switchyard.services.engine.records.progress import Reported
+from switchyard.services.engine.runtime.page import SIZE, open_page, writing_to
 
 NONSENSE = [
     b"",
@@ -135,7 +135,7 @@ def test_a_process_says_it_by_its_page() -> None:
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
 def test_what_a_hostile_process_writes_is_no_news(nonsense: bytes) -> None:
-    from switchyard.services.runtime import page as module
+    from switchyard.services.engine.runtime import page as module
 
     heard = Notebook()
     with open_page() as page:

@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field, ValidationError
 import switchyard
 from switchyard.broker import patterns
 from switchyard.broker.message import describe
-from switchyard.services.backfill.files import INPUT_PREFIX
-from switchyard.services.files.uploads import INCOMING
+from switchyard.services.common.files.uploads import INCOMING
+from switchyard.services.engine.backfill.files import INPUT_PREFIX
 
 SOURCES = Path(switchyard.__file__).parent
 
@@ -40,7 +40,7 @@ def test_every_field_with_a_pattern_has_one_that_is_said_in_words() -> None:
         if getattr(patterns, written.removeprefix("patterns."), None) not in patterns.IN_WORDS
     }
 
-    assert others == {("api/routes/bulk.py", "self.id_pattern")}
+    assert others == {("api/engine/bulk.py", "self.id_pattern")}
 
 
 def test_each_pattern_is_one_and_is_said() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from switchyard.services.monitoring.levels import Pressure
-from switchyard.services.monitoring.marks import Marks
+from switchyard.services.engine.monitoring.levels import Pressure
+from switchyard.services.engine.monitoring.marks import Marks
 
 MARKS = Marks(ok_below=250, slow_at=500, full_at=1000)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from switchyard.services.common.prices import ModelPrice, ModelPrices
+from switchyard.services.common.settings import Settings
 from switchyard.services.llm.spending import most_tokens
-from switchyard.services.prices import ModelPrice, ModelPrices
-from switchyard.services.settings import Settings
 
 FILE = """
 currency = "EUR"

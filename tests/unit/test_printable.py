@@ -6,14 +6,14 @@ import sys
 import pytest
 
 from switchyard.cli.base.output import add_row, cell, console, echo, print_json, print_rows, table
-from switchyard.services.printable import printable, printable_json, printable_line
+from switchyard.services.common.printable import printable, printable_json, printable_line
 from tests.support.commands import ROOT
 from tests.support.terminals import STEERING, in_terminal, steering_in
 
 LOGS = """
 import logging, sys
 import structlog
-from switchyard.services.logs import configure
+from switchyard.services.common.logs import configure
 from tests.support.terminals import STEERING
 configure("info", sys.argv[1])
 log = structlog.get_logger("any")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import switchyard
-from switchyard.services.jobs.registry import Registry
+from switchyard.services.engine.jobs.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("fastapi", "sqlalchemy", "aio_pika", "aiormq", "pika", "httpx", "pydantic_settings")

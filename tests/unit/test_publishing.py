@@ -7,22 +7,18 @@ from typing import Any
 import pytest
 
 from switchyard.broker.message import MAX_NEW_BODY_BYTES, JobMessage, Metadata
-from switchyard.services.backfill.spec import item_job_id, then_id_of
-from switchyard.services.jobs.outcomes import Job
-from switchyard.services.jobs.registry import (
-    InvalidPayload,
-    Registry,
-    UnknownJobType,
-)
-from switchyard.services.ledger.sql.works import Work
-from switchyard.services.publishing.preparing import (
+from switchyard.services.engine.backfill.spec import item_job_id, then_id_of
+from switchyard.services.engine.jobs.outcomes import Job
+from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
+from switchyard.services.engine.ledger.sql.works import Work
+from switchyard.services.engine.publishing.preparing import (
     InvalidJob,
     JobRequest,
     children_of,
     job_id_of,
     prepare,
 )
-from switchyard.services.records.requests import MAX_DELAY
+from switchyard.services.engine.records.requests import MAX_DELAY
 from tests.support.system import JOB_MODULES
 
 REGISTRY = Registry.load(JOB_MODULES)

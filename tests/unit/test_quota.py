@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.files import quota as quotas
-from switchyard.services.files.quota import Quota, StorageFull
-from switchyard.services.files.storage import Storage
+from switchyard.services.common.files import quota as quotas
+from switchyard.services.common.files.quota import Quota, StorageFull
+from switchyard.services.common.files.storage import Storage
 
 
 async def parts(*sizes: int) -> AsyncIterator[bytes]:

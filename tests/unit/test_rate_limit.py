@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from switchyard.services.access import rate_limit
-from switchyard.services.access.rate_limit import RateLimiter, Rationed
+from switchyard.services.engine.access import rate_limit
+from switchyard.services.engine.access.rate_limit import RateLimiter, Rationed
 
 
 class Clock:

@@ -13,14 +13,14 @@ from switchyard.broker.dead.certificate import DeathCertificate, Reason
 from switchyard.broker.dead.scan import Letter
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.wire.channel import PipelinedChannel
-from switchyard.services.dead.changes import (
+from switchyard.services.engine.dead.changes import (
     Change,
     InvalidRedrive,
     changed,
     parse_assignment,
 )
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.jobs.registry import Registry
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.jobs.registry import Registry
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 REGISTRY = Registry.load(["tests.support.jobs"])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, field_validator
 
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Done, Outcome
-from switchyard.services.jobs.registry import (
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Outcome
+from switchyard.services.engine.jobs.registry import (
     BUILT_IN_MODULES,
     InvalidPayload,
     JobType,

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.services.jobs.outcomes import (
+from switchyard.services.engine.jobs.outcomes import (
     Discard,
     Done,
     Job,
@@ -16,7 +16,7 @@ from switchyard.services.jobs.outcomes import (
     RetryableError,
     Snooze,
 )
-from switchyard.services.jobs.retry import (
+from switchyard.services.engine.jobs.retry import (
     LONGEST_RETRY_DELAY,
     Delayed,
     Died,

@@ -7,15 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.services.jobs.outcomes import (
-    Discard,
-    Done,
-    Job,
-    Next,
-    Retry,
-    Snooze,
-)
-from switchyard.services.jobs.retry import (
+from switchyard.services.engine.jobs.outcomes import Discard, Done, Job, Next, Retry, Snooze
+from switchyard.services.engine.jobs.retry import (
     LONGEST_RETRY_DELAY,
     Delayed,
     Died,

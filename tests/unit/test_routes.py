@@ -1,9 +1,9 @@
 """The application's routes are those of its modules, as they are."""
 
 from switchyard.api.app import ROUTERS, create_app
+from switchyard.api.engine import contract, health, webhooks
 from switchyard.api.http.routing import GuardedRoute, Routes
-from switchyard.api.routes import contract, health, webhooks
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
 
 LISTED = [route for router in ROUTERS for route in router.routes]
 

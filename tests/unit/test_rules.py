@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from switchyard.services.monitoring.metric_names import ALL
+from switchyard.services.engine.monitoring.metric_names import ALL
 from tests.support.missing import skip_or_fail
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import pytest
 
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.system.assembly import MOST_PROCESSES, read_scale
-from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
 
 
 @pytest.fixture(scope="module")

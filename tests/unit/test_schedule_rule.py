@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
-from switchyard.services.schedules.defaults import DEFAULTS, defaults
-from switchyard.services.schedules.entry import ScheduleEntry
-from switchyard.services.schedules.file import InvalidScheduleFile, read_file
-from switchyard.services.schedules.rule import AT_ONCE, CronRule, InvalidSchedule, put_off
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.schedules.defaults import DEFAULTS, defaults
+from switchyard.services.engine.schedules.entry import ScheduleEntry
+from switchyard.services.engine.schedules.file import InvalidScheduleFile, read_file
+from switchyard.services.engine.schedules.rule import AT_ONCE, CronRule, InvalidSchedule, put_off
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from switchyard.cli.base.common import load_settings
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.services.settings import ASCENDING, FITTED, Settings
+from switchyard.services.common.settings import ASCENDING, FITTED, Settings
 
 
 @pytest.mark.parametrize("name", sorted({*Settings.model_fields} - {"ingest_paths"}))

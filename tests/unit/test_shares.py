@@ -2,7 +2,7 @@
 
 import pytest
 
-from switchyard.services.access.shares import Shares
+from switchyard.services.engine.access.shares import Shares
 
 
 def taken(shares: Shares, client: str) -> int:

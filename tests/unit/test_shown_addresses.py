@@ -2,8 +2,8 @@
 
 import pytest
 
-from switchyard.services.identity.postgres import without_credentials
-from switchyard.services.index.lance_home import LanceHome
+from switchyard.services.engine.identity.postgres import without_credentials
+from switchyard.services.pipeline.index.lance_home import LanceHome
 
 
 @pytest.mark.parametrize(

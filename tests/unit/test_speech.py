@@ -2,10 +2,15 @@
 
 import asyncio
 
-from switchyard.services.jobs import speech
-from switchyard.services.jobs.speech import Speech
+from switchyard.services.engine.jobs import speech
+from switchyard.services.engine.jobs.speech import Speech
+from switchyard.services.engine.monitoring.job_events import (
+    BACKLOG,
+    MAX_BYTES,
+    EventHub,
+    text_event,
+)
 from switchyard.services.llm.streaming import WrittenAnswer
-from switchyard.services.monitoring.job_events import BACKLOG, MAX_BYTES, EventHub, text_event
 from tests.support.eventually import PATIENCE
 
 

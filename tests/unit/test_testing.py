@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import (
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import (
     Discard,
     Done,
     Job,
@@ -22,12 +22,12 @@ from switchyard.services.jobs.outcomes import (
     RetryableError,
     Snooze,
 )
-from switchyard.services.jobs.registry import InvalidPayload, RegistryError, job
-from switchyard.services.jobs.retry import Delayed
-from switchyard.services.ledger import Ledger
-from switchyard.services.publishing.preparing import InvalidJob, job_id_of
-from switchyard.services.records.joins import JoinedJob
-from switchyard.services.records.states import State
+from switchyard.services.engine.jobs.registry import InvalidPayload, RegistryError, job
+from switchyard.services.engine.jobs.retry import Delayed
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.preparing import InvalidJob, job_id_of
+from switchyard.services.engine.records.joins import JoinedJob
+from switchyard.services.engine.records.states import State
 from switchyard.testing import run_job, run_job_sync
 from tests.support.alone import Text, count_on, count_up_alone, linger, weigh
 from tests.support.ledgers import make_ledger

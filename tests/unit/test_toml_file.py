@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.toml_file import MAX_BYTES, InvalidToml, read_toml
+from switchyard.services.common.toml_file import MAX_BYTES, InvalidToml, read_toml
 
 
 def test_a_file_is_read_whole(tmp_path: Path) -> None:

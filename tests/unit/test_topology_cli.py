@@ -13,7 +13,7 @@ from switchyard.broker.topology.build import build
 from switchyard.broker.topology.definitions import render_text
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.system.topology import app
-from switchyard.services.jobs.registry import Registry, RegistryError
+from switchyard.services.engine.jobs.registry import Registry, RegistryError
 
 NO_BROKER = "amqp://someone:s3cret@127.0.0.1:1/"
 
@@ -94,7 +94,7 @@ def test_importing_the_commands_imports_nothing_heavy() -> None:
         "httpx",
         "rich.table",
         "aio_pika",
-        "switchyard.services.jobs.registry",
+        "switchyard.services.engine.jobs.registry",
         "switchyard.broker.topology.build",
     }
     code = f"import sys, switchyard.cli.system.topology; print({heavy!r} & set(sys.modules))"

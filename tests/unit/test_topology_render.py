@@ -11,7 +11,7 @@ from switchyard.broker.lanes import LANES, Route
 from switchyard.broker.settings import Profile
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.definitions import render, render_text
-from switchyard.services.jobs.registry import Registry
+from switchyard.services.engine.jobs.registry import Registry
 
 DEFINITIONS = Path(__file__).parents[2] / "definitions.json"
 ROUTES = [Route(lane.name, "summarize_content", "llm") for lane in LANES]

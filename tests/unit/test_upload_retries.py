@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from switchyard.api.client import ApiAway, ApiError, AsyncClient, Client, Unavailable
 from switchyard.api.models.documents import DocumentView
 from switchyard.cli.base import calling
-from switchyard.cli.look.documents import app
+from switchyard.cli.pipeline.documents import app
 
 CONTENT = b"The tide rises because of the moon."
 FULL = {"type": "/problems/lane-full", "title": "The lane is full", "status": 503}

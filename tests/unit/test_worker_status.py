@@ -1,7 +1,7 @@
 """Which silent workers are still worth a look."""
 
-from switchyard.services.monitoring.worker_status import is_replaced
-from switchyard.services.records.results import WorkerRecord
+from switchyard.services.engine.monitoring.worker_status import is_replaced
+from switchyard.services.engine.records.results import WorkerRecord
 
 
 def worker(worker_id: str, *kinds: str, started_at: float, beat_at: float) -> WorkerRecord:

@@ -10,40 +10,34 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from switchyard.api.engine import (
+    admin,
+    backfills,
+    contract,
+    dead,
+    events,
+    health,
+    jobs,
+    limits,
+    metrics,
+    pressure,
+    schedules,
+    webhooks,
+)
 from switchyard.api.entry.access import check_keys
 from switchyard.api.entry.bodies import BodyLimits
 from switchyard.api.entry.edge import Edge
 from switchyard.api.http import errors, openapi
-from switchyard.api.routes import (
-    admin,
-    backfills,
-    contract,
-    crawls,
-    dead,
-    documents,
-    events,
-    extract,
-    graph,
-    health,
-    jobs,
-    limits,
-    llm,
-    metrics,
-    pressure,
-    references,
-    samples,
-    schedules,
-    search,
-    webhooks,
-)
+from switchyard.api.llm import llm
+from switchyard.api.pipeline import crawls, documents, extract, graph, references, samples, search
 from switchyard.api.state import open_state
-from switchyard.services.access.rate_limit import RateLimiter
-from switchyard.services.documents.desk import open_desks
-from switchyard.services.instance import new_instance_id
-from switchyard.services.monitoring.loop_watch import LoopWatch, noted_in
-from switchyard.services.publishing.asyncapi import version
-from switchyard.services.settings import Settings
-from switchyard.services.tracing import tracer
+from switchyard.services.common.instance import new_instance_id
+from switchyard.services.common.settings import Settings
+from switchyard.services.common.tracing import tracer
+from switchyard.services.engine.access.rate_limit import RateLimiter
+from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
+from switchyard.services.engine.publishing.asyncapi import version
+from switchyard.services.pipeline.documents.desk import open_desks
 
 ROUTERS = (
     jobs.router,

@@ -1,6 +1,6 @@
 """The desks of documents, extractions and references, as FastAPI dependencies.
 
-The application opens them when it starts (`services.documents.desk.open_desks`):
+The application opens them when it starts (`services.pipeline.documents.desk.open_desks`):
 `app.state.desks`.
 All are async: FastAPI runs others in a thread of their own.
 """
@@ -11,9 +11,9 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from switchyard.services.documents.desk import Desks, DocumentDesk
-from switchyard.services.documents.extractions import ExtractionDesk
-from switchyard.services.documents.reference_orders import ReferenceDesk
+from switchyard.services.pipeline.documents.desk import Desks, DocumentDesk
+from switchyard.services.pipeline.documents.extractions import ExtractionDesk
+from switchyard.services.pipeline.documents.reference_orders import ReferenceDesk
 
 
 def _desks(request: Request) -> Desks:

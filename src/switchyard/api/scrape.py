@@ -20,9 +20,9 @@ from starlette.routing import Route
 
 from switchyard.api.entry.connections import bounded_http
 from switchyard.broker.background import end_tasks
-from switchyard.services.access.rate_limit import Rationed
-from switchyard.services.errors import Misconfigured
-from switchyard.services.monitoring.metrics import CONTENT_TYPE, Metrics
+from switchyard.services.common.errors import Misconfigured
+from switchyard.services.engine.access.rate_limit import Rationed
+from switchyard.services.engine.monitoring.metrics import CONTENT_TYPE, Metrics
 
 MAX_CONNECTIONS = 100
 """Open at once; a process has few that ask."""

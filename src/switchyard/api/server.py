@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from switchyard.api.app import create_app
 from switchyard.api.entry.connections import bounded_http
 from switchyard.api.state import ApiState
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
 
 LAST_ANSWERS = 10
 """Seconds that requests under way get to be answered after `stop`."""

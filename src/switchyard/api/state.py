@@ -14,28 +14,28 @@ from fastapi import Depends, Request
 from switchyard.api.http.problems import Problem
 from switchyard.broker.background import Background, end_tasks
 from switchyard.broker.errors import BrokerAway, WrongSystem
-from switchyard.services.access.api_keys import KeyRing, configured_keys
-from switchyard.services.access.rate_limit import RateLimiter
-from switchyard.services.access.shares import Shares
-from switchyard.services.files.storage import Storage
-from switchyard.services.identity.broker import guard, require_same_system
-from switchyard.services.identity.claiming import claiming
-from switchyard.services.index.opening import OpenIndex, open_index
-from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.access.api_keys import KeyRing, configured_keys
+from switchyard.services.engine.access.rate_limit import RateLimiter
+from switchyard.services.engine.access.shares import Shares
+from switchyard.services.engine.identity.broker import guard, require_same_system
+from switchyard.services.engine.identity.claiming import claiming
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.job_events import EventFeed
+from switchyard.services.engine.monitoring.lane_pressure import LanePressure
+from switchyard.services.engine.monitoring.metrics import Metrics, show_publishes, watch_ledger
+from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
+from switchyard.services.engine.monitoring.waiting import once_there
+from switchyard.services.engine.publishing.prompt import PromptPublisher
+from switchyard.services.engine.publishing.publisher import JobPublisher
+from switchyard.services.engine.records.errors import LedgerError, LedgerRefuses, LedgerUnavailable
+from switchyard.services.engine.webhooks.sources import WebhookSources
 from switchyard.services.llm.queue import LLMQueue
+from switchyard.services.llm.records.spending import AskedBy
 from switchyard.services.llm.spending import Purse, Till
-from switchyard.services.monitoring.job_events import EventFeed
-from switchyard.services.monitoring.lane_pressure import LanePressure
-from switchyard.services.monitoring.metrics import Metrics, show_publishes, watch_ledger
-from switchyard.services.monitoring.system_metrics import SystemMetrics
-from switchyard.services.monitoring.waiting import once_there
-from switchyard.services.publishing.prompt import PromptPublisher
-from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records.errors import LedgerError, LedgerRefuses, LedgerUnavailable
-from switchyard.services.records.spending import AskedBy
-from switchyard.services.settings import Settings
-from switchyard.services.webhooks.sources import WebhookSources
+from switchyard.services.pipeline.index.opening import OpenIndex, open_index
 
 
 @dataclass(frozen=True, slots=True)

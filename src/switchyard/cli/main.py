@@ -50,13 +50,13 @@ PANELS = {
             "Run the whole system until Ctrl-C: broker, workers, scheduler and HTTP API.",
         ),
         "doctor": (
-            "cli.look.doctor:doctor",
+            "cli.engine.inspect.doctor:doctor",
             "Check broker, lanes, ledger, workers and this host, and print remedies.",
         ),
     },
     "Run": {
         "publish": (
-            "cli.jobs.publish:publish",
+            "cli.engine.jobs.publish:publish",
             "Publish one job, or one per line of standard input, and print the job ids.",
         ),
         "worker": (
@@ -69,60 +69,60 @@ PANELS = {
         ),
         "api": ("cli.process.api:api", "Serve the HTTP API until SIGTERM or Ctrl-C."),
         "llm": (
-            "cli.jobs.llm:app",
+            "cli.llm.app:app",
             "Language models: send a request, show servers, batches and cost.",
         ),
         "documents": (
-            "cli.look.documents:app",
+            "cli.pipeline.documents:app",
             "Documents, over the HTTP API: upload, list, show, results, text, references.",
         ),
         "samples": (
-            "cli.look.samples:app",
+            "cli.pipeline.samples:app",
             "Sample documents: generate files of many kinds and languages.",
         ),
         "backfill": (
-            "cli.backfill.operations:app",
+            "cli.engine.backfill.operations:app",
             "Backfills (bulk publishing): start, list, show, watch, pause, resume, cancel, set.",
         ),
         "crawl": (
-            "cli.jobs.crawl:app",
+            "cli.pipeline.crawl:app",
             "Crawls of web sites: start, list, show, cancel.",
         ),
         "schedules": (
-            "cli.jobs.schedules:app",
+            "cli.engine.jobs.schedules:app",
             "Schedules: list, add, remove, pause, resume, run, history.",
         ),
     },
     "Look": {
         "lanes": (
-            "cli.look.lanes:lanes",
+            "cli.engine.inspect.lanes:lanes",
             "Show the queues of each lane with their depths and limits, and jobs by state.",
         ),
         "workers": (
-            "cli.look.workers:workers",
+            "cli.engine.inspect.workers:workers",
             "List workers: alive, silent (no heartbeat: dead, or without the ledger), or stopped.",
         ),
         "limits": (
-            "cli.look.limits:limits",
+            "cli.engine.inspect.limits:limits",
             "Show named limits: current use, waiting jobs, and when there is room again.",
         ),
         "search": (
-            "cli.look.search:search",
+            "cli.pipeline.search:search",
             "Search the indexed documents, best passages first.",
         ),
         "graph": (
-            "cli.look.graph:app",
+            "cli.pipeline.graph:app",
             "The knowledge graph: show, neighbours, path, cocited, coupled, cited, draw, export.",
         ),
-        "jobs": ("cli.jobs.app:app", "Jobs: list, show, watch, cancel, release, republish."),
+        "jobs": ("cli.engine.jobs.app:app", "Jobs: list, show, watch, cancel, release, republish."),
     },
     "Repair": {
         "dead": (
-            "cli.dead.app:app",
+            "cli.engine.dead.app:app",
             "Dead letters: list, group by cause, edit, redrive, export, purge.",
         ),
         "index": (
-            "cli.jobs.index:app",
+            "cli.pipeline.index:app",
             "The search index: show, rebuild, compact, abandon a rebuild.",
         ),
         "topology": (

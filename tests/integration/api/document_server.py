@@ -13,9 +13,9 @@ import httpx
 import uvicorn
 
 from switchyard.api.app import create_app
-from switchyard.services.identity.places import MARKER
-from switchyard.services.jobs.registry import BUILT_IN_MODULES
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.identity.places import MARKER
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from switchyard.services.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
 from tests.conftest import broker_of
 from tests.support.api_server import RunningApi, connected, serving
 from tests.support.system import JOB_MODULES, open_system

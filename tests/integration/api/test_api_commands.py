@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from switchyard.api.client import AsyncClient, Invalid
-from switchyard.services.ledger import upgrade
+from switchyard.services.engine.ledger import upgrade
 from tests.support.api_server import api_process, environment_of, serving
 from tests.support.commands import jobctl
 from tests.support.redrives import bury_many, index

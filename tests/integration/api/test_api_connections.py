@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from switchyard.api.entry import connections
-from switchyard.services.access.api_keys import Scope, create_key
+from switchyard.services.engine.access.api_keys import Scope, create_key
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.eventually import eventually
 from tests.support.system import System

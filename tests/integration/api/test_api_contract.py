@@ -14,8 +14,8 @@ from fastapi.routing import APIRoute
 
 from switchyard.api.app import ROUTERS
 from switchyard.api.models.problems import KINDS
-from switchyard.services.access.api_keys import Scope, create_key
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.access.api_keys import Scope, create_key
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.arxiv_server import ArxivServer, Paper
 from tests.support.eventually import eventually
@@ -186,7 +186,7 @@ async def test_operators_see_lanes_workers_and_dead_letters(
 
 
 async def index(system: System) -> int:
-    from switchyard.services.dead.indexing import index_waiting
+    from switchyard.services.engine.dead.indexing import index_waiting
 
     return await index_waiting(system.settings, system.ledger, system.registry)
 

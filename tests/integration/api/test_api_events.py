@@ -9,14 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
-from switchyard.services.monitoring.job_events import (
+from switchyard.services.engine.monitoring.job_events import (
     BACKLOG,
     REMEMBERED,
     REMEMBERED_BYTES,
     EventFeed,
     JobEvent,
 )
-from switchyard.services.records.states import State
+from switchyard.services.engine.records.states import State
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

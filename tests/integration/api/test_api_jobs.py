@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.records.joins import Joining
-from switchyard.services.records.states import State
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.records.joins import Joining
+from switchyard.services.engine.records.states import State
 from tests.support.api_server import RunningApi, connected, problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

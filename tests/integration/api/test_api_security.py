@@ -14,16 +14,11 @@ from switchyard.api import app
 from switchyard.api.app import create_app
 from switchyard.api.entry import access
 from switchyard.api.entry.access import KeysMissing
-from switchyard.services.access.api_keys import (
-    REMEMBERED_FOR,
-    Scope,
-    create_key,
-    hash_of,
-)
-from switchyard.services.files.hashes import content_hash
-from switchyard.services.files.storage import Storage
-from switchyard.services.records.errors import LedgerUnavailable
-from switchyard.services.workers.stages import document_id_of
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.engine.access.api_keys import REMEMBERED_FOR, Scope, create_key, hash_of
+from switchyard.services.engine.records.errors import LedgerUnavailable
+from switchyard.services.pipeline.workers.stages import document_id_of
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.eventually import eventually
 from tests.support.system import System

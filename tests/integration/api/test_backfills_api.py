@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from switchyard.api.client import AsyncClient, Conflict, Invalid, NotFound
-from switchyard.services.records.states import State
+from switchyard.services.engine.records.states import State
 from tests.support.api_server import RunningApi
 from tests.support.backfills import BackfillUser
 from tests.support.eventually import eventually

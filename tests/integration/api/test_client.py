@@ -30,10 +30,10 @@ from switchyard.api.client import (
 )
 from switchyard.api.client.call import Call
 from switchyard.api.client.operations import operations_of
-from switchyard.services.access.api_keys import Scope, create_key
-from switchyard.services.jobs.registry import BUILT_IN_MODULES
-from switchyard.services.records.states import State
-from switchyard.services.samples.articles import sample
+from switchyard.services.engine.access.api_keys import Scope, create_key
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.engine.records.states import State
+from switchyard.services.pipeline.samples.articles import sample
 from tests.support.api_server import RunningApi, serving
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

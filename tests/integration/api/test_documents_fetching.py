@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from switchyard.services.files.fetching import (
+from switchyard.services.common.files.fetching import (
     Address,
     FetchFailed,
     FetchRefused,

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from switchyard.services.files.hashes import content_hash
-from switchyard.services.files.keys import figure_key, figures_key
-from switchyard.services.files.storage import Storage
-from switchyard.services.settings import Settings
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.keys import figure_key, figures_key
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.settings import Settings
 from tests.integration.api.document_server import serving
 
 FIGURE = {

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from switchyard.api.client import AsyncClient, NotFound
-from switchyard.services.graph.updating import tell_document
-from switchyard.services.ledger import Ledger
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.pipeline.graph.updating import tell_document
 from tests.integration.api.document_server import send, serving
 from tests.integration.api.standing import client_of, standing
 from tests.support.commands import jobctl

@@ -14,12 +14,12 @@ import pytest
 from pydantic import ValidationError
 from sqlalchemy import Connection, TextClause, text
 
-from switchyard.services.dead.indexing import index_waiting
-from switchyard.services.jobs.registry import BUILT_IN_MODULES
-from switchyard.services.records.requests import MAX_SOURCE
-from switchyard.services.records.states import State
-from switchyard.services.scheduler.scheduler import Scheduler
-from switchyard.services.workers.ingest.documents import IngestDocument
+from switchyard.services.engine.dead.indexing import index_waiting
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.engine.records.requests import MAX_SOURCE
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.scheduler.scheduler import Scheduler
+from switchyard.services.pipeline.workers.ingest.documents import IngestDocument
 from tests.support.api_server import RunningApi, environment_of, problem, serving
 from tests.support.brokers import TestBroker
 from tests.support.commands import commands

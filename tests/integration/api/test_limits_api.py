@@ -1,7 +1,7 @@
 """`/limits`, by the client."""
 
 from switchyard.api.client import AsyncClient
-from switchyard.services.records.limits import LimitSize, Need, RoomRequest
+from switchyard.services.engine.records.limits import LimitSize, Need, RoomRequest
 from tests.support.api_server import RunningApi
 from tests.support.system import System
 

@@ -10,23 +10,17 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from switchyard.services.backfill.handler import BackfillHandler
-from switchyard.services.backfill.sources import (
-    Cursor,
-    Item,
-    Source,
-    Sources,
-    Unusable,
-)
-from switchyard.services.bulk.control import require_bulk
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.local_fields import LocalOnly
-from switchyard.services.jobs.outcomes import Done, Outcome
-from switchyard.services.jobs.registry import BUILT_IN_MODULES, job
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.records.states import State
-from switchyard.services.redrive.handler import RedriveHandler
+from switchyard.services.engine.backfill.handler import BackfillHandler
+from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Sources, Unusable
+from switchyard.services.engine.bulk.control import require_bulk
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.local_fields import LocalOnly
+from switchyard.services.engine.jobs.outcomes import Done, Outcome
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, job
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.redrive.handler import RedriveHandler
 from tests.integration.api.standing import open_api, standing, with_own_client
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.brokers import TestBroker
@@ -320,8 +314,8 @@ async def test_on_the_host_all_of_it_works(
     system: System, client: httpx.AsyncClient, secret: str
 ) -> None:
     """What `jobctl` does: the same spec, begun with the ledger's and the broker's credentials."""
-    from switchyard.services.backfill.spec import parse_spec
-    from switchyard.services.backfill.starting import Backfills
+    from switchyard.services.engine.backfill.spec import parse_spec
+    from switchyard.services.engine.backfill.starting import Backfills
 
     options = await store(client, [{"where": secret}])
     spec = parse_spec(

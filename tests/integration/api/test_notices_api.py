@@ -15,7 +15,7 @@ MARKDOWN = b"# Tides\n\nThe tide rises because the moon pulls at the sea, twice 
 async def test_a_document_is_told_of_its_end_and_so_is_whoever_sends_it_again(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    from switchyard.services.jobs.registry import BUILT_IN_MODULES
+    from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
 
     async with (
         receiving() as receiver,
@@ -47,7 +47,7 @@ async def test_a_document_is_told_of_its_end_and_so_is_whoever_sends_it_again(
 async def test_nobody_is_told_without_a_secret_nor_by_a_job_of_ones_own(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    from switchyard.services.jobs.registry import BUILT_IN_MODULES
+    from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
 
     job = {"routing_key": "hot.link_content", "payload": {"document_id": "doc-1"}}
     url = "https://receiver.example/told"
@@ -69,7 +69,7 @@ async def test_nobody_is_told_without_a_secret_nor_by_a_job_of_ones_own(
 async def test_an_address_that_is_none_is_refused_at_every_door(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    from switchyard.services.jobs.registry import BUILT_IN_MODULES
+    from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
 
     job = {"routing_key": "hot.link_content", "payload": {"document_id": "doc-1"}}
     backfill = {"source": "documents", "job_type": "link_content", "dry_run": True}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from switchyard.api.client import AsyncClient, Conflict, Invalid, NotFound
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.records.states import State
-from switchyard.services.redrive.handler import RedriveHandler
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.redrive.handler import RedriveHandler
 from tests.support.api_server import RunningApi
 from tests.support.eventually import eventually
 from tests.support.redrives import bury_all, names

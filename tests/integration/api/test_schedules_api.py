@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from switchyard.api.client import AsyncClient, Client, Conflict, Invalid, NotFound
-from switchyard.services.access.api_keys import Scope, create_key
+from switchyard.services.engine.access.api_keys import Scope, create_key
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.system import System
 

@@ -15,15 +15,20 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from switchyard.services.access.api_keys import Scope, create_key
-from switchyard.services.access.signing import is_signed
-from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
-from switchyard.services.records.requests import JobFilter
-from switchyard.services.records.results import JobRecord
-from switchyard.services.records.states import State
-from switchyard.services.settings import Settings
-from switchyard.services.webhooks.deliveries import Ignored, InvalidDelivery, Wanted, github_job
-from switchyard.services.webhooks.sources import InvalidWebhooks, WebhookSources
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.access.api_keys import Scope, create_key
+from switchyard.services.engine.access.signing import is_signed
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.records.requests import JobFilter
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.webhooks.deliveries import (
+    Ignored,
+    InvalidDelivery,
+    Wanted,
+    github_job,
+)
+from switchyard.services.engine.webhooks.sources import InvalidWebhooks, WebhookSources
 from tests.integration.api.document_server import WORKERS
 from tests.integration.api.standing import open_api, standing, with_own_client
 from tests.support.api_server import RunningApi, connected, problem, serving
@@ -305,8 +310,8 @@ async def test_a_burst_of_a_thousand_deliveries_is_taken_in(
 async def test_what_finds_its_lane_full_waits_for_its_turn(
     system: System, hooked: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from switchyard.services.monitoring.lane_pressure import QueueDepth
-    from switchyard.services.monitoring.levels import Pressure
+    from switchyard.services.engine.monitoring.lane_pressure import QueueDepth
+    from switchyard.services.engine.monitoring.levels import Pressure
 
     full = QueueDepth("hot.ingest", 1000, 0, 1000, Pressure.FULL)
     monkeypatch.setattr(hooked.state.broker.pressure, "recent", lambda queue: full)

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from switchyard.services.bulk import control as bulk_control
-from switchyard.services.bulk.hot_traffic import HotTraffic
-from switchyard.services.bulk.session import BulkSession
-from switchyard.services.records.bulk import BulkState
-from switchyard.services.records.states import State
+from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.bulk.hot_traffic import HotTraffic
+from switchyard.services.engine.bulk.session import BulkSession
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.states import State
 from tests.support.backfills import QUEUE, BackfillUser
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

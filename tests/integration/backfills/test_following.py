@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.backfill import course
-from switchyard.services.backfill.sources import InvalidBackfill
-from switchyard.services.backfill.spec import then_id_of
-from switchyard.services.bulk import control as bulk_control
-from switchyard.services.bulk.handler import BulkFailed
-from switchyard.services.records.bulk import BulkState
-from switchyard.services.records.states import State
+from switchyard.services.engine.backfill import course
+from switchyard.services.engine.backfill.sources import InvalidBackfill
+from switchyard.services.engine.backfill.spec import then_id_of
+from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.bulk.handler import BulkFailed
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.states import State
 from tests.support.backfills import QUEUE, BackfillUser, opened
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.backfill import course, gate
-from switchyard.services.backfill import progress as progress_module
-from switchyard.services.bulk import control as bulk_control
-from switchyard.services.records.states import State
+from switchyard.services.engine.backfill import course, gate
+from switchyard.services.engine.backfill import progress as progress_module
+from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.records.states import State
 from tests.support.backfills import QUEUE, BackfillUser, numbers, opened
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.backfill import arxiv
-from switchyard.services.backfill.formats import FileFormat
-from switchyard.services.backfill.sources import InvalidBackfill
-from switchyard.services.backfill.spec import parse_spec
-from switchyard.services.bulk import runner as bulk_runner
-from switchyard.services.records.bulk import BulkState
-from switchyard.services.records.requests import JobFilter
-from switchyard.services.records.states import State
+from switchyard.services.engine.backfill.formats import FileFormat
+from switchyard.services.engine.backfill.sources import InvalidBackfill
+from switchyard.services.engine.backfill.spec import parse_spec
+from switchyard.services.engine.bulk import runner as bulk_runner
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.requests import JobFilter
+from switchyard.services.engine.records.states import State
+from switchyard.services.pipeline.sources import backfill_arxiv as arxiv
 from tests.support.arxiv_server import ArxivServer, Paper, answer_well, fails
 from tests.support.backfills import BackfillUser, numbers, opened
 from tests.support.brokers import TestBroker
@@ -130,7 +130,7 @@ async def test_papers_of_arxiv_are_published_page_by_page(
         Paper(f"2403.{number:05}", published=first + timedelta(hours=number), categories=("cs.DB",))
         for number in range(60)
     ]
-    modules = (*JOB_MODULES, "switchyard.services.workers.ingest.arxiv")
+    modules = (*JOB_MODULES, "switchyard.services.pipeline.workers.ingest.arxiv")
     with ArxivServer([*papers, Paper("2403.99999", categories=("math.CO",))]) as server:
         source = {"arxiv_base_url": server.url, "arxiv_interval": 0.001}
         async with opened(broker310, sqlite_url, tmp_path, modules=modules, **source) as (

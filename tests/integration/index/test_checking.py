@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.services.identity.places import MARKER
-from switchyard.services.identity.postgres import is_postgres
-from switchyard.services.index import checking, lance_home
-from switchyard.services.index.opening import open_index
-from switchyard.services.monitoring.check import Finding
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.identity.places import MARKER
+from switchyard.services.engine.identity.postgres import is_postgres
+from switchyard.services.engine.monitoring.check import Finding
+from switchyard.services.pipeline.index import checking, lance_home
+from switchyard.services.pipeline.index.opening import open_index
 
 
 async def test_only_who_has_to_answer_may_be_late(url: str, monkeypatch: pytest.MonkeyPatch):

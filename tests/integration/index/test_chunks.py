@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from switchyard.services.index.chunk_index import IndexMismatch
-from switchyard.services.text.chunks import Chunk, chunk_id
+from switchyard.services.pipeline.index.chunk_index import IndexMismatch
+from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.chunk_tables import DIMENSIONS, chunks, opened, put, texts, vector
 
 

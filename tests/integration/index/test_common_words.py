@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.index import postgres_words
-from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.postgres_table import _BY_WORDS, PostgresTable
-from switchyard.services.index.postgres_words import combinations, known
-from switchyard.services.index.words import MAX_QUERY_WORDS
-from switchyard.services.text.chunks import Chunk, chunk_id
+from switchyard.services.pipeline.index import postgres_words
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.postgres_table import _BY_WORDS, PostgresTable
+from switchyard.services.pipeline.index.postgres_words import combinations, known
+from switchyard.services.pipeline.index.words import MAX_QUERY_WORDS
+from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.chunk_tables import DIMENSIONS, opened
 
 pytestmark = pytest.mark.postgres

@@ -12,14 +12,14 @@ from typing import Any
 import asyncpg
 import pytest
 
-from switchyard.services.identity.postgres import dsn
-from switchyard.services.index import lance_table, postgres_neighbours, postgres_table
-from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.generations import Generation
-from switchyard.services.index.lance_table import LanceTable
-from switchyard.services.index.opening import home_at
-from switchyard.services.index.postgres_table import COMPARED
-from switchyard.services.text.chunks import Chunk, chunk_id
+from switchyard.services.engine.identity.postgres import dsn
+from switchyard.services.pipeline.index import lance_table, postgres_neighbours, postgres_table
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.generations import Generation
+from switchyard.services.pipeline.index.lance_table import LanceTable
+from switchyard.services.pipeline.index.opening import home_at
+from switchyard.services.pipeline.index.postgres_table import COMPARED
+from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.postgres import SYSTEM_USER
 
 DIMENSIONS = 8
@@ -30,7 +30,9 @@ GENERATION = Generation("chunks", "test", DIMENSIONS)
 @pytest.fixture(autouse=True)
 def large_from_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("lance", "postgres"):
-        monkeypatch.setattr(f"switchyard.services.index.{kind}_table.APPROXIMATE_FROM", LARGE)
+        monkeypatch.setattr(
+            f"switchyard.services.pipeline.index.{kind}_table.APPROXIMATE_FROM", LARGE
+        )
 
 
 def vectors(count: int) -> list[list[float]]:

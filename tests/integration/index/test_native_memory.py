@@ -17,7 +17,7 @@ LARGE = 100_000_000
 PIECE = 10_000
 HEAPS = """
 import ctypes, os, pathlib, re, sys, threading
-from switchyard.services.index.lance_home import LanceHome
+from switchyard.services.pipeline.index.lance_home import LanceHome
 import asyncio
 asyncio.run(LanceHome(sys.argv[1]).load())
 number = 4 * os.cpu_count() + 4

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.index import lance_table
+from switchyard.services.pipeline.index import lance_table
 from tests.support.chunk_tables import DIMENSIONS, chunks, opened, put, vector
 
 
@@ -115,7 +115,9 @@ async def test_many_chunks_get_an_index_of_neighbours_that_misses_hardly_any(
     url: str, monkeypatch: pytest.MonkeyPatch
 ):
     for kind in ("lance", "postgres"):
-        monkeypatch.setattr(f"switchyard.services.index.{kind}_table.APPROXIMATE_FROM", 1_000)
+        monkeypatch.setattr(
+            f"switchyard.services.pipeline.index.{kind}_table.APPROXIMATE_FROM", 1_000
+        )
     randomly = random.Random(3)
     vectors = [[randomly.gauss(0, 1) for _ in range(DIMENSIONS)] for _ in range(1_500)]
     async with opened(url) as index:

@@ -7,11 +7,11 @@ import random
 import asyncpg
 import pytest
 
-from switchyard.services.identity.postgres import dsn
-from switchyard.services.index import postgres_neighbours, postgres_table
-from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.postgres_neighbours import looking
-from switchyard.services.index.postgres_table import PostgresTable
+from switchyard.services.engine.identity.postgres import dsn
+from switchyard.services.pipeline.index import postgres_neighbours, postgres_table
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.postgres_neighbours import looking
+from switchyard.services.pipeline.index.postgres_table import PostgresTable
 from tests.support.chunk_tables import DIMENSIONS, chunks, opened
 
 pytestmark = pytest.mark.postgres

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 from pydantic import SecretStr
 
-from switchyard.services.index import rebuilding
-from switchyard.services.index.chunk_index import IndexMismatch
-from switchyard.services.index.generations import Generation, Generations, decoded, encoded
-from switchyard.services.index.opening import open_index
-from switchyard.services.index.ranking import search
-from switchyard.services.index.rebuilding import (
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.index import rebuilding
+from switchyard.services.pipeline.index.chunk_index import IndexMismatch
+from switchyard.services.pipeline.index.generations import Generation, Generations, decoded, encoded
+from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.index.ranking import search
+from switchyard.services.pipeline.index.rebuilding import (
     RETIRED_FOR,
     AnotherRebuild,
     Progress,
@@ -22,7 +23,6 @@ from switchyard.services.index.rebuilding import (
     build,
     compact,
 )
-from switchyard.services.settings import Settings
 from tests.support.rebuilding import always, contents, opened, other, rebuilt, texts, write
 
 

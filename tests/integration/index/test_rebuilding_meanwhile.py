@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.index import rebuilding
-from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.embedder import Embedder
-from switchyard.services.index.lance_table import LanceTable
-from switchyard.services.index.modes import Mode
-from switchyard.services.index.postgres_table import PostgresTable
-from switchyard.services.index.ranking import search
-from switchyard.services.index.rebuilding import begin, build
-from switchyard.services.text.chunks import Chunk, chunk_id
+from switchyard.services.pipeline.index import rebuilding
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.embedder import Embedder
+from switchyard.services.pipeline.index.lance_table import LanceTable
+from switchyard.services.pipeline.index.modes import Mode
+from switchyard.services.pipeline.index.postgres_table import PostgresTable
+from switchyard.services.pipeline.index.ranking import search
+from switchyard.services.pipeline.index.rebuilding import begin, build
+from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.eventually import eventually
 from tests.support.rebuilding import always, contents, fill, opened, other, rebuilt, texts, write
 

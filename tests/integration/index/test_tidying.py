@@ -12,14 +12,14 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from switchyard.services.index import lance_table
-from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.embedder import Embedder
-from switchyard.services.index.lance_home import LanceHome
-from switchyard.services.index.opening import OpenIndex, open_index
-from switchyard.services.index.tidying import compact_table
-from switchyard.services.settings import Settings
-from switchyard.services.text.chunks import Chunk, chunk_id
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.index import lance_table
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.embedder import Embedder
+from switchyard.services.pipeline.index.lance_home import LanceHome
+from switchyard.services.pipeline.index.opening import OpenIndex, open_index
+from switchyard.services.pipeline.index.tidying import compact_table
+from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.eventually import eventually
 
 PIECES = 6

@@ -11,14 +11,14 @@ from typing import Any
 import asyncpg
 import pytest
 
-from switchyard.services.identity.postgres import dsn
-from switchyard.services.index import postgres_counts
-from switchyard.services.index.chunk_index import ChunkIndex, WordMatch
-from switchyard.services.index.generations import Generation
-from switchyard.services.index.opening import home_at
-from switchyard.services.index.postgres_table import _BY_WORDS, PostgresTable
-from switchyard.services.index.postgres_words import known
-from switchyard.services.text.chunks import Chunk
+from switchyard.services.engine.identity.postgres import dsn
+from switchyard.services.pipeline.index import postgres_counts
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex, WordMatch
+from switchyard.services.pipeline.index.generations import Generation
+from switchyard.services.pipeline.index.opening import home_at
+from switchyard.services.pipeline.index.postgres_table import _BY_WORDS, PostgresTable
+from switchyard.services.pipeline.index.postgres_words import known
+from switchyard.services.pipeline.text.chunks import Chunk
 from tests.support.chunk_tables import DIMENSIONS, opened
 
 pytestmark = pytest.mark.postgres

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from switchyard.services.index import lance_table
-from switchyard.services.index.checking import index as look_at_index
-from switchyard.services.index.chunk_index import ChunkIndex
-from switchyard.services.index.embedder import embedder_for
-from switchyard.services.index.hashed import HashedEmbedder
-from switchyard.services.index.lance_table import LanceTable
-from switchyard.services.index.modes import Mode
-from switchyard.services.index.opening import open_index
-from switchyard.services.index.ranking import search
-from switchyard.services.index.rebuilding import begin, build
-from switchyard.services.monitoring.check import Finding
-from switchyard.services.settings import Settings
-from switchyard.services.text.chunks import Chunk, chunk_id
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.monitoring.check import Finding
+from switchyard.services.pipeline.index import lance_table
+from switchyard.services.pipeline.index.checking import index as look_at_index
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.embedder import embedder_for
+from switchyard.services.pipeline.index.hashed import HashedEmbedder
+from switchyard.services.pipeline.index.lance_table import LanceTable
+from switchyard.services.pipeline.index.modes import Mode
+from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.index.ranking import search
+from switchyard.services.pipeline.index.rebuilding import begin, build
+from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.chunk_tables import DIMENSIONS, chunks, opened, put, vector
 
 WORDED = {
@@ -185,12 +185,12 @@ async def test_an_index_from_before_words_were_normalised_is_used_and_told_of(
     made = embedder_for(settings)
     with monkeypatch.context() as before:
         before.setattr(
-            "switchyard.services.index.lance_home.columns_of",
+            "switchyard.services.pipeline.index.lance_home.columns_of",
             partial(lance_table.columns_of, has_words=False),
         )
-        before.setattr("switchyard.services.index.lance_home.WORDS_COLUMN", "text")
-        before.setattr("switchyard.services.index.lance_home.WORDING", 0)
-        before.setattr("switchyard.services.index.postgres_table.WORDING", 0)
+        before.setattr("switchyard.services.pipeline.index.lance_home.WORDS_COLUMN", "text")
+        before.setattr("switchyard.services.pipeline.index.lance_home.WORDING", 0)
+        before.setattr("switchyard.services.pipeline.index.postgres_table.WORDING", 0)
         async with opened(url, made.name, 64) as index:
             pass
     async with opened(url, made.name, 64) as index:

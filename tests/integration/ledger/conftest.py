@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from switchyard.services.ledger import Ledger
+from switchyard.services.engine.ledger import Ledger
 
 
 @pytest.fixture

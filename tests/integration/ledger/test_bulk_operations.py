@@ -3,16 +3,20 @@ import time
 
 import pytest
 
-from switchyard.services.bulk import control as bulk_control
-from switchyard.services.bulk import runner as bulk_runner
-from switchyard.services.bulk import session as bulk_session
-from switchyard.services.bulk.control import BulkConflict, InvalidLimits, UnknownBulkOperation
-from switchyard.services.bulk.handler import BulkFailed, TryLater
-from switchyard.services.bulk.runner import BulkRunner
-from switchyard.services.bulk.session import BulkSession
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.bulk import BulkHold, BulkOperation, BulkState
-from switchyard.services.records.states import State
+from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.bulk import runner as bulk_runner
+from switchyard.services.engine.bulk import session as bulk_session
+from switchyard.services.engine.bulk.control import (
+    BulkConflict,
+    InvalidLimits,
+    UnknownBulkOperation,
+)
+from switchyard.services.engine.bulk.handler import BulkFailed, TryLater
+from switchyard.services.engine.bulk.runner import BulkRunner
+from switchyard.services.engine.bulk.session import BulkSession
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.bulk import BulkHold, BulkOperation, BulkState
+from switchyard.services.engine.records.states import State
 from tests.support.eventually import eventually
 from tests.support.made import NOW, message, new_job
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.requests import RedrivenCopy
-from switchyard.services.records.results import Claimed, Finished, JobRecord, Running
-from switchyard.services.records.states import AttemptOutcome, State
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import RedrivenCopy
+from switchyard.services.engine.records.results import Claimed, Finished, JobRecord, Running
+from switchyard.services.engine.records.states import AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, letter, new_job
 
 

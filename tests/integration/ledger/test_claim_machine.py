@@ -15,10 +15,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.requests import RedrivenCopy
-from switchyard.services.records.results import Claimed, Finished, HeldBy, JobRecord, Running
-from switchyard.services.records.states import TRANSITIONS, AttemptOutcome, State
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import RedrivenCopy
+from switchyard.services.engine.records.results import Claimed, Finished, HeldBy, JobRecord, Running
+from switchyard.services.engine.records.states import TRANSITIONS, AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, let_out, letter, message, new_job
 
 WORKERS = st.sampled_from(["worker-1", "worker-2", "worker-3"])

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from switchyard.broker.moments import shown
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.results import (
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.results import (
     Cancelled,
     Claimed,
     ClaimResult,
@@ -14,7 +14,7 @@ from switchyard.services.records.results import (
     HeldBy,
     Superseded,
 )
-from switchyard.services.records.states import AttemptOutcome, State
+from switchyard.services.engine.records.states import AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, let_out, letter, message, new_job
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records.errors import LedgerUnavailable
-from switchyard.services.records.joins import Joining
-from switchyard.services.records.results import Claimed, EndNoted, Existing
-from switchyard.services.records.states import State
+from switchyard.services.engine.ledger import Ledger, upgrade
+from switchyard.services.engine.publishing.publisher import JobPublisher
+from switchyard.services.engine.records.errors import LedgerUnavailable
+from switchyard.services.engine.records.joins import Joining
+from switchyard.services.engine.records.results import Claimed, EndNoted, Existing
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import outbox, publish_all, requests_of
 from tests.support.eventually import eventually

@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from switchyard.services.crawls.pages import found_pages
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger, old_crawls
-from switchyard.services.ledger.sql.tables import jobs
-from switchyard.services.records.crawls import CrawlRecord, CrawlState, FoundPage
-from switchyard.services.records.states import State
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.engine.records.states import State
+from switchyard.services.pipeline.crawls.pages import found_pages
+from switchyard.services.pipeline.ledger import old_crawls
+from switchyard.services.pipeline.records.crawls import CrawlRecord, CrawlState, FoundPage
 
 CRAWL = CrawlRecord(
     id="0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11",
@@ -24,7 +25,7 @@ CRAWL = CrawlRecord(
     created_at=1_000.0,
 )
 DAY = 86_400.0
-REGISTRY = Registry.load(["switchyard.services.workers.ingest.crawl"])
+REGISTRY = Registry.load(["switchyard.services.pipeline.workers.ingest.crawl"])
 
 
 def pages(*paths: str, host: str = "example.org") -> list[FoundPage]:

@@ -8,11 +8,11 @@ from sqlalchemy import Connection, text
 from typer.testing import CliRunner
 
 from switchyard.cli.system.db import app
-from switchyard.services.ledger import Ledger
-from switchyard.services.ledger.sql import users
-from switchyard.services.ledger.sql.database import connect
-from switchyard.services.records.errors import LedgerError
-from switchyard.services.records.results import Created
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.sql import users
+from switchyard.services.engine.ledger.sql.database import connect
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.results import Created
 from tests.support.made import new_job
 
 Logins = dict[str, str]

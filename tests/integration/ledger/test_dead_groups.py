@@ -1,11 +1,11 @@
 import pytest
 
-from switchyard.services.dead.causes import cause_of
-from switchyard.services.dead.indexing import group_of
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.requests import DeadLetterFilter
-from switchyard.services.records.results import DeadLetter
-from switchyard.services.records.states import DeadLetterState
+from switchyard.services.engine.dead.causes import cause_of
+from switchyard.services.engine.dead.indexing import group_of
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import DeadLetterFilter
+from switchyard.services.engine.records.results import DeadLetter
+from switchyard.services.engine.records.states import DeadLetterState
 from tests.support.made import NOW, letter
 
 HOUR = 3600.0

@@ -1,8 +1,8 @@
 import pytest
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.requests import DeadLetterFilter, RedrivenCopy
-from switchyard.services.records.states import DeadLetterState, State
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import DeadLetterFilter, RedrivenCopy
+from switchyard.services.engine.records.states import DeadLetterState, State
 from tests.support.made import NOW, claim, finish, letter, new_job
 
 

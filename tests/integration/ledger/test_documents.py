@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.ledger import Ledger
+from switchyard.services.engine.ledger import Ledger
 
 
 async def test_the_same_content_is_the_same_document(ledger: Ledger) -> None:

@@ -1,16 +1,16 @@
 import pytest
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.errors import RowRejected
-from switchyard.services.records.requests import FinishRequest
-from switchyard.services.records.results import (
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import RowRejected
+from switchyard.services.engine.records.requests import FinishRequest
+from switchyard.services.engine.records.results import (
     AlreadyFinished,
     Cancelled,
     Claimed,
     NoSuchJob,
     Running,
 )
-from switchyard.services.records.states import AttemptOutcome, State
+from switchyard.services.engine.records.states import AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, new_job
 
 

@@ -1,5 +1,5 @@
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.states import State
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.states import State
 from tests.support.made import NOW, claim, finish, letter, new_job
 
 

@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from switchyard.services.graph.describing import cited_works, document_of, similar_documents
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.errors import InvalidCursor
-from switchyard.services.records.graph import Direction, EdgeKind, NodeKind
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import InvalidCursor
+from switchyard.services.pipeline.graph.describing import (
+    cited_works,
+    document_of,
+    similar_documents,
+)
+from switchyard.services.pipeline.records.graph import Direction, EdgeKind, NodeKind
 
 TIDES = {
     "id": "2001.00001",

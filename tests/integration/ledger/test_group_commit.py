@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from switchyard.broker.message import Metadata
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.errors import LedgerError, RowRejected
-from switchyard.services.records.results import Claimed, Created
-from switchyard.services.records.states import State
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerError, RowRejected
+from switchyard.services.engine.records.results import Claimed, Created
+from switchyard.services.engine.records.states import State
 from tests.support.commands import commands
 from tests.support.made import NOW, claim, finish, message, new_job
 

@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, text
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.errors import RowRejected
-from switchyard.services.records.joins import Joining, WhenDead
-from switchyard.services.records.requests import NewJob, RedrivenCopy
-from switchyard.services.records.results import Cancelled, Claimed, Created, Existing, StillJoining
-from switchyard.services.records.states import State
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import RowRejected
+from switchyard.services.engine.records.joins import Joining, WhenDead
+from switchyard.services.engine.records.requests import NewJob, RedrivenCopy
+from switchyard.services.engine.records.results import (
+    Cancelled,
+    Claimed,
+    Created,
+    Existing,
+    StillJoining,
+)
+from switchyard.services.engine.records.states import State
 from tests.support.made import NOW, claim, finish, let_out, letter, new_job
 
 THEN = "then"
@@ -278,7 +284,7 @@ async def test_a_redrive_that_is_taken_back_is_a_death_again(ledger: Ledger) -> 
     await run(ledger, "then-0", State.DEAD)
     await ledger.note_redriven([RedrivenCopy("then-0", 1)], NOW)
     record = new_job("then-0", now=NOW + 40)
-    from switchyard.services.ledger.sql.dying import Unredrive
+    from switchyard.services.engine.ledger.sql.dying import Unredrive
 
     undone = Unredrive(record, 1, "exhausted")
     assert await ledger._database.write(lambda c: ledger._writer.run(c, [undone])) == [True]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.joins import Joining
-from switchyard.services.records.states import State
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.joins import Joining
+from switchyard.services.engine.records.states import State
 from tests.support.made import NOW, claim, finish, letter, new_job
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.ledger.sql.limiting import RoomBatch, RoomChange
-from switchyard.services.records.limits import (
+from switchyard.services.engine.ledger import Ledger, upgrade
+from switchyard.services.engine.ledger.sql.limiting import RoomBatch, RoomChange
+from switchyard.services.engine.records.limits import (
     LimitSize,
     Need,
     NoRoom,
@@ -24,7 +24,7 @@ from switchyard.services.records.limits import (
     RoomRequest,
     RoomReturn,
 )
-from switchyard.services.records.states import State
+from switchyard.services.engine.records.states import State
 from tests.support.made import claim, finish, new_job
 
 NUMBERS = count(1)

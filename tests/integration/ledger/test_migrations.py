@@ -9,13 +9,13 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-import switchyard.services.ledger.sql
-from switchyard.services.graph.describing import document_of
-from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.ledger.sql.database import connect
-from switchyard.services.ledger.sql.tables import SCHEMA_REVISION, metadata
-from switchyard.services.records.errors import LedgerError, LedgerMissing, SchemaOutdated
-from switchyard.services.records.results import Created
+import switchyard.services.engine.ledger.sql
+from switchyard.services.engine.ledger import Ledger, upgrade
+from switchyard.services.engine.ledger.sql.database import connect
+from switchyard.services.engine.ledger.sql.tables import SCHEMA_REVISION, metadata
+from switchyard.services.engine.records.errors import LedgerError, LedgerMissing, SchemaOutdated
+from switchyard.services.engine.records.results import Created
+from switchyard.services.pipeline.graph.describing import document_of
 from tests.support.made import new_job
 
 
@@ -106,7 +106,7 @@ async def test_an_address_that_is_not_to_be_used_is_refused(url: str) -> None:
 
 def test_the_program_knows_the_newest_migration() -> None:
     config = Config()
-    folder = Path(switchyard.services.ledger.sql.__file__).parent / "migrations"
+    folder = Path(switchyard.services.engine.ledger.sql.__file__).parent / "migrations"
     config.set_main_option("script_location", str(folder))
     assert ScriptDirectory.from_config(config).get_heads() == [SCHEMA_REVISION]
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.progress import NoteRequest, ProgressRecord, Reported
-from switchyard.services.records.requests import RedrivenCopy
-from switchyard.services.records.results import Cancelled
-from switchyard.services.records.states import AttemptOutcome, State
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.progress import NoteRequest, ProgressRecord, Reported
+from switchyard.services.engine.records.requests import RedrivenCopy
+from switchyard.services.engine.records.results import Cancelled
+from switchyard.services.engine.records.states import AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, message, new_job
 
 

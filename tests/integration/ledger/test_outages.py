@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.ledger import Ledger, upgrade
-from switchyard.services.ledger.sql import database as database_module
-from switchyard.services.records.errors import LedgerUnavailable
-from switchyard.services.records.results import Claimed, Created
-from switchyard.services.records.states import State
+from switchyard.services.engine.ledger import Ledger, upgrade
+from switchyard.services.engine.ledger.sql import database as database_module
+from switchyard.services.engine.records.errors import LedgerUnavailable
+from switchyard.services.engine.records.results import Claimed, Created
+from switchyard.services.engine.records.states import State
 from tests.support.ledgers import make_ledger
 from tests.support.made import claim, finish, message, new_job
 from tests.support.postgres import PostgresServer
@@ -66,7 +66,7 @@ async def test_a_server_that_does_not_answer_is_unavailable(
 FREEZES_IN_A_TRANSACTION = """
 import asyncio, os, signal, sys
 from sqlalchemy import text
-from switchyard.services.ledger.sql import database, servers
+from switchyard.services.engine.ledger.sql import database, servers
 
 servers.ABANDONED = 1.0
 runs = []

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.ledger.sql.dialect import keys_parameter, select_by_keys
-from switchyard.services.records.bulk import BulkHold
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.sql.dialect import keys_parameter, select_by_keys
+from switchyard.services.engine.records.bulk import BulkHold
 
 
 @pytest.mark.postgres

@@ -1,8 +1,8 @@
 import pytest
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.requests import JobFilter
-from switchyard.services.records.states import AttemptOutcome, State
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import JobFilter
+from switchyard.services.engine.records.states import AttemptOutcome, State
 from tests.support.made import NOW, claim, finish, message, new_job
 
 

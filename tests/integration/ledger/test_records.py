@@ -3,11 +3,11 @@ import asyncio
 import pytest
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.ledger import Ledger, to_message
-from switchyard.services.ledger.jobs import MANY
-from switchyard.services.records.errors import IdempotencyConflict, RowRejected
-from switchyard.services.records.results import Created, Existing
-from switchyard.services.records.states import State
+from switchyard.services.engine.ledger import Ledger, to_message
+from switchyard.services.engine.ledger.jobs import MANY
+from switchyard.services.engine.records.errors import IdempotencyConflict, RowRejected
+from switchyard.services.engine.records.results import Created, Existing
+from switchyard.services.engine.records.states import State
 from tests.support.made import NOW, claim, finish, message, new_job
 
 NOBODY = [f"nobody-{number}" for number in range(MANY)]

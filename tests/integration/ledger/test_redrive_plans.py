@@ -1,7 +1,7 @@
 """What an operation plans to send is its holder's to note and to forget, and nobody else's."""
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.bulk import BulkHold
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.bulk import BulkHold
 
 HOLD = 60.0
 

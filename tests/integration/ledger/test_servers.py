@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import Connection
 
 from switchyard.broker.wire.silence import TCP_OPTIONS
-from switchyard.services.identity.postgres import dsn
-from switchyard.services.index.chunk_index import IndexAway
-from switchyard.services.index.generations import Generation
-from switchyard.services.index.postgres_home import PostgresHome
-from switchyard.services.ledger.sql.database import connect
-from switchyard.services.ledger.sql.servers import connection_options, open_one
+from switchyard.services.engine.identity.postgres import dsn
+from switchyard.services.engine.ledger.sql.database import connect
+from switchyard.services.engine.ledger.sql.servers import connection_options, open_one
+from switchyard.services.pipeline.index.chunk_index import IndexAway
+from switchyard.services.pipeline.index.generations import Generation
+from switchyard.services.pipeline.index.postgres_home import PostgresHome
 
 FIRST = Generation("chunks", "test", 8)
 

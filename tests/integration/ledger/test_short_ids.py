@@ -2,8 +2,8 @@
 
 import pytest
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.ledger.short_ids import AmbiguousId, Among
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.short_ids import AmbiguousId, Among
 from tests.support.made import claim, letter, message, new_job
 
 ONE = "4eed1ee8-7a10-4d1c-9d5b-aaaaaaaaaaaa"

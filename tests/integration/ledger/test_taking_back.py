@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.errors import LedgerUnavailable
-from switchyard.services.records.results import Created, Existing
-from switchyard.services.records.states import State
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerUnavailable
+from switchyard.services.engine.records.results import Created, Existing
+from switchyard.services.engine.records.states import State
 from tests.support.made import NOW, claim, message, new_job
 
 

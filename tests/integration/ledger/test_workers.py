@@ -1,6 +1,6 @@
 import asyncio
 
-from switchyard.services.ledger import Ledger
+from switchyard.services.engine.ledger import Ledger
 from tests.support.made import claim
 
 

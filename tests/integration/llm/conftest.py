@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import batch_sending
-from switchyard.services.settings import Settings
 from tests.support.ledgers import make_ledger
 from tests.support.llm_batches import with_batches
 from tests.support.llm_server import LlmServer

@@ -12,15 +12,15 @@ import pytest
 
 from benchmarks.llm_batch import Machine
 from benchmarks.llm_server import serving
-from switchyard.services.files.hashes import content_hash
-from switchyard.services.files.storage import Storage
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import answers as module
 from switchyard.services.llm.answers import Answers, drop_old_answers
 from switchyard.services.llm.errors import LlmBusy, LlmUnavailable
 from switchyard.services.llm.reading import Answer
-from switchyard.services.records.llm import AnswerClaimed, AnswerKept, AnswerUnderWay
-from switchyard.services.settings import Settings
+from switchyard.services.llm.records.llm import AnswerClaimed, AnswerKept, AnswerUnderWay
 from tests.support.eventually import eventually
 from tests.support.llm_process import asking
 from tests.support.object_stores import CONTAINER, s3_server

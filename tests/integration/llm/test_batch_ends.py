@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import batch_sending
 from switchyard.services.llm.batch_sending import BatchSender
 from switchyard.services.llm.batches import AT_MOST, Batched
 from switchyard.services.llm.lane import LlmLane
-from switchyard.services.records.llm_batches import ItemState
-from switchyard.services.settings import Settings
+from switchyard.services.llm.records.llm_batches import ItemState
 from tests.support.batching import answer, collect, new_sender
 from tests.support.llm_server import LlmServer
 from tests.support.made import new_job

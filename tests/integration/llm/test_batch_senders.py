@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import batch_sending
 from switchyard.services.llm.lane import LlmLane
-from switchyard.services.settings import Settings
 from tests.support.batching import (
     answer,
     collect,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.files.storage_errors import StorageAway
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.files.storage_errors import StorageAway
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import batch_api, batch_sending
 from switchyard.services.llm.lane import LlmLane
-from switchyard.services.settings import Settings
 from tests.support.batching import answer, collect, list_of_none, new_sender, only, refusal
 from tests.support.llm_server import LlmServer
 

@@ -10,11 +10,11 @@ from typing import Any, get_args
 
 import pytest
 
-from switchyard.cli.jobs.llm import SpendBy
-from switchyard.services.backfill.spec import parse_spec
+from switchyard.cli.llm.app import SpendBy
+from switchyard.services.engine.backfill.spec import parse_spec
+from switchyard.services.engine.records.states import State
 from switchyard.services.llm import spending
-from switchyard.services.records.spending import SpentBy
-from switchyard.services.records.states import State
+from switchyard.services.llm.records.spending import SpentBy
 from tests.support import commands, llm_server
 from tests.support.api_server import serving
 from tests.support.backfills import BackfillUser
@@ -43,7 +43,7 @@ async def system(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer
 ) -> AsyncIterator[System]:
     (tmp_path / "prices.toml").write_text("[models.m]\ninput = 1000000\noutput = 1000000")
-    modules = ("switchyard.services.workers.llm_requests",)
+    modules = ("switchyard.services.pipeline.workers.llm_requests",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
         given = {
             "llm_base_url": llm.url,

@@ -14,15 +14,15 @@ from pydantic import SecretStr
 
 from switchyard import LLMQueue
 from switchyard.broker.errors import LaneFull
-from switchyard.services.jobs.registry import InvalidPayload
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import InvalidPayload
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.publishing.preparing import InvalidJob
+from switchyard.services.engine.records.requests import JobFilter
+from switchyard.services.engine.records.states import State
 from switchyard.services.llm import direct
 from switchyard.services.llm.queue import LlmStatus
-from switchyard.services.monitoring.checks.examined import Examined
-from switchyard.services.publishing.preparing import InvalidJob
-from switchyard.services.records.requests import JobFilter
-from switchyard.services.records.states import State
-from switchyard.services.settings import Settings
 from tests.support import llm_server
 from tests.support.api_server import serving
 from tests.support.brokers import TestBroker
@@ -93,7 +93,7 @@ async def test_nothing_is_published(
 ) -> None:
     """A broker that is there is left alone, the fleet finds nothing to do, and the doctor takes
     the process for no worker."""
-    modules = ("switchyard.services.workers.llm_requests",)
+    modules = ("switchyard.services.pipeline.workers.llm_requests",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as system:
         given = {"llm_base_url": settings.llm_base_url, "llm_direct": True}
         both = system.settings.model_copy(update=given)

@@ -10,19 +10,19 @@ from functools import partial
 
 import pytest
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.ledger.llm_slots import Change
+from switchyard.services.common.settings import LlmServer, Settings
+from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.errors import LlmBusy
 from switchyard.services.llm.gate import Lesson, LlmGate, Urgency, learned
+from switchyard.services.llm.ledger.llm_slots import Change
 from switchyard.services.llm.pacing import Bounds, Ended, Fixed
-from switchyard.services.records.llm import (
+from switchyard.services.llm.records.llm import (
     TRIED,
     LlmServerState,
     ServerPaused,
     SlotsFull,
     SlotTaken,
 )
-from switchyard.services.settings import LlmServer, Settings
 from tests.support.eventually import eventually
 
 HOT, BACKFILL = Urgency.of("hot", 5), Urgency.of("backfill", 5)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.metric_names import LLM_HEDGES
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.hedging import ENOUGH
 from switchyard.services.llm.lane import LlmLane
-from switchyard.services.monitoring.metric_names import LLM_HEDGES
-from switchyard.services.settings import Settings
 from tests.support import llm_server
 from tests.support.llm_server import LlmServer
 from tests.support.site import held

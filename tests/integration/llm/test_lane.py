@@ -14,15 +14,14 @@ import pytest
 
 from benchmarks.llm_batch import Machine
 from benchmarks.llm_server import serving
-from switchyard.broker.background import end_tasks
-from switchyard.services.jobs.outcomes import RetryableError
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.outcomes import RetryableError
+from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.errors import LlmAway, LlmBusy, LlmLimited, LlmRefused, LlmUnavailable
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
 from switchyard.services.llm.pacing import ServerPace
-from switchyard.services.records.llm import TRIED, SlotsFull
-from switchyard.services.settings import Settings
+from switchyard.services.llm.records.llm import TRIED
 from tests.support import llm_server
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.llm_process import asking

@@ -19,7 +19,10 @@ from tests.support.llm_server import LlmServer
 from tests.support.site import slow
 from tests.support.system import open_system
 
-MODULES = ("switchyard.services.workers.llm", "switchyard.services.workers.llm_requests")
+MODULES = (
+    "switchyard.services.pipeline.workers.llm",
+    "switchyard.services.pipeline.workers.llm_requests",
+)
 LONG, SHORT = ({"messages": [{"role": "user", "content": each}]} for each in ("long", "short"))
 TIMEOUT_MS, TICK_MS = 3_000, 500
 TAKES = 12.0

@@ -17,15 +17,15 @@ import pytest
 from switchyard import LLMQueue
 from switchyard.api.client import AsyncClient
 from switchyard.broker.errors import LaneFull
-from switchyard.services.jobs.registry import Registry
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.monitoring import ending
+from switchyard.services.engine.monitoring.job_events import EventFeed
+from switchyard.services.engine.monitoring.lane_pressure import LanePressure
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.publishing.publisher import JobPublisher
+from switchyard.services.engine.records.states import State
 from switchyard.services.llm import queue as queue_module
 from switchyard.services.llm.queue import LlmResult, LlmStatus, UnknownLlmRequest
-from switchyard.services.monitoring import ending
-from switchyard.services.monitoring.job_events import EventFeed
-from switchyard.services.monitoring.lane_pressure import LanePressure
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records.states import State
 from tests.support import llm_server
 from tests.support.api_server import connected, serving
 from tests.support.brokers import TestBroker
@@ -45,7 +45,10 @@ NONSENSE = llm_server.answers("It is about the sea.")
 async def system(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer
 ) -> AsyncIterator[System]:
-    modules = ("switchyard.services.workers.llm", "switchyard.services.workers.llm_requests")
+    modules = (
+        "switchyard.services.pipeline.workers.llm",
+        "switchyard.services.pipeline.workers.llm_requests",
+    )
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
         given = {"llm_base_url": llm.url, "llm_timeout": 20.0}
         opened.settings = opened.settings.model_copy(update=given)

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.index.embedder import embedder_named
-from switchyard.services.jobs.outcomes import PermanentError
-from switchyard.services.ledger import Ledger
-from switchyard.services.ledger.llm_spend import DAY
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.client import NETWORK_TRIES
 from switchyard.services.llm.errors import LlmLimited, LlmUnavailable
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.ledger.llm_spend import DAY
+from switchyard.services.llm.records.spending import AskedBy, CallState, LlmCall, NoBudgetLeft
 from switchyard.services.llm.spending import NoBudget, Purse, Till
-from switchyard.services.records.spending import AskedBy, CallState, LlmCall, NoBudgetLeft
-from switchyard.services.settings import Settings
+from switchyard.services.pipeline.index.embedder import embedder_named
 from tests.support import llm_server
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
@@ -260,7 +260,7 @@ async def test_a_call_over_midnight_belongs_to_the_day_on_which_it_began(
     midnight = (time.time() // DAY + 1) * DAY
 
     def now_is(moment: float) -> None:
-        monkeypatch.setattr("switchyard.services.ledger.llm_spend.db_now", lambda _: moment)
+        monkeypatch.setattr("switchyard.services.llm.ledger.llm_spend.db_now", lambda _: moment)
 
     now_is(midnight - 2)
     assert await ledger.reserve_llm_call(call_of(6.0), per_day=10.0) is True
@@ -282,7 +282,7 @@ async def test_a_call_is_settled_once_and_that_of_a_dead_process_counts(
 ) -> None:
     await ledger.reserve_llm_call(call_of(6.0), per_day=10.0)
     assert await ledger.settle_lost_llm_calls() == 0
-    monkeypatch.setattr("switchyard.services.ledger.llm_spend.LOST_AFTER", -1.0)
+    monkeypatch.setattr("switchyard.services.llm.ledger.llm_spend.LOST_AFTER", -1.0)
     assert await ledger.settle_lost_llm_calls() == 1
     (budget,) = await ledger.llm_budgets(per_day=10.0)
     assert (budget.spent, budget.reserved) == (6, 0)

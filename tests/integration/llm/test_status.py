@@ -6,13 +6,13 @@ import json
 import re
 from dataclasses import replace
 
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.monitoring.check import Check, Finding
-from switchyard.services.monitoring.checks.examined import Examined
-from switchyard.services.monitoring.checks.models import LASTING, LONG_PAUSE, model_servers
-from switchyard.services.records.llm import TRIED
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.check import Check, Finding
+from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.models import LASTING, LONG_PAUSE, model_servers
+from switchyard.services.llm.records.llm import TRIED
 from tests.support.commands import jobctl
 
 SERVERS = [

@@ -12,8 +12,8 @@ import pytest
 
 from switchyard import LLMQueue
 from switchyard.api.client import AsyncClient
+from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.llm.queue import LlmResult
-from switchyard.services.records.errors import LedgerUnavailable
 from tests.support.api_server import connected, serving
 from tests.support.brokers import TestBroker
 from tests.support.llm_server import LlmServer
@@ -54,7 +54,10 @@ def chunk(exchange: Exchange, delta: dict[str, str], reason: str | None = None) 
 async def system(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer
 ) -> AsyncIterator[System]:
-    modules = ("switchyard.services.workers.llm", "switchyard.services.workers.llm_requests")
+    modules = (
+        "switchyard.services.pipeline.workers.llm",
+        "switchyard.services.pipeline.workers.llm_requests",
+    )
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
         given = {"llm_base_url": llm.url, "llm_timeout": 60.0}
         opened.settings = opened.settings.model_copy(update=given)

@@ -15,12 +15,12 @@ import pebble
 import pytest
 
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.services.files.storage import Storage
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Job, Next, Outcome
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.settings import Settings
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
 from tests.support.ledgers import make_ledger
 from tests.support.llm_server import LlmServer
 from tests.support.pdfs import TEXT, pdf

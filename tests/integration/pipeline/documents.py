@@ -9,9 +9,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from switchyard.services.files.keys import result_key
-from switchyard.services.index.opening import open_index
-from switchyard.services.index.ranking import Hit, search
+from switchyard.services.common.files.keys import result_key
+from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.index.ranking import Hit, search
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import llm_server
 from tests.support.eventually import eventually

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.ledger import Ledger, leases
-from switchyard.services.settings import Settings
-from switchyard.services.sources import pace
-from switchyard.services.sources.asking import SourceClient, SourceServer
-from switchyard.services.sources.errors import (
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger, leases
+from switchyard.services.pipeline.sources import pace
+from switchyard.services.pipeline.sources.asking import SourceClient, SourceServer
+from switchyard.services.pipeline.sources.errors import (
     SourceBusy,
     SourceNonsense,
     SourceNotFound,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.classes.definitions import BadClasses
-from switchyard.services.files.keys import result_key
-from switchyard.services.jobs.outcomes import Next
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.classes import DocumentClass
-from switchyard.services.records.requests import DocumentFilter
+from switchyard.services.common.files.keys import result_key
+from switchyard.services.engine.jobs.outcomes import Next
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import DocumentFilter
+from switchyard.services.pipeline.classes.definitions import BadClasses
+from switchyard.services.pipeline.records.classes import DocumentClass
 from tests.integration.pipeline.conftest import Pipeline
 
 SECRET = (

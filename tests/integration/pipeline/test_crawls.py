@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.crawls.bounds import CrawlBounds
-from switchyard.services.crawls.desk import Crawls
-from switchyard.services.jobs.registry import BUILT_IN_MODULES
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.crawls import CrawlState
-from switchyard.services.records.states import State
-from switchyard.services.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.pipeline.crawls.bounds import CrawlBounds
+from switchyard.services.pipeline.crawls.desk import Crawls
+from switchyard.services.pipeline.records.crawls import CrawlState
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.site import Site, fails, moved, says

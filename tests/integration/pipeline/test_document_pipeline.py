@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.files.hashes import content_hash
-from switchyard.services.files.keys import stage_key
-from switchyard.services.index.opening import open_index
-from switchyard.services.index.wordllama import WordllamaEmbedder
-from switchyard.services.jobs.outcomes import Done
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.keys import stage_key
+from switchyard.services.engine.jobs.outcomes import Done
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.llm.errors import LlmRefused
-from switchyard.services.records.requests import NewJob
-from switchyard.services.samples.articles import sample
-from switchyard.services.workers import embed as embed_worker
-from switchyard.services.workers.stages import EMBED
+from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.index.wordllama import WordllamaEmbedder
+from switchyard.services.pipeline.samples.articles import sample
+from switchyard.services.pipeline.workers import embed as embed_worker
+from switchyard.services.pipeline.workers.stages import EMBED
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import (
     STAGES,
@@ -296,8 +296,8 @@ async def test_a_shorter_text_leaves_no_orphan_chunks(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     payload = written(tmp_path, "a.pdf", sample(0).content)
-    monkeypatch.setattr("switchyard.services.text.chunks.CHUNK_WORDS", 40)
-    monkeypatch.setattr("switchyard.services.text.chunks.OVERLAP_WORDS", 0)
+    monkeypatch.setattr("switchyard.services.pipeline.text.chunks.CHUNK_WORDS", 40)
+    monkeypatch.setattr("switchyard.services.pipeline.text.chunks.OVERLAP_WORDS", 0)
     document_id = await ingested(pipeline, payload)
     many = await chunk_count(pipeline, document_id)
     monkeypatch.undo()

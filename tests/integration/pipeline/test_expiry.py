@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.files.expiry import Expiry, clean
-from switchyard.services.files.storage import Storage
-from switchyard.services.jobs.outcomes import Done, Next
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.requests import NewJob
+from switchyard.services.common.files.expiry import Expiry, clean
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.engine.jobs.outcomes import Done, Next
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import NewJob
 from tests.integration.pipeline.conftest import Pipeline
 
 DAY = 24 * 3600.0

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from switchyard.services.files.keys import references_key
-from switchyard.services.graph.ranking import Edges, rank
-from switchyard.services.jobs.context import ProcessCrashed
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.graph import Direction, EdgeKind, NodeKind, Ranking
-from switchyard.services.runtime.execution import Executor
+from switchyard.services.common.files.keys import references_key
+from switchyard.services.engine.jobs.context import ProcessCrashed
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.runtime.execution import Executor
+from switchyard.services.pipeline.graph.ranking import Edges, rank
+from switchyard.services.pipeline.records.graph import Direction, EdgeKind, NodeKind, Ranking
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.pdfs import pdf
 
@@ -77,7 +77,7 @@ async def test_other_content_does_not_cite_what_the_old_one_has_cited(
 
 async def test_a_document_that_is_gone_leaves_the_graph(pipeline: Pipeline, ledger: Ledger):
     document_id = "gone"
-    from switchyard.services.graph.updating import tell_document
+    from switchyard.services.pipeline.graph.updating import tell_document
 
     await tell_document(ledger, document_id, {}, TIDES)
     await pipeline.run("update_graph", {"document_id": document_id})
@@ -113,7 +113,7 @@ async def test_the_graph_is_ranked_and_likeness_found_anew(
 
 
 async def test_readers_see_the_old_ranking_until_the_new_one_is_whole(ledger: Ledger):
-    from switchyard.services.graph.updating import tell_document
+    from switchyard.services.pipeline.graph.updating import tell_document
 
     await tell_document(ledger, "a", {}, "A")
     ((node_id, _),) = await ledger.graph_nodes_after(0, 10)

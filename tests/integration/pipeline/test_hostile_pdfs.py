@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.files.storage import Storage
-from switchyard.services.files.uploads import INCOMING
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Done
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.jobs.retry import Failure
-from switchyard.services.runtime.execution import Executor
-from switchyard.services.settings import Settings
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.uploads import INCOMING
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.jobs.retry import Failure
+from switchyard.services.engine.runtime.execution import Executor
 from tests.support.hostile_pdfs import hostile_pdfs, nested_forms
 from tests.support.pdfs import TEXT, pdf
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.graph import Direction
-from switchyard.services.samples.articles import write_samples
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.pipeline.records.graph import Direction
+from switchyard.services.pipeline.samples.articles import write_samples
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import find, ingested, whole_result
 from tests.support.ledgers import make_ledger

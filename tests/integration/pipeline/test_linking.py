@@ -13,26 +13,29 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from switchyard.services.citations.kept import kept_references
-from switchyard.services.citations.linking import linker as linking
-from switchyard.services.citations.linking.linker import Linker, OutOfTime
-from switchyard.services.citations.linking.openalex import OpenAlex
-from switchyard.services.citations.linking.questions import questions_of
-from switchyard.services.citations.reference import Person, Reference
-from switchyard.services.citations.sections import MAX_REFERENCES
-from switchyard.services.citations.works import CitedWork, LinkStatus, WorkLink
-from switchyard.services.files.keys import links_key, references_key
-from switchyard.services.jobs.outcomes import Done, Snooze
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.monitoring.check import Finding
-from switchyard.services.monitoring.checks.examined import Examined
-from switchyard.services.monitoring.checks.sources import sources
-from switchyard.services.records.graph import EdgeKind
-from switchyard.services.settings import Settings
-from switchyard.services.sources.asking import SourceClient
-from switchyard.services.sources.errors import SourceBusy, SourceNotFound, SourceUnavailable
-from switchyard.services.workers.references.linking import NothingToLink
+from switchyard.services.common.files.keys import links_key, references_key
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.outcomes import Done, Snooze
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.check import Finding
+from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.sources import sources
+from switchyard.services.pipeline.citations.kept import kept_references
+from switchyard.services.pipeline.citations.linking import linker as linking
+from switchyard.services.pipeline.citations.linking.linker import Linker, OutOfTime
+from switchyard.services.pipeline.citations.linking.openalex import OpenAlex
+from switchyard.services.pipeline.citations.linking.questions import questions_of
+from switchyard.services.pipeline.citations.reference import Person, Reference
+from switchyard.services.pipeline.citations.works import LinkStatus, WorkLink
+from switchyard.services.pipeline.records.graph import EdgeKind
+from switchyard.services.pipeline.sources.asking import SourceClient
+from switchyard.services.pipeline.sources.errors import (
+    SourceBusy,
+    SourceNotFound,
+    SourceUnavailable,
+)
+from switchyard.services.pipeline.workers.references.linking import NothingToLink
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.catalogue_servers import (
     CrossrefServer,
@@ -336,7 +339,7 @@ async def test_a_job_whose_time_is_over_goes_on_later(
         await linked(linking_settings, ledger, cites(WIND), within=-1)
     made = {"hash": "x", "references": [cites(WIND).as_json()], "citations": []}
     pipeline.storage.put(references_key("d"), json.dumps(made).encode())
-    monkeypatch.setattr("switchyard.services.workers.references.linking.SHIFT", -1)
+    monkeypatch.setattr("switchyard.services.pipeline.workers.references.linking.SHIFT", -1)
     links = replace(pipeline, settings=linking_settings)
     assert isinstance(await links.one("link_citations", {"document_id": "d"}), Snooze)
 

@@ -11,15 +11,15 @@ from dataclasses import replace
 import pytest
 from pydantic import SecretStr
 
-from switchyard.services.index.embedder import embedder_for
-from switchyard.services.index.remote import BATCH, RemoteEmbedder
-from switchyard.services.index.scale import Scale
-from switchyard.services.jobs.outcomes import PermanentError
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.outcomes import PermanentError
 from switchyard.services.llm.client import NETWORK_TRIES, LlmClient, open_api
 from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmUnavailable
 from switchyard.services.llm.lane import LlmLane
 from switchyard.services.llm.reading import Answer
-from switchyard.services.settings import Settings
+from switchyard.services.pipeline.index.embedder import embedder_for
+from switchyard.services.pipeline.index.remote import BATCH, RemoteEmbedder
+from switchyard.services.pipeline.index.scale import Scale
 from tests.support import llm_server as server
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer

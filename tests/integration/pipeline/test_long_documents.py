@@ -7,13 +7,13 @@ import json
 import pytest
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.files.keys import page_key
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import Done
-from switchyard.services.records.progress import Reported
-from switchyard.services.text.drafts import RANGE, Drafts
-from switchyard.services.text.pdf import ExtractorName, read_pdf
-from switchyard.services.workers.ingest.documents import ExtractText, extract_text
+from switchyard.services.common.files.keys import page_key
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done
+from switchyard.services.engine.records.progress import Reported
+from switchyard.services.pipeline.text.drafts import RANGE, Drafts
+from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
+from switchyard.services.pipeline.workers.ingest.documents import ExtractText, extract_text
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.pdfs import lines_of_text, with_a_broken_page
 
@@ -83,7 +83,7 @@ def test_a_range_of_other_content_or_one_that_is_damaged_is_read_anew(
 def test_broken_pages_stay_broken_in_what_is_kept(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("switchyard.services.text.pdf.RANGE", 2)
+    monkeypatch.setattr("switchyard.services.pipeline.text.pdf.RANGE", 2)
     data = with_a_broken_page(5)
     read = read_pdf(data, drafts=drafts_in(pipeline, least=5))
     drafts = drafts_in(pipeline, least=5)

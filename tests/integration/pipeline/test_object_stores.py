@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.services.files.keys import result_key
-from switchyard.services.files.storage import Storage
-from switchyard.services.files.storage_errors import FileTooLarge, NotStored, StorageRefuses
-from switchyard.services.identity.places import WrongPlace, claim_places
-from switchyard.services.index.chunk_index import IndexAway
-from switchyard.services.index.generations import Generation, IndexHome
-from switchyard.services.index.opening import home_at, open_index
-from switchyard.services.index.ranking import search
-from switchyard.services.ledger import Ledger
-from switchyard.services.text.chunks import Chunk, chunk_id
+from switchyard.services.common.files.keys import result_key
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import FileTooLarge, NotStored, StorageRefuses
+from switchyard.services.engine.identity.places import WrongPlace, claim_places
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.pipeline.index.chunk_index import IndexAway
+from switchyard.services.pipeline.index.generations import Generation, IndexHome
+from switchyard.services.pipeline.index.opening import home_at, open_index
+from switchyard.services.pipeline.index.ranking import search
+from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.ledgers import make_ledger
 from tests.support.missing import MissingError, skip_or_fail

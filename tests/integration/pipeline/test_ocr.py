@@ -12,16 +12,16 @@ import pymupdf
 import pytest
 from PIL import Image
 
-from switchyard.services.files.errors import UnsupportedDocument
-from switchyard.services.files.keys import page_key, result_key, stage_key
-from switchyard.services.index.opening import open_index
-from switchyard.services.index.ranking import search
-from switchyard.services.ledger import Ledger
-from switchyard.services.text.ocr import OcrNotInstalled, UnknownLanguage
-from switchyard.services.text.pdf import ExtractorName, read_pdf
-from switchyard.services.text.plain import words
-from switchyard.services.workers import ocr as ocr_worker
-from switchyard.services.workers.ocr import NoTextFound
+from switchyard.services.common.files.errors import UnsupportedDocument
+from switchyard.services.common.files.keys import page_key, result_key, stage_key
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.index.ranking import search
+from switchyard.services.pipeline.text.ocr import OcrNotInstalled, UnknownLanguage
+from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
+from switchyard.services.pipeline.text.plain import words
+from switchyard.services.pipeline.workers import ocr as ocr_worker
+from switchyard.services.pipeline.workers.ocr import NoTextFound
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.scans import (
     SLIPS,
@@ -165,7 +165,7 @@ async def test_without_ocr_a_document_goes_on_with_the_text_that_it_has(
     def missing(*_: Any) -> None:
         raise OcrNotInstalled("install switchyard[ocr]")
 
-    monkeypatch.setattr("switchyard.services.text.ocr.require_ocr", missing)
+    monkeypatch.setattr("switchyard.services.pipeline.text.ocr.require_ocr", missing)
     document_id = await taken_in(pipeline, tmp_path, "mixed.pdf", with_scans(SLIPS, scans=[2]))
     assert pipeline.result("ocr_pdf") == {
         "document_id": document_id,

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from benchmarks.documents.scoring import accuracy
-from switchyard.services.files.errors import CorruptDocument, DocumentTooLarge
-from switchyard.services.samples.articles import sample
-from switchyard.services.samples.generating import generate
-from switchyard.services.text.images import count_pages, draw
-from switchyard.services.text.ocr import (
+from switchyard.services.common.files.errors import CorruptDocument, DocumentTooLarge
+from switchyard.services.pipeline.samples.articles import sample
+from switchyard.services.pipeline.samples.generating import generate
+from switchyard.services.pipeline.text.images import count_pages, draw
+from switchyard.services.pipeline.text.ocr import (
     LONGEST_SIDE,
     MOST_PIXELS,
     OcrNotInstalled,

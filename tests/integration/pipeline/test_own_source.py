@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.jobs.outcomes import Snooze
-from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry, RegistryError
-from switchyard.services.sources.document import DocumentSource, FoundDocument, SourceItem
-from switchyard.services.sources.errors import SourceNonsense
-from switchyard.services.workers.ingest.sourced import ingest_job
+from switchyard.services.engine.jobs.outcomes import Snooze
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry, RegistryError
+from switchyard.services.pipeline.sources.document import DocumentSource, FoundDocument, SourceItem
+from switchyard.services.pipeline.sources.errors import SourceNonsense
+from switchyard.services.pipeline.workers.ingest.sourced import ingest_job
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import site as server
 from tests.support.site import Site

@@ -9,10 +9,10 @@ from typing import Any
 import pymupdf
 import pytest
 
-from switchyard.services.files.errors import CorruptDocument, EncryptedDocument
-from switchyard.services.jobs.outcomes import Next
-from switchyard.services.text.pages import Limits
-from switchyard.services.text.pdf import ExtractorName, draw_page, read_pdf
+from switchyard.services.common.files.errors import CorruptDocument, EncryptedDocument
+from switchyard.services.engine.jobs.outcomes import Next
+from switchyard.services.pipeline.text.pages import Limits
+from switchyard.services.pipeline.text.pdf import ExtractorName, draw_page, read_pdf
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.pdfs import TEXT, encrypted, pdf
 

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from switchyard.services.files.errors import (
+from switchyard.services.common.files.errors import (
     CorruptDocument,
     DocumentTooLarge,
     EncryptedDocument,
 )
-from switchyard.services.files.media import (
+from switchyard.services.common.files.media import (
     MARKDOWN,
     PDF,
     PLAIN_TEXT,
@@ -29,12 +29,12 @@ from switchyard.services.files.media import (
     refuse_false_pdf,
     refuse_unsupported,
 )
-from switchyard.services.jobs.outcomes import PermanentError
-from switchyard.services.samples.articles import samples
-from switchyard.services.text.extraction import extract
-from switchyard.services.text.mupdf import PyMuPDFNotInstalled, _reading
-from switchyard.services.text.pages import Limits, PdfText
-from switchyard.services.text.pdf import ExtractorName, read_pdf
+from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.pipeline.samples.articles import samples
+from switchyard.services.pipeline.text.extraction import extract
+from switchyard.services.pipeline.text.mupdf import PyMuPDFNotInstalled, _reading
+from switchyard.services.pipeline.text.pages import Limits, PdfText
+from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
 from tests.integration.pipeline.conftest import outcome_of
 from tests.support.hostile_pdfs import deep_outline, not_pdfs
 from tests.support.pdfs import (

@@ -10,15 +10,15 @@ from typing import Any
 import pymupdf
 import pytest
 
-from switchyard.services.citations.engines import choice
-from switchyard.services.files.keys import references_key, stage_key, upload_key
-from switchyard.services.jobs.outcomes import Done
-from switchyard.services.text import mupdf
-from switchyard.services.text.composing import PageLines
-from switchyard.services.workers.outputs import MissingOutput
-from switchyard.services.workers.references import finding
-from switchyard.services.workers.references.reading import NoText
-from switchyard.services.workers.stages import EXTRACT
+from switchyard.services.common.files.keys import references_key, stage_key, upload_key
+from switchyard.services.engine.jobs.outcomes import Done
+from switchyard.services.pipeline.citations.engines import choice
+from switchyard.services.pipeline.text import mupdf
+from switchyard.services.pipeline.text.composing import PageLines
+from switchyard.services.pipeline.workers.outputs import MissingOutput
+from switchyard.services.pipeline.workers.references import finding
+from switchyard.services.pipeline.workers.references.reading import NoText
+from switchyard.services.pipeline.workers.stages import EXTRACT
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.pdfs import pdf, scanned
 

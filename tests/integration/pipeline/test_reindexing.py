@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.index.opening import open_index
-from switchyard.services.jobs.outcomes import Done, Next
-from switchyard.services.workers import reindex as reindex_worker
+from switchyard.services.engine.jobs.outcomes import Done, Next
+from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.workers import reindex as reindex_worker
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.rebuilding import contents, texts, write
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pymupdf
 import pytest
 
-from switchyard.services.files.errors import (
+from switchyard.services.common.files.errors import (
     CorruptDocument,
     EncryptedDocument,
     UnsupportedDocument,
 )
-from switchyard.services.jobs.outcomes import Next, PermanentError
-from switchyard.services.samples.generating import generate, kinds
+from switchyard.services.engine.jobs.outcomes import Next, PermanentError
+from switchyard.services.pipeline.samples.generating import generate, kinds
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import document, find
 
@@ -63,8 +63,8 @@ async def test_samples_without_text_go_to_ocr(pipeline: Pipeline, tmp_path: Path
 
 
 def _id_of(content: bytes) -> str:
-    from switchyard.services.files.hashes import content_hash
-    from switchyard.services.workers.stages import document_id_of
+    from switchyard.services.common.files.hashes import content_hash
+    from switchyard.services.pipeline.workers.stages import document_id_of
 
     return document_id_of(content_hash(content))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from benchmarks.search.collection import documents, queries
 from benchmarks.search.evaluation import evaluate
 from switchyard.cli.demo.play import SAMPLE_QUERY
-from switchyard.services.index.embedder import embedder_for
-from switchyard.services.index.modes import Mode
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.index.embedder import embedder_for
+from switchyard.services.pipeline.index.modes import Mode
 
 
 async def test_the_default_finds_at_least_as_much_as_the_best_single_way():

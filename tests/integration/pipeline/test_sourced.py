@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.backfill.github import GithubOptions
-from switchyard.services.files.keys import result_key
-from switchyard.services.jobs.outcomes import Done, Next, Snooze
-from switchyard.services.jobs.registry import InvalidPayload, Registry
-from switchyard.services.records.results import Document
-from switchyard.services.settings import Settings
-from switchyard.services.sources.errors import (
+from switchyard.services.common.files.keys import result_key
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.outcomes import Done, Next, Snooze
+from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
+from switchyard.services.engine.records.results import Document
+from switchyard.services.pipeline.sources.backfill_github import GithubOptions
+from switchyard.services.pipeline.sources.errors import (
     SourceNonsense,
     SourceNotFound,
     SourceRefused,
     SourceUnavailable,
 )
-from switchyard.services.sources.github import repository_name
+from switchyard.services.pipeline.sources.github import repository_name
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import site as server
 from tests.support.hosts import CARD, README, GithubSite, HubSite, model, release

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.files.charsets import charset_named
-from switchyard.services.files.errors import DocumentTooLarge, UnsupportedDocument
-from switchyard.services.files.hashes import content_hash
-from switchyard.services.files.storage import Storage
-from switchyard.services.files.storage_errors import FileTooLarge, InvalidKey, NotStored
-from switchyard.services.files.uploads import receive
+from switchyard.services.common.files.charsets import charset_named
+from switchyard.services.common.files.errors import DocumentTooLarge, UnsupportedDocument
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import FileTooLarge, InvalidKey, NotStored
+from switchyard.services.common.files.uploads import receive
 from tests.support.pdfs import pdf
 
 

@@ -17,26 +17,26 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from switchyard.cli.system.ports import LOOPBACK, free_port
-from switchyard.services.files import storage as storing
-from switchyard.services.files.quota import Quota
-from switchyard.services.files.storage import Storage
-from switchyard.services.files.storage_errors import StorageAway
-from switchyard.services.identity.places import claim_places
-from switchyard.services.index.checking import index
-from switchyard.services.index.chunk_index import IndexAway
-from switchyard.services.index.embedder import embedder_for
-from switchyard.services.index.opening import generation_of, home_at, open_index
-from switchyard.services.jobs.outcomes import RetryableError
-from switchyard.services.jobs.retry import Delayed, Failure, RetryPolicy, decide
-from switchyard.services.ledger import Ledger
-from switchyard.services.monitoring.check import Finding
-from switchyard.services.monitoring.checks import host
-from switchyard.services.monitoring.checks.examined import Examined
-from switchyard.services.monitoring.metric_names import STORAGE_QUOTA, STORAGE_USED
-from switchyard.services.monitoring.system_metrics import SystemMetrics
-from switchyard.services.settings import Settings
-from switchyard.services.text.chunks import Chunk, chunk_id
-from switchyard.services.workers.stages import document_id_of
+from switchyard.services.common.files import storage as storing
+from switchyard.services.common.files.quota import Quota
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import StorageAway
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.identity.places import claim_places
+from switchyard.services.engine.jobs.outcomes import RetryableError
+from switchyard.services.engine.jobs.retry import Delayed, Failure, RetryPolicy, decide
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.check import Finding
+from switchyard.services.engine.monitoring.checks import host
+from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.metric_names import STORAGE_QUOTA, STORAGE_USED
+from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
+from switchyard.services.pipeline.index.checking import index
+from switchyard.services.pipeline.index.chunk_index import IndexAway
+from switchyard.services.pipeline.index.embedder import embedder_for
+from switchyard.services.pipeline.index.opening import generation_of, home_at, open_index
+from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
+from switchyard.services.pipeline.workers.stages import document_id_of
 from tests.integration.api.document_server import serving
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.missing import MissingError, skip_or_fail

@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.services.index.checking import index as look_at_index
-from switchyard.services.index.chunk_index import ChunkIndex, IndexMismatch
-from switchyard.services.index.embedder import Embedder, embedder_for
-from switchyard.services.index.generations import Generation
-from switchyard.services.index.modes import Mode
-from switchyard.services.index.opening import OpenIndex, open_index
-from switchyard.services.index.probing import SEEN_FOR
-from switchyard.services.index.ranking import search
-from switchyard.services.index.rebuilding import begin, build
-from switchyard.services.monitoring.check import Finding
-from switchyard.services.settings import Settings
-from switchyard.services.text.chunks import Chunk, chunk_id
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.monitoring.check import Finding
+from switchyard.services.pipeline.index.checking import index as look_at_index
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexMismatch
+from switchyard.services.pipeline.index.embedder import Embedder, embedder_for
+from switchyard.services.pipeline.index.generations import Generation
+from switchyard.services.pipeline.index.modes import Mode
+from switchyard.services.pipeline.index.opening import OpenIndex, open_index
+from switchyard.services.pipeline.index.probing import SEEN_FOR
+from switchyard.services.pipeline.index.ranking import search
+from switchyard.services.pipeline.index.rebuilding import begin, build
+from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support import llm_server as server
 from tests.support.llm_server import DIMENSIONS, LlmServer
 

@@ -12,9 +12,9 @@ from typing import Any
 import pymupdf
 import pytest
 
-from switchyard.services.files.keys import result_key
-from switchyard.services.text.ocr import OcrNotInstalled, read_picture
-from switchyard.services.text.pdf import ExtractorName, read_pdf
+from switchyard.services.common.files.keys import result_key
+from switchyard.services.pipeline.text.ocr import OcrNotInstalled, read_picture
+from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.scans import SLIPS, taken_in, text_of
 from tests.support.pdfs import TEXT, pdf, scan, slips
@@ -138,7 +138,7 @@ async def test_a_scan_with_a_typed_date_is_read_and_keeps_the_date_once(
 def test_typed_text_that_ocr_does_not_see_is_kept():
     import numpy as np
 
-    from switchyard.services.text.layout import Line
+    from switchyard.services.pipeline.text.layout import Line
 
     page = np.full((400, 400, 3), 255, np.uint8)
     typed = [Line(40, 300, 200, 320, "Received 31 March", 20)]
@@ -161,7 +161,7 @@ async def test_what_stays_unreadable_is_told_in_the_result(
     def missing(*_: Any) -> None:
         raise OcrNotInstalled("install switchyard[ocr]")
 
-    monkeypatch.setattr("switchyard.services.text.ocr.require_ocr", missing)
+    monkeypatch.setattr("switchyard.services.pipeline.text.ocr.require_ocr", missing)
     if why == "switched off":
         update = {"ocr_scanned_pages": False}
         pipeline = replace(pipeline, settings=pipeline.settings.model_copy(update=update))
@@ -176,8 +176,8 @@ def test_a_page_without_any_text_is_not_unreadable():
 
 
 def test_a_typed_number_is_not_taken_for_a_part_of_a_longer_one():
-    from switchyard.services.text.layout import Line
-    from switchyard.services.text.ocr import _with_typed
+    from switchyard.services.pipeline.text.layout import Line
+    from switchyard.services.pipeline.text.ocr import _with_typed
 
     read = Line(0, 0, 400, 20, "20211 8035024 31", 20)
     typed = [

@@ -7,8 +7,8 @@ from typing import Any
 import pymupdf
 import pytest
 
-from switchyard.services.files.errors import UnsupportedDocument
-from switchyard.services.text.pdf import ExtractorName, read_pdf
+from switchyard.services.common.files.errors import UnsupportedDocument
+from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
 from tests.support.pdfs import TEXT
 
 both = pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])

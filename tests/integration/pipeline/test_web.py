@@ -9,23 +9,23 @@ from typing import Any, cast
 
 import pytest
 
-from switchyard.services.files.errors import UnsupportedDocument
-from switchyard.services.files.keys import result_key
-from switchyard.services.jobs.outcomes import Done, Next, Snooze
-from switchyard.services.jobs.registry import InvalidPayload, Registry
-from switchyard.services.records.results import Document
-from switchyard.services.sources.errors import (
+from switchyard.services.common.files.errors import UnsupportedDocument
+from switchyard.services.common.files.keys import result_key
+from switchyard.services.engine.jobs.outcomes import Done, Next, Snooze
+from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
+from switchyard.services.engine.records.results import Document
+from switchyard.services.pipeline.sources.errors import (
     SourceNonsense,
     SourceNotFound,
     SourceRefused,
     SourceUnavailable,
 )
-from switchyard.services.sources.web import visiting
-from switchyard.services.sources.web.addresses import addresses, page_address
-from switchyard.services.sources.web.robots import judge
-from switchyard.services.sources.web.visiting import VisitedPage
-from switchyard.services.text.web import read_page
-from switchyard.services.workers.ingest.web import UnreadablePage, found_on
+from switchyard.services.pipeline.sources.web import visiting
+from switchyard.services.pipeline.sources.web.addresses import addresses, page_address
+from switchyard.services.pipeline.sources.web.robots import judge
+from switchyard.services.pipeline.sources.web.visiting import VisitedPage
+from switchyard.services.pipeline.text.web import read_page
+from switchyard.services.pipeline.workers.ingest.web import UnreadablePage, found_on
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import site as server
 from tests.support.hosts import PAGE
@@ -170,7 +170,7 @@ class _Hurried:
     """A context whose processes have no time."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        from switchyard.services.jobs.context import JobContext
+        from switchyard.services.engine.jobs.context import JobContext
 
         async def late(*_: Any, **__: Any) -> Any:
             raise TimeoutError

@@ -15,11 +15,11 @@ from switchyard.broker.publish.outcome import Outgoing
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.topology.build import build
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.publishing.publisher import JobPublisher
-from switchyard.services.records.errors import LedgerForked
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.publishing.publisher import JobPublisher
+from switchyard.services.engine.records.errors import LedgerForked
 from tests.support.brokers import TestBroker
 from tests.support.ledgers import make_ledger
 from tests.support.publishing import depth

@@ -14,7 +14,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.publish.unheard import MOST_KNOWN
 from switchyard.broker.wire.channel import PipelinedChannel
 from switchyard.broker.wire.connection import connected
-from switchyard.services.monitoring.job_events import EventFeed, announce
+from switchyard.services.engine.monitoring.job_events import EventFeed, announce
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.publishing import HOT, job, of

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from switchyard.services.ledger import schedules as ledger_schedules
+from switchyard.services.engine.ledger import schedules as ledger_schedules
 from tests.support.brokers import TestBroker
 from tests.support.schedules import Time
 from tests.support.system import System, open_system

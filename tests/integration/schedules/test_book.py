@@ -2,9 +2,9 @@
 
 import pytest
 
-from switchyard.services.ledger import schedules as ledger_schedules
-from switchyard.services.schedules.book import MOST, ScheduleConflict, UnknownSchedule
-from switchyard.services.schedules.rule import InvalidSchedule
+from switchyard.services.engine.ledger import schedules as ledger_schedules
+from switchyard.services.engine.schedules.book import MOST, ScheduleConflict, UnknownSchedule
+from switchyard.services.engine.schedules.rule import InvalidSchedule
 from tests.support.schedules import START, Time, add, book, entry, outcomes, runner
 from tests.support.system import System
 

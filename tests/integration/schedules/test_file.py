@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
-from switchyard.services.schedules.book import ScheduleConflict, Schedules
-from switchyard.services.schedules.defaults import DEFAULTS
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.schedules.book import ScheduleConflict, Schedules
+from switchyard.services.engine.schedules.defaults import DEFAULTS
 from tests.support.schedules import Time, add, book, entry, outcomes, runner
 from tests.support.system import System
 

@@ -8,13 +8,13 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.schedules import FiringOutcome
-from switchyard.services.records.states import State
-from switchyard.services.scheduler.scheduler import Pace, Scheduler
-from switchyard.services.schedules.book import job_id_of
-from switchyard.services.schedules.firing import AGAIN, ScheduleRunner
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.schedules import FiringOutcome
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.schedules.book import job_id_of
+from switchyard.services.engine.schedules.firing import AGAIN, ScheduleRunner
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.schedules import START, Time, add, book, entry, outcomes, runner

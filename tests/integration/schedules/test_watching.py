@@ -6,13 +6,13 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.monitoring import schedule_status
-from switchyard.services.monitoring.check import Finding
-from switchyard.services.monitoring.checks.examined import Examined
-from switchyard.services.monitoring.checks.schedules import schedules as schedules_check
-from switchyard.services.monitoring.schedule_status import schedule_samples
-from switchyard.services.schedules.firing import ScheduleRunner
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.monitoring import schedule_status
+from switchyard.services.engine.monitoring.check import Finding
+from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.schedules import schedules as schedules_check
+from switchyard.services.engine.monitoring.schedule_status import schedule_samples
+from switchyard.services.engine.schedules.firing import ScheduleRunner
 from tests.support.schedules import START, Time, add, book, entry, runner
 from tests.support.system import System
 

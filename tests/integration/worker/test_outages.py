@@ -9,8 +9,8 @@ import pytest
 from switchyard.broker.background import BackgroundFailed
 from switchyard.broker.lanes import JOBS_EXCHANGE
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.states import State
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -8,10 +8,15 @@ from structlog.testing import capture_logs
 
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.records.errors import LedgerRefuses
-from switchyard.services.records.states import State
-from switchyard.services.runtime.worker import LANE_WORKER_PRIORITY, Share, UnknownWorker, share_of
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.records.errors import LedgerRefuses
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.runtime.worker import (
+    LANE_WORKER_PRIORITY,
+    Share,
+    UnknownWorker,
+    share_of,
+)
 from tests.support.brokers import TestBroker
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.jobs import journal

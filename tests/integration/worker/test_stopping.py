@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.records.requests import ClaimRequest
-from switchyard.services.records.states import AttemptOutcome, State
-from switchyard.services.runtime.worker import LAST_WORDS
+from switchyard.services.engine.records.requests import ClaimRequest
+from switchyard.services.engine.records.states import AttemptOutcome, State
+from switchyard.services.engine.runtime.worker import LAST_WORDS
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.system import System

@@ -8,9 +8,9 @@ import pytest
 
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.message import JobMessage
-from switchyard.services.jobs.retry import MAX_DEATHS
-from switchyard.services.records.requests import FinishRequest
-from switchyard.services.records.states import AttemptOutcome, State
+from switchyard.services.engine.jobs.retry import MAX_DEATHS
+from switchyard.services.engine.records.requests import FinishRequest
+from switchyard.services.engine.records.states import AttemptOutcome, State
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.system import System

@@ -10,10 +10,10 @@ from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from switchyard.broker.dead.scan import Letter
-from switchyard.services.ledger.sql.tables import attempts, jobs
-from switchyard.services.records.bulk import BulkState
-from switchyard.services.records.document_states import COMPLETED
-from switchyard.services.records.states import FINISHED, State
+from switchyard.services.engine.ledger.sql.tables import attempts, jobs
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.states import FINISHED, State
+from switchyard.services.pipeline.records.document_states import COMPLETED
 from tests.support.chaos import Effect, Effects, history_of, wait_until_lanes_are_empty
 from tests.support.fault_run.chronicle import Chronicle
 from tests.support.fault_run.load import Accepted

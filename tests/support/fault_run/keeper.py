@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
 from tests.support.fault_run.chronicle import Chronicle
 from tests.support.worker_process import ROOT, environment_of
 

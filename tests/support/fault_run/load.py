@@ -13,12 +13,12 @@ from aio_pika.exceptions import AMQPError, DeliveryError
 from switchyard.broker.errors import PublishError
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.publishing.publisher import JobPublisher, Published
-from switchyard.services.records.errors import LedgerUnavailable
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.publishing.publisher import JobPublisher, Published
+from switchyard.services.engine.records.errors import LedgerUnavailable
 from tests.support.fault_run.chronicle import Chronicle
 from tests.support.fault_run.doors import PAUSE, Api
 

@@ -15,9 +15,9 @@ from pydantic import SecretStr
 from switchyard.broker.lanes import LANES
 from switchyard.cli.system.node import LocalNode
 from switchyard.cli.system.ports import LOOPBACK, free_port
-from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.ledger import Ledger
 from tests.support.brokers import TestBroker, new_node
 from tests.support.chaos import open_chaos
 from tests.support.eventually import eventually

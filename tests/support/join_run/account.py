@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.services.records.results import JobRecord
-from switchyard.services.records.states import State
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.states import State
 
 Change = tuple[str, str, str]
 """A job, its old state, its new one."""

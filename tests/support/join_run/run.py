@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.services.publishing.preparing import THEN, job_id_of
-from switchyard.services.records.states import State
+from switchyard.services.engine.publishing.preparing import THEN, job_id_of
+from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker, fresh_vhost, new_node
 from tests.support.chaos import history_of, open_chaos, wait_until_lanes_are_empty
 from tests.support.join_run.account import faults_of, was_spent

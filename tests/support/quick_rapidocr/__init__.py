@@ -48,7 +48,7 @@ def installed(directory: Path) -> Path:
 
 
 class RapidOCR:
-    """As far as `services/text/ocr.py` and `turning.py` ask of it."""
+    """As far as `services/pipeline/text/ocr.py` and `turning.py` ask of it."""
 
     def __init__(self, params: Any) -> None:
         return

@@ -1,4 +1,4 @@
-"""As far as `services/text/ocr.py` asks of it."""
+"""As far as `services/pipeline/text/ocr.py` asks of it."""
 
 
 class RapidOCRError(Exception):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from switchyard.services.citations.boxes import Box, boxes_of
-from switchyard.services.text.composing import PageLines
-from switchyard.services.text.layout import Line
+from switchyard.services.pipeline.citations.boxes import Box, boxes_of
+from switchyard.services.pipeline.text.composing import PageLines
+from switchyard.services.pipeline.text.layout import Line
 
 
 def line(x: float, y: float, text: str) -> Line:

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pybtex.database import BibliographyData, parse_string
 
-from switchyard.services.citations.formats.bibtex import bibtex
-from switchyard.services.citations.formats.csl import csl
-from switchyard.services.citations.formats.export import Format, exported
-from switchyard.services.citations.formats.kinds import WorkKind, kind_of
-from switchyard.services.citations.formats.names import keys_of
-from switchyard.services.citations.formats.tei import TEI
-from switchyard.services.citations.reference import Person, Reference
-from switchyard.services.citations.works import CitedWork, LinkStatus, WorkLink
+from switchyard.services.pipeline.citations.formats.bibtex import bibtex
+from switchyard.services.pipeline.citations.formats.csl import csl
+from switchyard.services.pipeline.citations.formats.export import Format, exported
+from switchyard.services.pipeline.citations.formats.kinds import WorkKind, kind_of
+from switchyard.services.pipeline.citations.formats.names import keys_of
+from switchyard.services.pipeline.citations.formats.tei import TEI
+from switchyard.services.pipeline.citations.reference import Person, Reference
+from switchyard.services.pipeline.citations.works import CitedWork, LinkStatus, WorkLink
 
 ARTICLE = Reference(
     text="Lamport, L. (1978). Time, clocks. Communications of the ACM, 21(7), 558–565.",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from switchyard.services.citations.linking.matching import (
+from switchyard.services.pipeline.citations.linking.matching import (
     THRESHOLD,
     chosen,
     named,
     score,
     title_likeness,
 )
-from switchyard.services.citations.linking.questions import Means, questions_of
-from switchyard.services.citations.reference import Person, Reference
-from switchyard.services.citations.works import CitedWork, LinkStatus
+from switchyard.services.pipeline.citations.linking.questions import Means, questions_of
+from switchyard.services.pipeline.citations.reference import Person, Reference
+from switchyard.services.pipeline.citations.works import CitedWork, LinkStatus
 
 REFERENCE = Reference(
     text="",

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from switchyard.services.citations.assembling import _trimmed
-from switchyard.services.citations.parsing import OfflineParser
-from switchyard.services.citations.reference import Person, Reference
-from switchyard.services.citations.tokens import MAX_REFERENCE_CHARS, cleaned, tokens_of
+from switchyard.services.pipeline.citations.assembling import _trimmed
+from switchyard.services.pipeline.citations.parsing import OfflineParser
+from switchyard.services.pipeline.citations.reference import Person, Reference
+from switchyard.services.pipeline.citations.tokens import MAX_REFERENCE_CHARS, cleaned, tokens_of
 
 
 @pytest.fixture(scope="module")

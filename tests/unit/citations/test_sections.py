@@ -2,8 +2,8 @@
 
 import pytest
 
-from switchyard.services.citations.reference import Person, Reference
-from switchyard.services.citations.sections import citations_in, split
+from switchyard.services.pipeline.citations.reference import Person, Reference
+from switchyard.services.pipeline.citations.sections import citations_in, split
 
 _NUMBERED = """[1] K. He, X. Zhang, S. Ren, and J. Sun. Deep residual learning. In
 CVPR, pages 770–778, 2016.

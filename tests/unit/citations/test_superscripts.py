@@ -2,7 +2,7 @@
 
 import pytest
 
-from switchyard.services.citations.sections import RawReference, citations_in, split
+from switchyard.services.pipeline.citations.sections import RawReference, citations_in, split
 
 LABELS = [RawReference(f"Reference {number}", str(number), 9) for number in range(1, 31)]
 

@@ -11,8 +11,8 @@ from benchmarks.citations.labelling import labelled
 from benchmarks.citations.lists import listed
 from benchmarks.citations.works import Works
 from benchmarks.citations.writing import Writer, styles
-from switchyard.services.citations.parsing import OfflineParser
-from switchyard.services.citations.tokens import cleaned
+from switchyard.services.pipeline.citations.parsing import OfflineParser
+from switchyard.services.pipeline.citations.tokens import cleaned
 
 
 def test_there_are_forty_styles_to_learn_from_and_others_held_back():

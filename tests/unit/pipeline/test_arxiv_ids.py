@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from switchyard.services.sources.arxiv.client import Cursor
-from switchyard.services.sources.arxiv.feed import ArxivId, Entry
+from switchyard.services.pipeline.sources.arxiv.client import Cursor
+from switchyard.services.pipeline.sources.arxiv.feed import ArxivId, Entry
 
 
 @pytest.mark.parametrize(

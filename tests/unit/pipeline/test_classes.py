@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.classes import meaning, rules
-from switchyard.services.classes.definitions import (
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.classes import meaning, rules
+from switchyard.services.pipeline.classes.definitions import (
     BadClasses,
     MeaningKind,
     RuleKind,
     definitions,
 )
-from switchyard.services.index.embedder import embedder_for
-from switchyard.services.samples.article_texts import ARTICLES
-from switchyard.services.settings import Settings
+from switchyard.services.pipeline.index.embedder import embedder_for
+from switchyard.services.pipeline.samples.article_texts import ARTICLES
 
 
 def counted(keywords: list[str], text: str) -> dict[str, int]:

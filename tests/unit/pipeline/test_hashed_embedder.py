@@ -11,10 +11,10 @@ import sys
 
 import pytest
 
-from switchyard.services.index.embedder import embedder_for
-from switchyard.services.index.hashed import HashedEmbedder
-from switchyard.services.samples.article_texts import ARTICLES
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.index.embedder import embedder_for
+from switchyard.services.pipeline.index.hashed import HashedEmbedder
+from switchyard.services.pipeline.samples.article_texts import ARTICLES
 
 TEXTS = ["The tide rises twice a day.", "Die Flut steigt.", "يرتفع ماء البحر", "机器学习"]
 

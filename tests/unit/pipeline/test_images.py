@@ -9,12 +9,12 @@ import zlib
 import pytest
 from PIL import Image
 
-from switchyard.services.files.errors import (
+from switchyard.services.common.files.errors import (
     CorruptDocument,
     DocumentTooLarge,
     UnsupportedDocument,
 )
-from switchyard.services.text import images
+from switchyard.services.pipeline.text import images
 
 
 def png_that_says(width: int, height: int) -> bytes:

@@ -8,7 +8,13 @@ import time
 
 import pytest
 
-from switchyard.services.text.layout import MAX_LINES, Line, blocks_of, paragraphs_of, reading_order
+from switchyard.services.pipeline.text.layout import (
+    MAX_LINES,
+    Line,
+    blocks_of,
+    paragraphs_of,
+    reading_order,
+)
 
 HEIGHT, STEP = 10.0, 13.0
 

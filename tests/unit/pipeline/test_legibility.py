@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from switchyard.services.text.layout import Line
-from switchyard.services.text.legibility import is_gibberish, is_unreadable, marked
-from switchyard.services.text.plain import clean
+from switchyard.services.pipeline.text.layout import Line
+from switchyard.services.pipeline.text.legibility import is_gibberish, is_unreadable, marked
+from switchyard.services.pipeline.text.plain import clean
 
 ENGLISH = (
     "The keeper of the light climbed the stairs every evening. He trimmed the wick and filled the "

@@ -6,8 +6,8 @@ import codecs
 
 import pytest
 
-from switchyard.services.files.errors import UnsupportedDocument
-from switchyard.services.files.media import (
+from switchyard.services.common.files.errors import UnsupportedDocument
+from switchyard.services.common.files.media import (
     JPEG,
     MARKDOWN,
     PDF,

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from switchyard.services.llm.vision import asked_of
-from switchyard.services.text.figures import SIDE, _pieces
-from switchyard.services.text.pages import fitting
-from switchyard.services.text.pieces import PIECE, _joined, _starts
+from switchyard.services.pipeline.text.figures import SIDE, _pieces
+from switchyard.services.pipeline.text.pages import fitting
+from switchyard.services.pipeline.text.pieces import PIECE, _joined, _starts
 
 
 def box(x0: float, y0: float, x1: float, y1: float) -> np.ndarray:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from switchyard.services.jobs.registry import InvalidPayload, Registry
+from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
 
 HEAVY = (
     *("PIL", "cv2", "lancedb", "numpy", "obstore", "onnxruntime", "openai", "pyarrow"),
@@ -43,7 +43,8 @@ def test_stages_run_on_the_workers_and_in_the_lanes_of_the_specification():
 
 def test_importing_the_job_types_loads_nothing_heavy():
     program = (
-        "import sys; from switchyard.services.jobs.registry import Registry; Registry.load();"
+        "import sys; "
+        "from switchyard.services.engine.jobs.registry import Registry; Registry.load();"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )
     done = subprocess.run(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.services.text import plain
-from switchyard.services.text.plain import (
+from switchyard.services.pipeline.text import plain
+from switchyard.services.pipeline.text.plain import (
     clean,
     content_words,
     count_words,

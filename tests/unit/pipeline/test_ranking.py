@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from switchyard.services.index import ranking
-from switchyard.services.index.chunk_index import ChunkCandidate, Key
-from switchyard.services.index.ranking import _fitting, _snippet, _weighed
-from switchyard.services.text.plain import words, words_of
+from switchyard.services.pipeline.index import ranking
+from switchyard.services.pipeline.index.chunk_index import ChunkCandidate, Key
+from switchyard.services.pipeline.index.ranking import _fitting, _snippet, _weighed
+from switchyard.services.pipeline.text.plain import words, words_of
 
 TERMS = {"red", "green", "blue", "unbroken"}
 WEIGHT = 0.6

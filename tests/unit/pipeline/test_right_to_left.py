@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from switchyard.services.text.bidi import Glyph, text_in_order
+from switchyard.services.pipeline.text.bidi import Glyph, text_in_order
 
 LINES = {
     "שלום עולם (2021) Python 3.11 סוף": "ףוס Python 3.11 (2021) םלוע םולש",

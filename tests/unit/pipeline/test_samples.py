@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.files.hashes import content_hash
-from switchyard.services.samples.article_texts import ARTICLES
-from switchyard.services.samples.articles import sample, samples, write_samples
-from switchyard.services.text.pdf import read_pdf
-from switchyard.services.text.plain import words
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.pipeline.samples.article_texts import ARTICLES
+from switchyard.services.pipeline.samples.articles import sample, samples, write_samples
+from switchyard.services.pipeline.text.pdf import read_pdf
+from switchyard.services.pipeline.text.plain import words
 
 
 @pytest.mark.parametrize("number", range(len(ARTICLES)))
@@ -27,8 +27,8 @@ def test_a_sample_says_what_its_article_says(number: int):
 
 def test_samples_have_the_same_bytes_in_every_run():
     program = (
-        "from switchyard.services.samples.articles import samples\n"
-        "from switchyard.services.files.hashes import content_hash\n"
+        "from switchyard.services.pipeline.samples.articles import samples\n"
+        "from switchyard.services.common.files.hashes import content_hash\n"
         "print([content_hash(made.content) for made in samples()])"
     )
     done = subprocess.run(

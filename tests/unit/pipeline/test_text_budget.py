@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.services.text.sections import GAP, fit, sections_of
+from switchyard.services.pipeline.text.sections import GAP, fit, sections_of
 
 
 @given(st.lists(st.text(max_size=3000), max_size=30), st.integers(100, 5000))

@@ -9,7 +9,7 @@ import pymupdf
 import pytest
 from PIL import Image
 
-from switchyard.services.text import figures
+from switchyard.services.pipeline.text import figures
 
 CORNERS = ("red", "green", "blue", "yellow")
 """Of the picture, from left to right and from top to bottom."""

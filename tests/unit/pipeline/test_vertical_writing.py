@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pymupdf
 
-from switchyard.services.text.composing import PageLines, compose
-from switchyard.services.text.layout import Line
-from switchyard.services.text.pdf import read_pdf
-from switchyard.services.text.vertical import laid_level
+from switchyard.services.pipeline.text.composing import PageLines, compose
+from switchyard.services.pipeline.text.layout import Line
+from switchyard.services.pipeline.text.pdf import read_pdf
+from switchyard.services.pipeline.text.vertical import laid_level
 
 COLUMNS = ("吾輩は猫である。名前は", "まだ無い。どこで生れた", "かとんと見当がつかぬ。")
 ENCODING = "UniJIS-UTF16-V"

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from switchyard.services.index.embedder import embedder_for
-from switchyard.services.index.wordllama import WordllamaEmbedder
-from switchyard.services.jobs.outcomes import PermanentError
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.pipeline.index.embedder import embedder_for
+from switchyard.services.pipeline.index.wordllama import WordllamaEmbedder
 
 TEXT = "The tide rises twice a day."
 FIRST = [0.037603, -0.006186, 0.046789, 0.055322]
@@ -71,7 +71,7 @@ def test_more_dimensions_than_there_are_are_refused_with_the_settings_to_change(
 
 
 def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch):
-    module = "switchyard.services.index.wordllama"
+    module = "switchyard.services.pipeline.index.wordllama"
     monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
     monkeypatch.setattr(f"{module}._model", _fresh_model())
     with pytest.raises(PermanentError, match="JOBS_EMBED_OFFLINE=hashed"):
@@ -79,6 +79,6 @@ def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch):
 
 
 def _fresh_model():
-    from switchyard.services.index import wordllama
+    from switchyard.services.pipeline.index import wordllama
 
     return wordllama._model.__wrapped__

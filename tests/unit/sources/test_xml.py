@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from switchyard.services.citations.engines.grobid import GrobidEngine
-from switchyard.services.sources import xml
-from switchyard.services.sources.errors import SourceNonsense
-from switchyard.services.sources.xml import xml_tree
+from switchyard.services.pipeline.citations.engines.grobid import GrobidEngine
+from switchyard.services.pipeline.sources import xml
+from switchyard.services.pipeline.sources.errors import SourceNonsense
+from switchyard.services.pipeline.sources.xml import xml_tree
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from switchyard.api.client.following import (
 )
 from switchyard.api.client.streams import streams
 from switchyard.broker.forking import Owner
-from switchyard.services.records.document_states import FAILED, FINISHED_STATES
-from switchyard.services.records.states import FINISHED
+from switchyard.services.engine.records.states import FINISHED
+from switchyard.services.pipeline.records.document_states import FAILED, FINISHED_STATES
 
 if TYPE_CHECKING:
     from switchyard.api.models.documents import DocumentView

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 
-from switchyard.services.durations import DURATION_HELP, seconds_of
+from switchyard.services.common.durations import DURATION_HELP, seconds_of
 
 Time = datetime | timedelta | str
 """A datetime with a time zone, one in ISO 8601, or a duration (`1h30m`): how long ago it was, or

@@ -14,12 +14,12 @@ from pydantic import BaseModel
 from switchyard.api.addresses import is_loopback
 from switchyard.api.http.problems import Problem, try_later
 from switchyard.api.state import ApiState, state_of
-from switchyard.services.access.api_keys import KeyRing, Principal, Scope
-from switchyard.services.access.rate_limit import Allowance
-from switchyard.services.errors import Misconfigured
-from switchyard.services.publishing.requests import check_source
-from switchyard.services.records.errors import LedgerError, LedgerUnavailable
-from switchyard.services.records.requests import spaced_key
+from switchyard.services.common.errors import Misconfigured
+from switchyard.services.engine.access.api_keys import KeyRing, Principal, Scope
+from switchyard.services.engine.access.rate_limit import Allowance
+from switchyard.services.engine.publishing.requests import check_source
+from switchyard.services.engine.records.errors import LedgerError, LedgerUnavailable
+from switchyard.services.engine.records.requests import spaced_key
 
 BEARER = HTTPBearer(auto_error=False, scheme_name="bearer", description="An API key.")
 HEADER = APIKeyHeader(

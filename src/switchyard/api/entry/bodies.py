@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from switchyard.api.addresses import client_at
 from switchyard.api.http.problems import Problem, render, try_later
 from switchyard.api.http.routing import CHECK_LENGTH, GuardedRoute
-from switchyard.services.access.shares import Shares
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.access.shares import Shares
 
 STREAMED_TYPES = frozenset({"multipart/form-data", "text/plain"})
 """What routes for files read piece by piece. All else is read into memory as a whole."""

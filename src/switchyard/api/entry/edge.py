@@ -18,8 +18,8 @@ from switchyard.api.addresses import client_at
 from switchyard.api.entry.access import rate_limited
 from switchyard.api.entry.connections import UNREAD
 from switchyard.api.http.problems import Problem, render
-from switchyard.services.access.rate_limit import Allowance, RateLimiter
-from switchyard.services.tracing import Spanned, span, tracing_by
+from switchyard.services.common.tracing import Spanned, span, tracing_by
+from switchyard.services.engine.access.rate_limit import Allowance, RateLimiter
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 PROBES = frozenset({"/health", "/health/live", "/health/ready"})

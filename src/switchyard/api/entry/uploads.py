@@ -16,7 +16,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from switchyard.api.http.problems import Problem
-from switchyard.services.files.charsets import Charset, charset_of
+from switchyard.services.common.files.charsets import Charset, charset_of
 
 MAX_FIELD_BYTES = 64 * 1024
 """Of all fields together."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from switchyard.api.http.problems import Problem, responses
-from switchyard.services.documents.desk import NotFinished
-from switchyard.services.documents.extractions import ExtractionNotFinished
-from switchyard.services.documents.status import DocumentStatus
-from switchyard.services.records.document_states import FAILED
-from switchyard.services.records.states import State
+from switchyard.services.engine.records.states import State
+from switchyard.services.pipeline.documents.desk import NotFinished
+from switchyard.services.pipeline.documents.extractions import ExtractionNotFinished
+from switchyard.services.pipeline.documents.status import DocumentStatus
+from switchyard.services.pipeline.records.document_states import FAILED
 
 POLL_AFTER = 0.5
 """Seconds after which a result that is not there yet may be."""

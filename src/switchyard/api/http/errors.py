@@ -33,12 +33,7 @@ from switchyard.broker.errors import (
     Unroutable,
 )
 from switchyard.broker.patterns import complaint
-from switchyard.services.backfill.sources import InvalidBackfill, SourceAway
-from switchyard.services.bulk.control import InvalidLimits
-from switchyard.services.dead.changes import InvalidRedrive
-from switchyard.services.documents.desk import NotFinished
-from switchyard.services.documents.extractions import ExtractionNotFinished
-from switchyard.services.errors import (
+from switchyard.services.common.errors import (
     Failed,
     InvalidInput,
     Misconfigured,
@@ -48,23 +43,28 @@ from switchyard.services.errors import (
     WrongState,
     kind_of,
 )
-from switchyard.services.files.errors import DocumentTooLarge, UnsupportedDocument
-from switchyard.services.files.quota import StorageFull
-from switchyard.services.files.storage_errors import (
+from switchyard.services.common.files.errors import DocumentTooLarge, UnsupportedDocument
+from switchyard.services.common.files.quota import StorageFull
+from switchyard.services.common.files.storage_errors import (
     DiskFull,
     FileTooLarge,
     InvalidKey,
     NotStored,
     StorageAway,
 )
-from switchyard.services.publishing.requests import Complaint, InvalidRequest
-from switchyard.services.records.errors import (
+from switchyard.services.engine.backfill.sources import InvalidBackfill, SourceAway
+from switchyard.services.engine.bulk.control import InvalidLimits
+from switchyard.services.engine.dead.changes import InvalidRedrive
+from switchyard.services.engine.publishing.requests import Complaint, InvalidRequest
+from switchyard.services.engine.records.errors import (
     IdempotencyConflict,
     InvalidCursor,
     LedgerError,
     LedgerFull,
     RowRejected,
 )
+from switchyard.services.pipeline.documents.desk import NotFinished
+from switchyard.services.pipeline.documents.extractions import ExtractionNotFinished
 
 PROBLEM_OF: Mapping[type[SwitchyardError], str] = {
     InvalidInput: "invalid",

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from switchyard.services.errors import SwitchyardError
+from switchyard.services.common.errors import SwitchyardError
 
 MEDIA_TYPE = "text/event-stream"
 ADMISSION_INTERVAL = 0.75

@@ -12,7 +12,7 @@ from switchyard.api.http.answers import JSONAnswer
 from switchyard.api.models.problems import KINDS, TYPE_BASE, Kind
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import lane_of
-from switchyard.services.publishing.requests import Complaint
+from switchyard.services.engine.publishing.requests import Complaint
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER = 5

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Query
 from fastapi.responses import Response
 
-from switchyard.services.citations.formats.export import MEDIA_TYPES, Format, exported
+from switchyard.services.pipeline.citations.formats.export import MEDIA_TYPES, Format, exported
 
 FORMATS: dict[str, Any] = {
     "description": "In the format that was asked for.",

@@ -12,11 +12,11 @@ from switchyard.api.models.values import Moment
 from switchyard.broker import patterns
 from switchyard.broker.lanes import BACKFILL
 from switchyard.broker.message import MAX_PRIORITY
-from switchyard.services.backfill.formats import FileFormat
-from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE, MOST_WAITING, BulkState
-from switchyard.services.records.joins import WhenDead
-from switchyard.services.records.requests import MAX_NOTIFY_URL
-from switchyard.services.records.states import State
+from switchyard.services.engine.backfill.formats import FileFormat
+from switchyard.services.engine.records.bulk import LEAST_RATE, MOST_RATE, MOST_WAITING, BulkState
+from switchyard.services.engine.records.joins import WhenDead
+from switchyard.services.engine.records.requests import MAX_NOTIFY_URL
+from switchyard.services.engine.records.states import State
 
 EXAMPLE_ID = "backfill-3fa9c01b22"
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import ConfigDict, Field
 
 from switchyard.api.models.base import ApiModel
-from switchyard.services.records.crawls import (
+from switchyard.services.pipeline.records.crawls import (
     LONGEST_CRAWL,
     MOST_DEPTH,
     MOST_HOSTS,

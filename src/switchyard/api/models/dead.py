@@ -11,11 +11,11 @@ from switchyard.api.models.base import ApiModel
 from switchyard.api.models.values import moment
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
-from switchyard.services.dead.causes import cause_of
-from switchyard.services.dead.changes import Change
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.records.bulk import LEAST_RATE, MOST_RATE, BulkState
-from switchyard.services.records.results import DeadGroup
+from switchyard.services.engine.dead.causes import cause_of
+from switchyard.services.engine.dead.changes import Change
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.records.bulk import LEAST_RATE, MOST_RATE, BulkState
+from switchyard.services.engine.records.results import DeadGroup
 
 EXAMPLE_ID = "redrive-3fa9c01b22"
 

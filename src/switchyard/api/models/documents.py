@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from switchyard.api.models.base import ApiModel
 from switchyard.api.models.values import DocumentIdField, Moment
 from switchyard.broker import patterns
-from switchyard.services.index.modes import MAX_LIMIT, Mode
-from switchyard.services.records.classes import checked_class
+from switchyard.services.pipeline.index.modes import MAX_LIMIT, Mode
+from switchyard.services.pipeline.records.classes import checked_class
 
 SampleName = Annotated[str, Field(pattern=patterns.PLAIN_WORD)]
 

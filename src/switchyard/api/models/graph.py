@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import Field
 
 from switchyard.api.models.base import ApiModel
-from switchyard.services.records.graph import Direction, EdgeKind, NodeKind
+from switchyard.services.pipeline.records.graph import Direction, EdgeKind, NodeKind
 
 
 class NodeView(ApiModel):

@@ -11,9 +11,9 @@ from switchyard.api.models.base import ApiModel
 from switchyard.api.models.values import EXAMPLE, Moment, is_finite
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
-from switchyard.services.records.joins import WhenDead
-from switchyard.services.records.requests import MAX_DELAY, MAX_NOTIFY_URL
-from switchyard.services.records.states import State
+from switchyard.services.engine.records.joins import WhenDead
+from switchyard.services.engine.records.requests import MAX_DELAY, MAX_NOTIFY_URL
+from switchyard.services.engine.records.states import State
 
 
 class JobToPublish(ApiModel):

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from switchyard.api.models.base import ApiModel
-from switchyard.services.monitoring.levels import Pressure
+from switchyard.services.engine.monitoring.levels import Pressure
 
 
 class QueueView(ApiModel):

@@ -10,7 +10,7 @@ from switchyard.api.models.base import ApiModel
 from switchyard.api.models.values import EXAMPLE
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
-from switchyard.services.records.spending import SpentBy
+from switchyard.services.llm.records.spending import SpentBy
 
 LONGEST_WAIT = 60.0
 """Seconds that one HTTP request may wait; a client that wants longer asks for the job's end."""

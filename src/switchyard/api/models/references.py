@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from switchyard.api.models.base import ApiModel
 from switchyard.api.models.values import DocumentIdField
-from switchyard.services.citations.limits import MAX_AT_ONCE, OneReference, Text
+from switchyard.services.pipeline.citations.limits import MAX_AT_ONCE, OneReference, Text
 
 
 class ReferenceRequest(ApiModel):

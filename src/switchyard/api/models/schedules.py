@@ -11,7 +11,7 @@ from switchyard.api.models.base import ApiModel
 from switchyard.api.models.values import is_finite
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
-from switchyard.services.records.schedules import FiringOutcome
+from switchyard.services.engine.records.schedules import FiringOutcome
 
 
 class NewSchedule(ApiModel):

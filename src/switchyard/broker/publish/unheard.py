@@ -2,7 +2,7 @@
 
 Events are half of what a worker publishes and of what the broker gets from it, and often nobody
 listens. The broker says so by returning one. Whoever begins to listen hears everything REST seconds
-later, which `services.monitoring.job_events` waits for before it says that it listens.
+later, which `services.engine.monitoring.job_events` waits for before it says that it listens.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import say
 
 if TYPE_CHECKING:
-    from switchyard.services.jobs.registry import Registry
-    from switchyard.services.ledger import Ledger
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.services.engine.ledger import Ledger
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ def load_settings() -> Settings:
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
 
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
 
     try:
         return Settings()
@@ -111,7 +111,7 @@ def _variable(place: tuple[str | int, ...]) -> str:
 
 def load_registry(settings: Settings, include: Iterable[str] | None = None) -> Registry:
     """The built-in job types and those of JOBS_MODULES and `--include`. Raises RegistryError."""
-    from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
+    from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
 
     return Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules, *(include or ()))))
 
@@ -134,8 +134,8 @@ async def open_ledger(settings: Settings, *, wait: bool = False) -> AsyncIterato
 
     Raises LedgerError, which says `jobctl db upgrade`.
     """
-    from switchyard.services.ledger import Ledger
-    from switchyard.services.monitoring.waiting import once_there
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.monitoring.waiting import once_there
 
     async def opened() -> Ledger:
         on_wait = None if wait else _say_what_is_waited_for
@@ -155,7 +155,7 @@ def _say_what_is_waited_for(ledger: str) -> None:
 
 def quiet_logs(level: str = "error") -> None:
     """Keep the logs of what runs beneath a command off its output: it says itself what failed."""
-    from switchyard.services.logs import configure
+    from switchyard.services.common.logs import configure
 
     configure(level)
 

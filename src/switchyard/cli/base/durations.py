@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.services.durations import DURATION_HELP, seconds_of
+from switchyard.services.common.durations import DURATION_HELP, seconds_of
 
 __all__ = ["DURATION_HELP"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from switchyard.broker.errors import BrokerError
-from switchyard.services import errors
+from switchyard.services.common import errors
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 

@@ -27,7 +27,7 @@ SHORT_TYPES = {
 class Later(TyperCommand):
     """A command or group of commands, known by name and summary until somebody uses it.
 
-    `place` is where it is, as in `cli.look.search:search`: a function, or a `typer.Typer` with
+    `place` is where it is, as in `cli.pipeline.search:search`: a function, or a `typer.Typer` with
     commands of its own. `summary` repeats the first line of its help; a test holds them equal.
     """
 

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from switchyard.services.monitoring.metrics import Metrics
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.monitoring.metrics import Metrics
 
 ALLOCATIONS: Final = 50_000
 """Objects that are made before Python looks for cycles of dead ones. Its own 700 suits small

@@ -1,8 +1,8 @@
 """Printing: results to stdout, everything else to stderr, and the two shapes of a listing.
 
 A table is for people; `--json` is for programs, and its keys stand in docs/cli.md. Commands print
-by nothing but what is here, so whatever they print has passed `services/printable.py`: ruff knows
-no other way out (`banned-api` in pyproject.toml).
+by nothing but what is here, so whatever they print has passed `services/common/printable.py`: ruff
+knows no other way out (`banned-api` in pyproject.toml).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from switchyard.broker.moments import shown
-from switchyard.services.printable import printable, printable_json
+from switchyard.services.common.printable import printable, printable_json
 
 if TYPE_CHECKING:
     from rich.console import Console  # noqa: TID251

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from switchyard.cli.base.errors import CommandFailed
 
 if TYPE_CHECKING:
-    from switchyard.services.ledger import Ledger
-    from switchyard.services.records.progress import ProgressRecord
-    from switchyard.services.records.results import JobSummary
-    from switchyard.services.records.states import State
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.records.progress import ProgressRecord
+    from switchyard.services.engine.records.results import JobSummary
+    from switchyard.services.engine.records.states import State
 
 FIRST_LOOK, LAST_LOOK = 0.05, 1.0
 """Seconds between looks: half as many again each time, from the first to the last."""
@@ -36,7 +36,7 @@ async def wait_for_end(
 
     Raises CommandFailed after `timeout` seconds.
     """
-    from switchyard.services.records.states import FINISHED
+    from switchyard.services.engine.records.states import FINISHED
 
     deadline = None if timeout is None else time.monotonic() + timeout
     seen: dict[str, State] = {}
@@ -75,7 +75,7 @@ async def wait_for_pipelines(
     Next stages are recorded before the job that they follow from ends, so none is missed. Raises
     CommandFailed after `timeout` seconds.
     """
-    from switchyard.services.records.states import FINISHED
+    from switchyard.services.engine.records.states import FINISHED
 
     deadline = None if timeout is None else time.monotonic() + timeout
     ended: dict[str, list[JobSummary]] = {}

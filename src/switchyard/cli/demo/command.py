@@ -19,7 +19,7 @@ from switchyard.cli.base.output import echo, say
 if TYPE_CHECKING:
     from switchyard.cli.system.assembly import System
     from switchyard.cli.system.brokers import FoundBroker
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
 
 VHOST = "switchyard-demo"
 JOBS_MODULE = "switchyard.cli.demo.jobs"

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import (
-    Done,
-    Outcome,
-    PermanentError,
-    RetryableError,
-)
-from switchyard.services.jobs.registry import job
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Outcome, PermanentError, RetryableError
+from switchyard.services.engine.jobs.registry import job
 
 
 class DemoFlaky(BaseModel):

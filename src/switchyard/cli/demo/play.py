@@ -15,9 +15,9 @@ from switchyard.cli.system.assembly import System, start_all
 from switchyard.cli.system.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from switchyard.services.ledger import Ledger
-    from switchyard.services.publishing.publisher import JobPublisher
-    from switchyard.services.records.results import JobRecord
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.publishing.publisher import JobPublisher
+    from switchyard.services.engine.records.results import JobRecord
 
 LOOK_SECONDS = 0.4
 STUCK_SECONDS = 60.0
@@ -34,12 +34,12 @@ HITS = 3
 async def play(system: System, directory: Path, files: list[Path]) -> Story:
     """Run the demo; at its end, and also when it is interrupted, all workers have stopped."""
     from switchyard.broker.publish.publisher import Publisher
-    from switchyard.services.ledger import Ledger
-    from switchyard.services.publishing.publisher import JobPublisher
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.publishing.publisher import JobPublisher
 
     are_samples = not files
     if are_samples:
-        from switchyard.services.samples.articles import write_samples
+        from switchyard.services.pipeline.samples.articles import write_samples
 
         files = await asyncio.to_thread(write_samples, directory / "samples")
     supervisor = Supervisor(directory / "logs", system.environment)
@@ -85,8 +85,8 @@ class _Play:
         await self.view.show()
 
     async def _publish(self, files: list[Path]) -> None:
-        from switchyard.services.publishing.preparing import JobRequest
-        from switchyard.services.publishing.publisher import Published
+        from switchyard.services.engine.publishing.preparing import JobRequest
+        from switchyard.services.engine.publishing.publisher import Published
 
         lane = "hot" if len(files) <= HOT_DOCUMENTS else "backfill"
         for document, file in zip(self.story.documents, files, strict=True):
@@ -113,7 +113,7 @@ class _Play:
 
     async def _look(self) -> bool:
         """Read how things stand; True when all has ended."""
-        from switchyard.services.records.states import State
+        from switchyard.services.engine.records.states import State
 
         for document in self.story.documents:
             if document.job_id is not None and not document.is_over:
@@ -135,9 +135,9 @@ class _Play:
     async def _redrive(self, dead: JobRecord) -> None:
         """Begin a redrive with another payload; the demo's scheduler runs it."""
         from switchyard.cli.base.who import user
-        from switchyard.services.dead.changes import Change
-        from switchyard.services.dead.letters import LetterFilter
-        from switchyard.services.redrive.spec import RedriveSpec, start_redrive
+        from switchyard.services.engine.dead.changes import Change
+        from switchyard.services.engine.dead.letters import LetterFilter
+        from switchyard.services.engine.redrive.spec import RedriveSpec, start_redrive
 
         self.story.death = f"{dead.reason}: {dead.error_message}"
         self.view.tell(f"demo_strict died ({self.story.death}); redriving it with another payload")
@@ -150,9 +150,9 @@ class _Play:
         self.redrive_id = operation.id
 
     async def _look_at_redrive(self, redrive_id: str) -> None:
-        from switchyard.services.bulk.control import require_bulk
-        from switchyard.services.records.bulk import ACTIVE
-        from switchyard.services.redrive.spec import RedriveProgress
+        from switchyard.services.engine.bulk.control import require_bulk
+        from switchyard.services.engine.records.bulk import ACTIVE
+        from switchyard.services.engine.redrive.spec import RedriveProgress
 
         operation = await require_bulk(self.ledger, redrive_id)
         if operation.state not in ACTIVE:
@@ -195,10 +195,10 @@ async def _collect(ledger: Ledger, story: Story) -> None:
 
 
 async def _search(system: System, story: Story) -> None:
-    from switchyard.services.index.modes import Mode
-    from switchyard.services.index.opening import open_index
-    from switchyard.services.index.ranking import search
-    from switchyard.services.jobs.outcomes import PermanentError, RetryableError
+    from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
+    from switchyard.services.pipeline.index.modes import Mode
+    from switchyard.services.pipeline.index.opening import open_index
+    from switchyard.services.pipeline.index.ranking import search
 
     titles = [
         str((document.records["extract_text"].result or {}).get("title", document.name))

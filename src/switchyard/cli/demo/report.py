@@ -9,7 +9,7 @@ from switchyard.cli.demo.play import FAILURES, FIXED_PARTS
 from switchyard.cli.demo.story import DocumentStory, Story
 
 if TYPE_CHECKING:
-    from switchyard.services.records.results import JobRecord
+    from switchyard.services.engine.records.results import JobRecord
 
 NEEDS_OCR = "needs OCR"
 

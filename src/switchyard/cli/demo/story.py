@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from switchyard.services.index.ranking import Hit
-    from switchyard.services.records.results import JobRecord, JobSummary
-    from switchyard.services.redrive.spec import RedriveProgress
+    from switchyard.services.engine.records.results import JobRecord, JobSummary
+    from switchyard.services.engine.redrive.spec import RedriveProgress
+    from switchyard.services.pipeline.index.ranking import Hit
 
 
 @dataclass(slots=True)

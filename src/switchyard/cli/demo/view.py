@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from switchyard.cli.demo.story import Story
     from switchyard.cli.system.assembly import System
-    from switchyard.services.ledger import Ledger
-    from switchyard.services.monitoring.lane_report import Report
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.monitoring.lane_report import Report
 
 LINE_SECONDS = 1.0
 """Where there is no terminal, a line at most so often."""
@@ -43,7 +43,7 @@ class View:
 
     async def show(self) -> None:
         """Show how things stand."""
-        from switchyard.services.monitoring.lane_report import lane_report
+        from switchyard.services.engine.monitoring.lane_report import lane_report
 
         report = await lane_report(
             self._system.settings,
@@ -87,7 +87,7 @@ def demo_view(system: System, ledger: Ledger, story: Story) -> Iterator[View]:
 def _picture(report: Report, progress: str) -> Table:
     from rich.table import Table
 
-    from switchyard.cli.look.lanes import lanes_table
+    from switchyard.cli.engine.inspect.lanes import lanes_table
 
     frame = Table.grid()
     frame.add_row(lanes_table(report))

@@ -10,7 +10,7 @@ from switchyard.cli.base.common import IncludeOption, load_settings
 from switchyard.cli.base.errors import CommandFailed
 
 if TYPE_CHECKING:
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
 
 
 def api(
@@ -35,8 +35,8 @@ def api(
     """
     import uvloop
 
-    from switchyard.services.logs import configure
-    from switchyard.services.tracing import tracing
+    from switchyard.services.common.logs import configure
+    from switchyard.services.common.tracing import tracing
 
     settings = load_settings()
     changes = {"api_host": host, "api_port": port}

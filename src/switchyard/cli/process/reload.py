@@ -146,7 +146,7 @@ def probe(modules: Sequence[str]) -> Probed:
 def main(modules: Sequence[str]) -> None:
     """The process of `probe`: says what it has found as one line of JSON."""
     from switchyard.cli.base.modules import find_modules_here
-    from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry, RegistryError
+    from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry, RegistryError
 
     find_modules_here()
     before = set(sys.modules)

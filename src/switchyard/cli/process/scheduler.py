@@ -19,8 +19,8 @@ from switchyard.cli.base.common import (
 )
 
 if TYPE_CHECKING:
-    from switchyard.services.jobs.registry import Registry
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.jobs.registry import Registry
 
 
 def scheduler(
@@ -33,8 +33,8 @@ def scheduler(
     Run two or more processes: one is active, the others take over within seconds. Backfills are
     shared among all of them.
     """
-    from switchyard.services.logs import configure
-    from switchyard.services.tracing import tracing
+    from switchyard.services.common.logs import configure
+    from switchyard.services.common.tracing import tracing
 
     settings = with_metrics_at(load_settings(), metrics_host, metrics_port)
     require_broker(settings)
@@ -52,15 +52,15 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     from switchyard.cli.base.long_running import settle_memory, showing_metrics
     from switchyard.cli.base.queues import require_queues
     from switchyard.cli.base.stopping import stop_on_signals
-    from switchyard.services.bulk.runner import BulkRunner
-    from switchyard.services.identity.broker import require_same_system
-    from switchyard.services.monitoring.loop_watch import LoopWatch, noted_in
-    from switchyard.services.monitoring.metrics import Metrics, watch_ledger
-    from switchyard.services.monitoring.system_metrics import SystemMetrics
-    from switchyard.services.monitoring.waiting import once_there
-    from switchyard.services.scheduler.bulk_handlers import bulk_handlers
-    from switchyard.services.scheduler.scheduler import Scheduler
-    from switchyard.services.schedules.file import read_file
+    from switchyard.services.engine.bulk.runner import BulkRunner
+    from switchyard.services.engine.identity.broker import require_same_system
+    from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
+    from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
+    from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
+    from switchyard.services.engine.monitoring.waiting import once_there
+    from switchyard.services.engine.scheduler.bulk_handlers import bulk_handlers
+    from switchyard.services.engine.scheduler.scheduler import Scheduler
+    from switchyard.services.engine.schedules.file import read_file
 
     if settings.schedules is not None:
         read_file(settings.schedules, registry)  # what is wrong with it is said at once

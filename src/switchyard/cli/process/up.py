@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from switchyard.cli.system.brokers import FoundBroker
     from switchyard.cli.system.node import LocalNode
     from switchyard.cli.system.supervisor import Supervisor
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
 
 LOOK_SECONDS = 0.3
 NODE_PAUSE = 30.0

@@ -20,9 +20,9 @@ from switchyard.cli.base.common import (
 )
 
 if TYPE_CHECKING:
-    from switchyard.services.jobs.registry import Registry
-    from switchyard.services.runtime.worker import Share
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.services.engine.runtime.worker import Share
 
 ALL = "all"
 
@@ -78,8 +78,8 @@ def worker(
     jobctl worker llm embed --lanes hot --metrics-port 9101
     ```
     """
-    from switchyard.services.logs import configure
-    from switchyard.services.tracing import tracing
+    from switchyard.services.common.logs import configure
+    from switchyard.services.common.tracing import tracing
 
     settings = with_metrics_at(load_settings(), metrics_host, metrics_port)
     require_broker(settings)
@@ -115,7 +115,7 @@ def shares_of(
     reserve: int | None = None,
 ) -> list[Share]:
     """One share for each kind, once. Raises UnknownWorker."""
-    from switchyard.services.runtime.worker import share_of
+    from switchyard.services.engine.runtime.worker import share_of
 
     if ALL in kinds:
         kinds = sorted({job_type.worker for job_type in registry})
@@ -135,11 +135,11 @@ async def _work(settings: Settings, registry: Registry, shares: list[Share]) -> 
     from switchyard.cli.base.long_running import settle_memory, showing_metrics
     from switchyard.cli.base.queues import require_queues
     from switchyard.cli.base.stopping import retire_on_signal, stop_on_signals
-    from switchyard.services.identity.broker import require_same_system
-    from switchyard.services.identity.claiming import claiming
-    from switchyard.services.monitoring.metrics import Metrics, watch_ledger
-    from switchyard.services.monitoring.waiting import once_there
-    from switchyard.services.runtime.worker import Worker
+    from switchyard.services.engine.identity.broker import require_same_system
+    from switchyard.services.engine.identity.claiming import claiming
+    from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
+    from switchyard.services.engine.monitoring.waiting import once_there
+    from switchyard.services.engine.runtime.worker import Worker
 
     queues = [queue for share in shares for queue in share.queues]
     url = settings.require_amqp_url()

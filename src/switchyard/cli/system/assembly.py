@@ -13,8 +13,8 @@ from switchyard.cli.base.errors import CommandFailed, WrongUsage
 
 if TYPE_CHECKING:
     from switchyard.cli.system.supervisor import Supervisor
-    from switchyard.services.jobs.registry import Registry
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.jobs.registry import Registry
 
 OWN_ADDRESSES = ("database_url", "storage_url", "index_url")
 """Settings that lead out of the data directory."""
@@ -49,7 +49,7 @@ def assemble(
     settings by their names.
     """
     from switchyard.cli.base.common import load_settings
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
 
     given = load_settings()
     wanted: dict[str, str | None] = {
@@ -81,9 +81,9 @@ async def prepare(system: System, *, adopt: bool = False) -> None:
     from switchyard.broker.topology.build import build
     from switchyard.broker.topology.differences import Deviation
     from switchyard.broker.topology.reconcile import apply
-    from switchyard.services.identity.broker import mark_broker, require_same_system
-    from switchyard.services.identity.places import claim_places
-    from switchyard.services.ledger import upgrade
+    from switchyard.services.engine.identity.broker import mark_broker, require_same_system
+    from switchyard.services.engine.identity.places import claim_places
+    from switchyard.services.engine.ledger import upgrade
 
     settings = system.settings
     await upgrade(settings.ledger_url)

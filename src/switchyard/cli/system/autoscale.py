@@ -158,7 +158,7 @@ class Autoscaler:
     async def look(self, now: float) -> list[str]:
         """What was changed, in lines; nothing before it is time. A ledger that is away changes
         nothing."""
-        from switchyard.services.records.errors import LedgerError
+        from switchyard.services.engine.records.errors import LedgerError
 
         if now < self._next_look:
             return []

@@ -22,7 +22,7 @@ from switchyard.cli.base.errors import CommandFailed
 
 if TYPE_CHECKING:
     from switchyard.cli.system.node import LocalNode
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
 
 LOCALHOST_URL = "amqp://guest:guest@localhost:5672/"
 IMAGE = "rabbitmq:3-management"

@@ -28,7 +28,7 @@ def upgrade() -> None:
 
     Can be repeated safely.
     """
-    from switchyard.services.ledger import upgrade as bring_up_to_date
+    from switchyard.services.engine.ledger import upgrade as bring_up_to_date
 
     done = run(bring_up_to_date(load_settings().ledger_url))
     if done.is_new:
@@ -51,7 +51,7 @@ def users(
     A password from JOBS_APPLICATION_PASSWORD or JOBS_READER_PASSWORD is used as it is, and not
     printed. JOBS_DATABASE_URL must name the owner of the tables, with the right CREATEROLE.
     """
-    from switchyard.services.ledger.sql.users import make_database_users
+    from switchyard.services.engine.ledger.sql.users import make_database_users
 
     settings = load_settings()
     url, given = settings.ledger_url, settings.database_passwords

@@ -12,9 +12,9 @@ from switchyard.cli.base.errors import CommandFailed, WrongUsage
 from switchyard.cli.base.output import JsonOption, cell, console, echo, print_json, say, table
 
 if TYPE_CHECKING:
-    from switchyard.services.access.api_keys import NewKey, Scope
-    from switchyard.services.records.keys import ApiKeyRecord
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.access.api_keys import NewKey, Scope
+    from switchyard.services.engine.records.keys import ApiKeyRecord
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke keys of the HTTP API.")
 
@@ -94,7 +94,7 @@ def revoke(
 
 
 def _scopes(names: list[str]) -> list[Scope]:
-    from switchyard.services.access.api_keys import Scope
+    from switchyard.services.engine.access.api_keys import Scope
 
     try:
         return sorted({Scope(name) for name in names})
@@ -108,7 +108,7 @@ def _public(key: ApiKeyRecord) -> dict[str, Any]:
 
 
 async def _create(settings: Settings, name: str, scopes: list[Scope]) -> NewKey:
-    from switchyard.services.access.api_keys import create_key
+    from switchyard.services.engine.access.api_keys import create_key
 
     async with open_ledger(settings) as ledger:
         return await create_key(ledger, name, scopes)

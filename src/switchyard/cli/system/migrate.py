@@ -33,7 +33,7 @@ from switchyard.cli.system.ours import require_ours
 if TYPE_CHECKING:
     from switchyard.broker.management.model import Topology
     from switchyard.broker.topology.migrate import Migrated, Step
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
 
 LEAST_SECONDS = 1.0
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from switchyard.cli.base.common import open_ledger
 
 if TYPE_CHECKING:
-    from switchyard.services.records.errors import LedgerError
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.records.errors import LedgerError
 
 
 async def require_ours(settings: Settings) -> LedgerError | None:
     """Raises WrongSystem before anything is changed. A host without the ledger can't ask: why it
     could not is the answer."""
-    from switchyard.services.identity.broker import require_same_system
-    from switchyard.services.records.errors import LedgerError
+    from switchyard.services.engine.identity.broker import require_same_system
+    from switchyard.services.engine.records.errors import LedgerError
 
     with suppress(ValueError):
         try:

@@ -26,7 +26,7 @@ BOUNDS = {"ge": "≥ ", "gt": "> ", "le": "≤ ", "lt": "< "}
 
 def page() -> str:
     """The page's text: a table for each subject, in the order of the settings' classes."""
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
 
     parts = [HEAD]
     for subject in reversed(Settings.__bases__):

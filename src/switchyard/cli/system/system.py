@@ -10,7 +10,7 @@ from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, r
 from switchyard.cli.base.output import JsonOption, YesOption, confirm, echo, print_json, print_rows
 
 if TYPE_CHECKING:
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
 
 app = typer.Typer(
     no_args_is_help=True, help="System id: which system the ledger, broker and files belong to."
@@ -37,8 +37,8 @@ def adopt(yes: YesOption = False) -> None:
     Use it if the ledger of the broker is permanently lost, or if this ledger was restored from a
     backup. Stop all processes of both systems first: running ones do not repeat the check.
     """
-    from switchyard.services.identity.broker import mark_broker
-    from switchyard.services.identity.places import claim_places
+    from switchyard.services.engine.identity.broker import mark_broker
+    from switchyard.services.engine.identity.places import claim_places
 
     quiet_logs()
     settings = load_settings()
@@ -61,8 +61,8 @@ async def _is_settled(settings: Settings) -> bool:
     """Whether all of it is this ledger's already, so that adopting takes nothing from anybody."""
     from switchyard.broker.errors import WrongSystem
     from switchyard.broker.topology.mark import MarkHidden
-    from switchyard.services.identity.broker import read_broker, require_same_system
-    from switchyard.services.identity.places import WrongPlace, claim_places
+    from switchyard.services.engine.identity.broker import read_broker, require_same_system
+    from switchyard.services.engine.identity.places import WrongPlace, claim_places
 
     async with open_ledger(settings) as ledger:
         try:
@@ -77,7 +77,7 @@ async def _look(settings: Settings) -> dict[str, str]:
     from switchyard.broker.addresses import address_of
     from switchyard.broker.errors import WrongSystem
     from switchyard.broker.topology.mark import MarkHidden
-    from switchyard.services.identity.broker import read_broker, require_same_system
+    from switchyard.services.engine.identity.broker import read_broker, require_same_system
 
     async with open_ledger(settings) as ledger:
         system = await ledger.system()

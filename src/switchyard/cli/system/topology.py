@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from switchyard.broker.management.model import Topology
     from switchyard.broker.settings import Profile
     from switchyard.broker.topology.differences import Difference
-    from switchyard.services.records.errors import LedgerError
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.records.errors import LedgerError
 
 T = TypeVar("T")
 
@@ -149,8 +149,8 @@ def users(
 async def _mark(settings: Settings) -> str | None:
     """Mark a broker that nobody has marked; the system that it is of now, if that is new."""
     from switchyard.broker.topology.mark import MarkHidden
-    from switchyard.services.identity.broker import mark_broker
-    from switchyard.services.records.errors import LedgerError
+    from switchyard.services.engine.identity.broker import mark_broker
+    from switchyard.services.engine.records.errors import LedgerError
 
     try:
         async with open_ledger(settings) as ledger:

@@ -14,7 +14,7 @@ from switchyard.cli.base.errors import CommandFailed
 if TYPE_CHECKING:
     from switchyard.broker.management.client import ManagementClient
     from switchyard.cli.system.brokers import FoundBroker
-    from switchyard.services.settings import Settings
+    from switchyard.services.common.settings import Settings
 
 
 @contextmanager
@@ -52,8 +52,8 @@ async def own_vhost(found: FoundBroker, settings: Settings) -> str:
     from switchyard.broker.wire.away import meaning_away
     from switchyard.broker.wire.connection import connected, underlying
     from switchyard.cli.base.common import open_ledger
-    from switchyard.services.ledger import upgrade
-    from switchyard.services.records.requests import JobFilter
+    from switchyard.services.engine.ledger import upgrade
+    from switchyard.services.engine.records.requests import JobFilter
 
     await upgrade(settings.ledger_url)
     async with open_ledger(settings) as ledger:

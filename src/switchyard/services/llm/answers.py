@@ -21,17 +21,17 @@ from typing import Any
 import structlog
 
 from switchyard.broker.background import Background
-from switchyard.services.files.hashes import content_hash
-from switchyard.services.files.storage import Storage
-from switchyard.services.files.storage_errors import DiskFull, NotStored, StorageAway
-from switchyard.services.instance import new_instance_id
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import DiskFull, NotStored, StorageAway
+from switchyard.services.common.instance import new_instance_id
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.llm.errors import LlmBusy
 from switchyard.services.llm.reading import Answer
+from switchyard.services.llm.records.llm import AnswerClaimed, AnswerKept
 from switchyard.services.llm.thoughts import without_thoughts
-from switchyard.services.records.errors import LedgerError
-from switchyard.services.records.llm import AnswerClaimed, AnswerKept
-from switchyard.services.settings import Settings
 
 CLAIM = 15.0
 """Seconds after which the question of a process that has died is asked by another."""

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from switchyard.services.common.settings import LlmServer
 from switchyard.services.llm.client import call, open_api
 from switchyard.services.llm.errors import LlmNonsense
 from switchyard.services.llm.reading import MAX_ANSWER, field_of
-from switchyard.services.settings import LlmServer
 
 if TYPE_CHECKING:
     import openai

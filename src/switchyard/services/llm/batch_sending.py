@@ -21,8 +21,12 @@ from uuid import uuid4
 import structlog
 
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.files.storage_errors import StorageError
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.files.storage_errors import StorageError
+from switchyard.services.common.settings import LlmServer, Settings
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.recorded import publish_recorded
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.states import State
 from switchyard.services.llm.answers import Answers
 from switchyard.services.llm.batch_api import OVER, BatchApi, RemoteBatch
 from switchyard.services.llm.batches import (
@@ -35,13 +39,9 @@ from switchyard.services.llm.batches import (
 )
 from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmTimeout, LlmUnavailable
 from switchyard.services.llm.reading import Reading
+from switchyard.services.llm.records.llm_batches import BatchItem, BatchState, ItemState, LlmBatch
+from switchyard.services.llm.records.spending import CallState
 from switchyard.services.llm.spending import Till
-from switchyard.services.publishing.recorded import publish_recorded
-from switchyard.services.records.errors import LedgerError
-from switchyard.services.records.llm_batches import BatchItem, BatchState, ItemState, LlmBatch
-from switchyard.services.records.spending import CallState
-from switchyard.services.records.states import State
-from switchyard.services.settings import LlmServer, Settings
 
 LOOK = 5.0
 """Seconds between turns."""

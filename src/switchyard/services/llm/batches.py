@@ -13,15 +13,15 @@ from datetime import timedelta
 from typing import Any
 
 from switchyard.broker.lanes import BACKFILL
-from switchyard.services.files.hashes import content_hash
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import RetryableError
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.settings import LlmServer, Settings
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import RetryableError
+from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.parameters import Parameters
+from switchyard.services.llm.records.llm_batches import BatchItem, ItemState
+from switchyard.services.llm.records.spending import AskedBy, CallState, LlmCall
 from switchyard.services.llm.spending import Till
-from switchyard.services.records.llm_batches import BatchItem, ItemState
-from switchyard.services.records.spending import AskedBy, CallState, LlmCall
-from switchyard.services.settings import LlmServer, Settings
 
 DUE = 26 * 3600.0
 """Seconds after which a batch should have ended, from when its questions are chosen: a day is what

@@ -13,7 +13,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from switchyard.services.libraries import load
+from switchyard.services.common.libraries import load
+from switchyard.services.common.settings import LlmServer
+from switchyard.services.common.tracing import span
 from switchyard.services.llm.bounded import bounded_http
 from switchyard.services.llm.errors import (
     LlmNonsense,
@@ -25,8 +27,6 @@ from switchyard.services.llm.errors import (
 from switchyard.services.llm.parameters import MAX_REPEATS, Parameters
 from switchyard.services.llm.quota import ServerQuota
 from switchyard.services.llm.reading import Answer, Reading, Timing, is_cut
-from switchyard.services.settings import LlmServer
-from switchyard.services.tracing import span
 
 if TYPE_CHECKING:
     import openai

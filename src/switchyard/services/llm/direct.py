@@ -19,18 +19,18 @@ import structlog
 from switchyard.broker.background import Background
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import split_routing_key
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.job_events import EventHub, text_event
+from switchyard.services.engine.monitoring.metrics import Metrics
+from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
+from switchyard.services.engine.publishing.publisher import Published
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.states import FINISHED
+from switchyard.services.engine.runtime.inline import InlineRunner
 from switchyard.services.llm.requests import LlmRequest
-from switchyard.services.monitoring.job_events import EventHub, text_event
-from switchyard.services.monitoring.metrics import Metrics
-from switchyard.services.publishing.preparing import InvalidJob, JobRequest
-from switchyard.services.publishing.publisher import Published
-from switchyard.services.records.errors import LedgerError
-from switchyard.services.records.results import JobRecord
-from switchyard.services.records.states import FINISHED
-from switchyard.services.runtime.inline import InlineRunner
-from switchyard.services.settings import Settings
 
 MOST = 1000
 """Requests that one process has under way at once; what is more is refused."""

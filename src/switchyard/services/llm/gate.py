@@ -20,8 +20,10 @@ import structlog
 
 from switchyard.broker.background import Background
 from switchyard.broker.lanes import HOT, LANES
-from switchyard.services.instance import new_instance_id
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.instance import new_instance_id
+from switchyard.services.common.settings import LlmServer, Settings
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.llm.errors import LlmBusy
 from switchyard.services.llm.pacing import (
     Adaptive,
@@ -35,15 +37,13 @@ from switchyard.services.llm.pacing import (
     observe,
 )
 from switchyard.services.llm.reading import Timing
-from switchyard.services.records.errors import LedgerError
-from switchyard.services.records.llm import (
+from switchyard.services.llm.records.llm import (
     BRIEF_PAUSE,
     TRIED,
     LlmServerState,
     ServerPaused,
     SlotsFull,
 )
-from switchyard.services.settings import LlmServer, Settings
 
 SLOT_LIFE = 15.0
 """Seconds after which the slots of a process that has died are free again."""

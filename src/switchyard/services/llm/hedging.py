@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from switchyard.broker.background import end_tasks
-from switchyard.services.errors import SwitchyardError
-from switchyard.services.jobs.speech import Speech
+from switchyard.services.common.errors import SwitchyardError
+from switchyard.services.engine.jobs.speech import Speech
 
 ENOUGH = 20
 """Calls whose time to the first token is known before any gets a second request."""

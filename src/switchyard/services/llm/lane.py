@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.speech import Speech
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.settings import LlmServer, Settings
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.speech import Speech
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.metric_names import LLM_HEDGES, Metric, Samples
 from switchyard.services.llm.answers import Answers
 from switchyard.services.llm.batches import Collector
 from switchyard.services.llm.client import LlmClient, Said
@@ -28,10 +30,8 @@ from switchyard.services.llm.gate import SHORT_PAUSE, Admission, Lesson, LlmGate
 from switchyard.services.llm.hedging import Hedges
 from switchyard.services.llm.pacing import Ended, Rule
 from switchyard.services.llm.reading import Answer
+from switchyard.services.llm.records.spending import AskedBy
 from switchyard.services.llm.spending import NoBudget, Till
-from switchyard.services.monitoring.metric_names import LLM_HEDGES, Metric, Samples
-from switchyard.services.records.spending import AskedBy
-from switchyard.services.settings import LlmServer, Settings
 
 PATIENCE = 30.0
 """Seconds that a call waits for room; then its job goes back, with no attempt used up."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from switchyard.services.settings import LlmServer
+from switchyard.services.common.settings import LlmServer
 
 if TYPE_CHECKING:
     import openai

@@ -15,21 +15,21 @@ import structlog
 from switchyard.broker.background import Background
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.errors import Unknown
-from switchyard.services.jobs.registry import BUILT_IN_MODULES, Registry
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.errors import Unknown
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.ending import ended
+from switchyard.services.engine.monitoring.job_events import EventFeed, EventHub
+from switchyard.services.engine.monitoring.lane_pressure import LanePressure
+from switchyard.services.engine.monitoring.metrics import Metrics
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.publishing.publisher import JobPublisher, Published
+from switchyard.services.engine.publishing.requests import job_id_for
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.states import State
 from switchyard.services.llm.direct import DirectRequests
 from switchyard.services.llm.streaming import LlmText, WrittenAnswer
-from switchyard.services.monitoring.ending import ended
-from switchyard.services.monitoring.job_events import EventFeed, EventHub
-from switchyard.services.monitoring.lane_pressure import LanePressure
-from switchyard.services.monitoring.metrics import Metrics
-from switchyard.services.publishing.preparing import JobRequest
-from switchyard.services.publishing.publisher import JobPublisher, Published
-from switchyard.services.publishing.requests import job_id_for
-from switchyard.services.records.results import JobRecord
-from switchyard.services.records.states import State
-from switchyard.services.settings import Settings
 
 HEARING = 10.0
 """Seconds to wait for the broker's events at the start; without them, answers come later."""

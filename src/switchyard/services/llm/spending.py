@@ -18,21 +18,21 @@ from uuid import uuid4
 
 import structlog
 
-from switchyard.services.jobs.context import JobContext
-from switchyard.services.jobs.outcomes import RetryableError
-from switchyard.services.ledger import Ledger
+from switchyard.services.common.prices import ModelPrices
+from switchyard.services.common.settings import LlmServer, Settings
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import RetryableError
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.llm.errors import LlmRefused, LlmUnavailable
 from switchyard.services.llm.reading import Answer
-from switchyard.services.prices import ModelPrices
-from switchyard.services.records.errors import LedgerError
-from switchyard.services.records.spending import (
+from switchyard.services.llm.records.spending import (
     AskedBy,
     BudgetState,
     CallState,
     LlmCall,
     NoBudgetLeft,
 )
-from switchyard.services.settings import LlmServer, Settings
 
 LOOK_AGAIN = 300.0
 """Seconds after which a job looks whether there is a budget again: it may have been raised."""

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from switchyard.broker.background import end_tasks
-from switchyard.services.monitoring.job_events import TEXT, EventHub, JobEvent
-from switchyard.services.records.results import JobRecord
+from switchyard.services.engine.monitoring.job_events import TEXT, EventHub, JobEvent
+from switchyard.services.engine.records.results import JobRecord
 
 HEARTBEAT = 15.0
 """Seconds after which a stream says that nothing has come."""

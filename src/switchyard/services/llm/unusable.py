@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from switchyard.services.files.keys import raw_answers_key
-from switchyard.services.files.storage import Storage
-from switchyard.services.files.storage_errors import NotStored
-from switchyard.services.jobs.outcomes import PermanentError
-from switchyard.services.records.results import JobRecord
+from switchyard.services.common.files.keys import raw_answers_key
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import NotStored
+from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.engine.records.results import JobRecord
 
 
 class LlmUnusable(PermanentError):

@@ -4,7 +4,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
 from tests.integration.api.document_server import Stored, files_of, serving
 from tests.integration.api.standing import client_of, standing
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from switchyard.services.documents.desk import open_desks
-from switchyard.services.documents.inbox import About
-from switchyard.services.documents.runs import run_id
-from switchyard.services.jobs.registry import Registry
-from switchyard.services.ledger import Ledger
-from switchyard.services.samples.articles import sample
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.pipeline.documents.desk import open_desks
+from switchyard.services.pipeline.documents.inbox import About
+from switchyard.services.pipeline.documents.runs import run_id
+from switchyard.services.pipeline.samples.articles import sample
 from tests.integration.api.document_server import Stored, in_parts, send, serving
 from tests.integration.pipeline.documents import STAGES
 from tests.support import made

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
 from tests.integration.api.document_server import send
 from tests.support.commands import ROOT
 from tests.support.eventually import eventually

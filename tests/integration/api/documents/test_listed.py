@@ -5,10 +5,10 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.records.classes import DocumentClass
-from switchyard.services.samples.articles import sample
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.pipeline.records.classes import DocumentClass
+from switchyard.services.pipeline.samples.articles import sample
 from tests.integration.api.document_server import send
 from tests.support.api_server import problem
 from tests.support.commands import jobctl

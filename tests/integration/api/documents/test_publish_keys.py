@@ -10,8 +10,8 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from switchyard.services.samples.articles import sample
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.samples.articles import sample
 from tests.integration.api.document_server import send, serving
 from tests.integration.api.standing import client_of, standing
 from tests.support.pdfs import encrypted, pdf

@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from switchyard.services.dead.letters import LetterFilter
-from switchyard.services.identity.places import MARKER
-from switchyard.services.records.states import State
-from switchyard.services.samples.articles import sample
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.identity.places import MARKER
+from switchyard.services.engine.records.states import State
+from switchyard.services.pipeline.samples.articles import sample
 from tests.integration.api.document_server import WORKERS, ended, in_parts, send, serving_system
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from switchyard.services.files.storage import Storage
-from switchyard.services.samples.articles import sample
-from switchyard.services.settings import Settings
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.samples.articles import sample
 from tests.integration.api.document_server import Stored, files_of, in_parts, send, serving
 from tests.support.pdfs import encrypted, pdf, sized
 

@@ -7,10 +7,10 @@ import json
 import httpx
 import pytest
 
-from switchyard.services.files.keys import page_key, references_key, result_key, stage_key
-from switchyard.services.files.storage import Storage
-from switchyard.services.samples.articles import sample
-from switchyard.services.settings import Settings
+from switchyard.services.common.files.keys import page_key, references_key, result_key, stage_key
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.samples.articles import sample
 from tests.integration.api.document_server import Stored, send
 from tests.integration.pipeline.documents import STAGES
 from tests.support.metrics import Scrape

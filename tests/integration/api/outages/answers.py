@@ -12,7 +12,7 @@ from functools import partial
 import httpx
 
 from switchyard.cli.system.node import LocalNode
-from switchyard.services.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
 from tests.support.api_server import RunningApi
 from tests.support.system import System
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from switchyard.cli.system.node import LocalNode
-from switchyard.services.documents.runs import run_id
-from switchyard.services.jobs.registry import BUILT_IN_MODULES
-from switchyard.services.publishing.preparing import JobRequest, prepare
-from switchyard.services.publishing.publisher import Published
-from switchyard.services.records.requests import JobFilter
-from switchyard.services.records.states import State
-from switchyard.services.workers.stages import document_id_of
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.engine.publishing.preparing import JobRequest, prepare
+from switchyard.services.engine.publishing.publisher import Published
+from switchyard.services.engine.records.requests import JobFilter
+from switchyard.services.engine.records.states import State
+from switchyard.services.pipeline.documents.runs import run_id
+from switchyard.services.pipeline.workers.stages import document_id_of
 from tests.integration.api.document_server import send
 from tests.integration.api.outages.answers import NOOP, alarm, assert_prompt, heal, timed_publish
 from tests.support.api_server import RunningApi, environment_of, problem, serving

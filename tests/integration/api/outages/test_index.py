@@ -10,8 +10,8 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from switchyard.services.index import searching
-from switchyard.services.settings import Settings
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.index import searching
 from tests.integration.api.document_server import send, serving
 from tests.support.api_server import problem
 from tests.support.eventually import eventually

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from switchyard.services.records.requests import JobFilter
-from switchyard.services.records.states import State
+from switchyard.services.engine.records.requests import JobFilter
+from switchyard.services.engine.records.states import State
 from tests.integration.api.outages.answers import NOOP, assert_prompt, heal, timed_publish
 from tests.support.api_server import api_process, problem, serving
 from tests.support.brokers import TestBroker
@@ -93,7 +93,7 @@ async def test_a_ledger_that_is_locked_is_told_within_two_seconds(
 
 DIES_AFTER_RECORD = """
 import os
-from switchyard.services.ledger import Ledger
+from switchyard.services.engine.ledger import Ledger
 record_many = Ledger.record_many
 async def and_die(self, jobs):
     await record_many(self, jobs)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from switchyard.services.files.keys import result_key
-from switchyard.services.index.opening import open_index
-from switchyard.services.records.results import Document
+from switchyard.services.common.files.keys import result_key
+from switchyard.services.engine.records.results import Document
+from switchyard.services.pipeline.index.opening import open_index
 from tests.integration.pipeline.conftest import Pipeline
 
 JOB = "ingest_arxiv"

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.ledger import Ledger
-from switchyard.services.settings import Settings
-from switchyard.services.sources.arxiv import client as arxiv
-from switchyard.services.sources.arxiv.client import (
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.pipeline.sources.arxiv import client as arxiv
+from switchyard.services.pipeline.sources.arxiv.client import (
     ArxivClient,
     Cursor,
     FeedPage,
     payload_of,
 )
-from switchyard.services.sources.errors import (
+from switchyard.services.pipeline.sources.errors import (
     SourceBusy,
     SourceNonsense,
     SourceRefused,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from switchyard.services.files.fetching import FetchFailed, FetchRefused
-from switchyard.services.jobs.outcomes import Next, Snooze
-from switchyard.services.sources.errors import SourceNonsense
+from switchyard.services.common.files.fetching import FetchFailed, FetchRefused
+from switchyard.services.engine.jobs.outcomes import Next, Snooze
+from switchyard.services.pipeline.sources.errors import SourceNonsense
 from tests.integration.pipeline.arxiv.papers import ID, JOB, STAGES, the_document, whole_result
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import arxiv_server as server

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from switchyard.services.jobs.outcomes import Next
+from switchyard.services.engine.jobs.outcomes import Next
 from tests.integration.pipeline.arxiv.papers import JOB
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.arxiv_server import ArxivServer, many
@@ -17,7 +17,7 @@ MARCH = datetime(2024, 3, 1, 12, tzinfo=UTC)
 async def test_a_query_is_followed_page_by_page(
     arxiv: Pipeline, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.services.workers.ingest.arxiv.PAGE_SIZE", 4)
+    monkeypatch.setattr("switchyard.services.pipeline.workers.ingest.arxiv.PAGE_SIZE", 4)
     site.papers = many(15)
     payload = {"query": "cat:physics.ao-ph", "start": 1, "max_results": 10, "force": True}
     ids, sizes, starts = [], [], []

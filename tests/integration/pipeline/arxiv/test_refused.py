@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.jobs.outcomes import Done, Next, Snooze
-from switchyard.services.jobs.registry import InvalidPayload
-from switchyard.services.sources.errors import SourceNotFound, SourceRefused
-from switchyard.services.workers.ingest.sourced import snooze_for
+from switchyard.services.engine.jobs.outcomes import Done, Next, Snooze
+from switchyard.services.engine.jobs.registry import InvalidPayload
+from switchyard.services.pipeline.sources.errors import SourceNotFound, SourceRefused
+from switchyard.services.pipeline.workers.ingest.sourced import snooze_for
 from tests.integration.pipeline.arxiv.papers import ID, JOB
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import arxiv_server as server

@@ -12,11 +12,11 @@ from uuid import uuid4
 
 import pytest
 
-from switchyard.services.files.keys import stage_key
-from switchyard.services.jobs.outcomes import Done, Next, Outcome, Snooze
+from switchyard.services.common.files.keys import stage_key
+from switchyard.services.engine.jobs.outcomes import Done, Next, Outcome, Snooze
 from switchyard.services.llm.errors import LlmRefused
-from switchyard.services.workers.ingest.arxiv_documents import Taken, takes_over
-from switchyard.services.workers.stages import INGEST
+from switchyard.services.pipeline.workers.ingest.arxiv_documents import Taken, takes_over
+from switchyard.services.pipeline.workers.stages import INGEST
 from tests.integration.pipeline.arxiv.papers import (
     ID,
     JOB,

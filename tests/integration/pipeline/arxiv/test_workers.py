@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.services.files.keys import result_key
-from switchyard.services.files.storage import Storage
-from switchyard.services.jobs.registry import BUILT_IN_MODULES, InvalidPayload
-from switchyard.services.records.states import State
+from switchyard.services.common.files.keys import result_key
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, InvalidPayload
+from switchyard.services.engine.records.states import State
 from tests.integration.pipeline.arxiv.papers import ID, STAGES
 from tests.support import arxiv_server as server
 from tests.support.arxiv_server import ArxivServer, many
@@ -73,7 +73,7 @@ async def test_one_job_takes_a_paper_through_every_stage(system: System, site: A
 async def test_the_papers_of_a_query_go_through_every_stage(
     system: System, site: ArxivServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.services.workers.ingest.arxiv.PAGE_SIZE", 2)
+    monkeypatch.setattr("switchyard.services.pipeline.workers.ingest.arxiv.PAGE_SIZE", 2)
     site.papers = many(3)
     await system.start_worker("ingest", "llm", "embed", "link")
     query = await system.publish("hot.ingest_arxiv", {"query": "cat:physics.ao-ph"})

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from switchyard.api.client.call import Call, get, operation
 from switchyard.api.models import graph as graph_models
-from switchyard.services.records.graph import Direction, EdgeKind
+from switchyard.services.pipeline.records.graph import Direction, EdgeKind
 
 Kind = EdgeKind | Literal["cites", "similar", "written_by", "published_in", "about"]
 Way = Direction | Literal["in", "out", "both"]

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 from switchyard.api.client.call import Call, get, given, in_path, operation
 from switchyard.api.client.times import Day, day
 from switchyard.api.models import llm as models
-from switchyard.services.records.spending import SpentBy
+from switchyard.services.llm.records.spending import SpentBy
 
 _ON_THE_WAY = 30.0
 """Seconds beyond its wait that an answer may take."""

@@ -1,0 +1,135 @@
+"""What backfills and redrives have in common over HTTP: list, show, pause, resume, other limits."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
+
+from fastapi import Path, Query, Request
+from fastapi.params import Depends
+from pydantic import BaseModel
+
+from switchyard.api.entry.access import receipt, starter_of
+from switchyard.api.http.problems import responses
+from switchyard.api.http.routing import Routes
+from switchyard.api.state import ApiState, Shared
+from switchyard.broker import patterns
+from switchyard.services.engine.bulk import control
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.bulk import BulkOperation, BulkState
+
+V = TypeVar("V", bound=BaseModel)
+"""An operation as the API tells of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkRoutes(Generic[V]):
+    """The requests on operations of one kind."""
+
+    kind: str
+    path: str
+    """Where they are listed, below the router's prefix."""
+    suffix: str = ""
+    """Behind the names of their operations: `pause` + `_redrive`."""
+    id_pattern: str
+    view: type[V]
+    view_of: Callable[[Ledger, BulkOperation], Awaitable[V]]
+    page: type[BaseModel]
+    """Has a field of the kind's plural."""
+    resume: Callable[[Ledger, str], Awaitable[BulkOperation]]
+    reads: Sequence[Depends] = ()
+    """What a key must allow for looking, beside what the router asks for."""
+    changes: Sequence[Depends] = ()
+
+    async def found(self, state: ApiState, operation_id: str) -> V:
+        """How far it is. Raises UnknownBulkOperation, LedgerUnavailable."""
+        operation = await control.require_bulk(state.ledger, operation_id, self.kind)
+        return await self.view_of(state.ledger, operation)
+
+    async def changed(self, state: ApiState, request: Request, operation_id: str) -> V:
+        """Return `found` as the key may see it that has changed the operation: whole where it has
+        started it. Raises as `found` does."""
+        operation = await control.require_bulk(state.ledger, operation_id, self.kind)
+        view = await self.view_of(state.ledger, operation)
+        return receipt(request, view, is_own=operation.created_by == starter_of(request))
+
+    async def set_limits(
+        self,
+        state: ApiState,
+        request: Request,
+        operation_id: str,
+        changes: Mapping[str, float | int | None],
+    ) -> V:
+        """Change its limits. Raises UnknownBulkOperation, BulkConflict, LedgerUnavailable."""
+        if changes:
+            await control.set_limits(state.ledger, operation_id, changes, kind=self.kind)
+        return await self.changed(state, request, operation_id)
+
+    def add_to(self, router: Routes) -> None:
+        """Give the router what they have in common."""
+        id_name, plural = f"{self.kind}_id", f"{self.kind}s"
+        one = f"{self.path}/{{{id_name}}}"
+        operation_id: Any = Path(
+            alias=id_name,
+            pattern=self.id_pattern,
+            description=f"The {self.kind}'s id.",
+            examples=[f"{self.kind}-3fa9c01b22"],
+        )
+        acted = responses("not-found", "wrong-state", "ledger-away")
+
+        @router.get(
+            self.path,
+            name=f"list_{plural}",
+            response_model=self.page,
+            dependencies=self.reads,
+            responses=responses("invalid", "ledger-away"),
+        )
+        async def list_them(
+            state: Shared,
+            wanted: Annotated[BulkState | None, Query(alias="state")] = None,
+            limit: Annotated[int, Query(ge=1, le=100)] = 20,
+            cursor: Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)] = None,
+        ) -> BaseModel:
+            """List them, newest first."""
+            states = [] if wanted is None else [wanted]
+            page = await state.ledger.list_bulk(
+                self.kind, states=states, limit=limit, cursor=cursor
+            )
+            found = [await self.view_of(state.ledger, each) for each in page.items]
+            return self.page.model_validate({plural: found, "next_cursor": page.next_cursor})
+
+        @router.get(
+            one,
+            name=f"show{self.suffix}",
+            response_model=self.view,
+            dependencies=self.reads,
+            responses=responses("not-found", "ledger-away"),
+        )
+        async def show(state: Shared, operation_id: str = operation_id) -> V:
+            """Show its progress and its results so far."""
+            return await self.found(state, operation_id)
+
+        @router.post(
+            f"{one}/pause",
+            name=f"pause{self.suffix}",
+            response_model=self.view,
+            dependencies=self.changes,
+            responses=acted,
+        )
+        async def pause(state: Shared, request: Request, operation_id: str = operation_id) -> V:
+            """Pause it within a second, until it is resumed."""
+            await control.pause(state.ledger, operation_id, kind=self.kind)
+            return await self.changed(state, request, operation_id)
+
+        @router.post(
+            f"{one}/resume",
+            name=f"resume{self.suffix}",
+            response_model=self.view,
+            dependencies=self.changes,
+            responses=acted,
+        )
+        async def resume(state: Shared, request: Request, operation_id: str = operation_id) -> V:
+            """Resume it where it stopped, also after a halt."""
+            await self.resume(state.ledger, operation_id)
+            return await self.changed(state, request, operation_id)

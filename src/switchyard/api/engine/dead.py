@@ -1,0 +1,122 @@
+"""`/admin/dead/groups` and `/admin/dead/redrives`: dead letters by cause, and back again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import Path, Query, Request, Response
+
+from switchyard.api.engine.bulk import BulkRoutes
+from switchyard.api.engine.redrive_views import plan_view, spec_of, view_of
+from switchyard.api.entry.access import needs, starter_of
+from switchyard.api.http.answers import JSONAnswer
+from switchyard.api.http.problems import responses
+from switchyard.api.http.routing import Routes
+from switchyard.api.models.dead import (
+    EXAMPLE_ID,
+    DeadGroupList,
+    DeadGroupView,
+    NewRedrive,
+    RedrivePage,
+    RedrivePlan,
+    RedriveRate,
+    RedriveView,
+)
+from switchyard.api.state import Shared
+from switchyard.broker import patterns
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.dead.groups import with_full_ids
+from switchyard.services.engine.dead.scan import wait_at_most
+from switchyard.services.engine.records.states import DeadLetterState
+from switchyard.services.engine.redrive import spec as redrive_spec
+from switchyard.services.engine.redrive.plan import plan_redrive
+from switchyard.services.engine.redrive.spec import KIND
+
+router = Routes(prefix="/admin/dead", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
+
+PATIENCE = 5.0
+"""Seconds that a request waits until nobody else goes through `jobs.dead`."""
+
+REDRIVES = BulkRoutes(
+    kind=KIND,
+    path="/redrives",
+    suffix="_redrive",
+    id_pattern=patterns.REDRIVE_ID,
+    view=RedriveView,
+    view_of=view_of,
+    page=RedrivePage,
+    resume=redrive_spec.resume_redrive,
+)
+RedriveId = Annotated[
+    str, Path(pattern=patterns.REDRIVE_ID, description="The redrive's id.", examples=[EXAMPLE_ID])
+]
+
+
+@router.get("/groups", responses=responses("invalid", "ledger-away"))
+async def dead_groups(
+    state: Shared,
+    letter_state: Annotated[DeadLetterState, Query(alias="state")] = DeadLetterState.WAITING,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+) -> DeadGroupList:
+    """List dead letters by cause, most frequent first, as indexed by the scheduler."""
+    found = await state.ledger.dead_groups(state=letter_state, limit=limit)
+    return DeadGroupList(groups=[DeadGroupView.of(group) for group in found])
+
+
+@router.post(
+    "/redrives",
+    status_code=202,
+    response_model=RedriveView,
+    responses={
+        200: {"model": RedrivePlan, "description": "With `dry_run`: what would go where."},
+        202: {"headers": {"Location": {"schema": {"type": "string"}}}},
+        **responses("invalid", "wrong-state", "broker-away", "no-broker", "ledger-away"),
+    },
+)
+async def start_redrive(
+    body: NewRedrive, state: Shared, request: Request, response: Response
+) -> RedriveView | JSONAnswer:
+    """Start a redrive; a running `jobctl scheduler` executes it."""
+    state.require_broker()
+    spec = spec_of(body)
+    spec.check_remote(state.registry)
+    spec = replace(spec, which=await with_full_ids(state.ledger, spec.which))
+    if body.dry_run:
+        tally = await plan_redrive(
+            state.settings, state.registry, state.ledger, spec, wait=wait_at_most(PATIENCE)
+        )
+        return JSONAnswer(plan_view(tally).model_dump(mode="json"))
+    operation = await redrive_spec.start_redrive(
+        state.ledger,
+        spec,
+        created_by=starter_of(request),
+        reason=body.reason,
+        rate=body.rate,
+    )
+    response.headers["Location"] = f"/admin/dead/redrives/{operation.id}"
+    return await view_of(state.ledger, operation)
+
+
+@router.patch(
+    "/redrives/{redrive_id}",
+    responses=responses("invalid", "not-found", "wrong-state", "ledger-away"),
+)
+async def set_redrive_rate(
+    redrive_id: RedriveId, body: RedriveRate, request: Request, state: Shared
+) -> RedriveView:
+    """Change its rate, also while it runs."""
+    return await REDRIVES.set_limits(state, request, redrive_id, {"rate": body.rate})
+
+
+@router.post(
+    "/redrives/{redrive_id}/cancel", responses=responses("not-found", "wrong-state", "ledger-away")
+)
+async def cancel_redrive(redrive_id: RedriveId, state: Shared) -> RedriveView:
+    """Cancel it permanently. Letters that were sent stay in their lanes."""
+    await bulk_control.cancel(state.ledger, redrive_id, kind=KIND)
+    return await REDRIVES.found(state, redrive_id)
+
+
+REDRIVES.add_to(router)

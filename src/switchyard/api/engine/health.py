@@ -1,0 +1,100 @@
+"""`/health…`: whether this process, and what it stands on, can do their work. Without a key."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from functools import partial
+from typing import Any
+
+from fastapi import Request, Response
+
+from switchyard.api.http.routing import Routes
+from switchyard.api.models.service import ComponentView, Liveness, Readiness
+from switchyard.api.state import ApiState, BrokerSide
+from switchyard.services.engine.access.rate_limit import Rationed
+from switchyard.services.engine.monitoring.checks.host import require_room_for_ledger
+from switchyard.services.engine.monitoring.health import Check, Component, examine
+
+router = Routes(prefix="/health", tags=["health"])
+
+EXAMINATION_RATE, EXAMINATION_BURST = 1.0, 3
+"""Times a second, and at once, that everything is checked, for which a file is written; who asks
+more often is shown what was found last. No key is asked for."""
+EVENTS = "events"
+"""The component that is shown, and not needed to take work."""
+
+
+AWAY: dict[int | str, dict[str, Any]] = {
+    503: {"model": Readiness, "description": "Something that is needed is away."}
+}
+
+
+@router.get("/live")
+async def live() -> Liveness:
+    """Liveness probe: the process runs. Nothing else is checked."""
+    return Liveness()
+
+
+@router.get("/ready", responses=AWAY)
+async def ready(request: Request, response: Response) -> Readiness:
+    """Readiness probe: checks broker, ledger and storage, with latencies. 503 if one is
+    unreachable, its disk is full, or an alarm of the broker blocks publishing.
+
+    `events` tells whether this process receives job events; it does not cause a 503.
+    """
+    components = await request.app.state.health.get()
+    away = any(each.state != "ok" for each in components if each.name != EVENTS)
+    if away:
+        response.status_code = 503
+        response.headers["Retry-After"] = "2"
+    return Readiness(
+        status="away" if away else "ok",
+        components={each.name: _view(each) for each in components},
+    )
+
+
+@router.get("", responses=AWAY)
+async def health(request: Request, response: Response) -> Readiness:
+    """The same as `/health/ready`."""
+    return await ready(request, response)
+
+
+def examined(state: ApiState) -> Rationed[list[Component]]:
+    """How the components are: as the application shows it, `app.state.health`."""
+    return Rationed(lambda: examine(_checks(state)), EXAMINATION_RATE, EXAMINATION_BURST)
+
+
+def _checks(state: ApiState) -> dict[str, Check]:
+    checks: dict[str, Check] = {
+        "ledger": partial(_ask_ledger, state),
+        "storage": lambda: state.storage.put_async(_probe_key(), b"ok"),
+    }
+    if state.broker is not None:
+        checks["broker"] = partial(_ask_broker, state.broker)
+        checks[EVENTS] = state.broker.feed.check
+    return checks
+
+
+async def _ask_ledger(state: ApiState) -> None:
+    """Raises LedgerError."""
+    await state.ledger.check()
+    await state.ledger.require_room()
+    await asyncio.to_thread(require_room_for_ledger, state.settings)
+
+
+async def _ask_broker(broker: BrokerSide) -> None:
+    """Raises BrokerAway; Blocked under an alarm, of which the broker tells those that publish."""
+    await broker.pressure.probe()
+    await broker.publisher.probe()
+
+
+def _probe_key() -> str:
+    """A file of this process's own: two that write one file could cross each other. `files.expiry`
+    removes it once nobody writes it any more."""
+    return f"health/probe-{socket.gethostname()}-{os.getpid()}"
+
+
+def _view(component: Component) -> ComponentView:
+    return ComponentView(state=component.state, latency_ms=round(component.latency * 1000, 1))

@@ -1,0 +1,348 @@
+"""`/jobs`: publish, list, show, cancel, release."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Path, Query, Request, Response
+
+from switchyard.api.dependencies import ReferenceDeskOf
+from switchyard.api.engine import job_views
+from switchyard.api.entry.access import needs, own_key, source_of
+from switchyard.api.http.document_errors import RESULT_PROBLEMS
+from switchyard.api.http.problems import Problem, lane_full, responses, try_later
+from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
+from switchyard.api.http.routing import Routes
+from switchyard.api.models import jobs as models
+from switchyard.api.models.values import Moment
+from switchyard.api.state import ApiState, BrokerSide, Shared
+from switchyard.broker import patterns
+from switchyard.broker.errors import LaneFull, PublishError
+from switchyard.broker.lanes import LANES, queue_name
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.jobs.registry import InvalidPayload, UnknownJobType
+from switchyard.services.engine.ledger.short_ids import Among
+from switchyard.services.engine.monitoring.job_events import announce
+from switchyard.services.engine.monitoring.levels import Pressure
+from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, check_notify_url
+from switchyard.services.engine.publishing.publisher import Published
+from switchyard.services.engine.publishing.releasing import release as release_join
+from switchyard.services.engine.publishing.requests import (
+    delay_until,
+    differs,
+    job_id_for,
+    refused,
+    routing_key_of,
+)
+from switchyard.services.engine.records.requests import JobFilter, NewJob
+from switchyard.services.engine.records.results import (
+    AlreadyFinished,
+    Cancelled,
+    JobRecord,
+    NoSuchJob,
+)
+from switchyard.services.engine.records.states import State as JobState
+from switchyard.services.engine.runtime.control import send_cancel
+from switchyard.services.pipeline.citations.formats.export import Format
+from switchyard.services.pipeline.documents.reference_orders import ReferenceDesk
+
+
+async def _full_job_id(
+    job_id: Annotated[
+        str,
+        Path(
+            pattern=patterns.JOB_ID,
+            description="The job's id, or its first characters, at least six.",
+            examples=["0b0f6c1e"],
+        ),
+    ],
+    state: Shared,
+) -> str:
+    return await state.ledger.full_id(Among.JOBS, job_id)
+
+
+JobIdInPath = Annotated[str, Depends(_full_job_id)]
+
+router = Routes(prefix="/jobs", tags=["jobs"])
+
+ACCEPTED_HEADERS: dict[str, Any] = {
+    "Location": {"description": "The job.", "schema": {"type": "string"}},
+    "X-Lane-Pressure": {
+        "description": "How full the job's queue is: publish less when it is slow.",
+        "schema": {"type": "string", "enum": [each.value for each in Pressure]},
+    },
+    "Idempotency-Replayed": {
+        "description": "`true` when the key was known.",
+        "schema": {"type": "string"},
+    },
+}
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        pattern=patterns.NO_SPACE,
+        description="The same key, and the same in the request: what was made then is the answer.",
+    ),
+]
+LaneName = Annotated[str | None, Query(pattern=patterns.NAME, examples=[LANES[0].name])]
+TypeName = Annotated[str | None, Query(pattern=patterns.NAME)]
+PlainText = Annotated[str | None, Query(pattern=patterns.PLAIN, max_length=200)]
+
+
+@router.post(
+    "",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    responses={
+        202: {"headers": ACCEPTED_HEADERS, "description": "Recorded; it will be run."},
+        **responses("idempotency-conflict", "lane-full", "no-queue", "broker-away", "no-broker"),
+    },
+)
+async def publish(
+    body: models.JobToPublish,
+    state: Shared,
+    asked: Request,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+    traceparent: Annotated[str | None, Header(pattern=patterns.TRACEPARENT)] = None,
+) -> models.AcceptedJob:
+    """Publish a job. Answers within two seconds, even if the broker is unreachable."""
+    broker = state.require_broker()
+    if body.notify_url is not None:
+        _check_notify_url(state, body.notify_url)
+    source = source_of(asked, body.source)
+    key = own_key(asked, idempotency_key)
+    request = _request(body, source, key, traceparent, state.ledger.clock.now())
+    job = prepared(broker, request, by_routing_key=body.routing_key is not None)
+    done = await published(broker, job)
+    if done.duplicate:
+        await check_same(state, request, done)
+        response.headers["Idempotency-Replayed"] = "true"
+    await tell_pressure(broker, job, done, response)
+    response.headers["Location"] = f"/jobs/{done.job_id}"
+    return models.AcceptedJob(
+        job_id=done.job_id,
+        routing_key=done.routing_key,
+        state=done.state,
+        duplicate=done.duplicate,
+    )
+
+
+async def tell_pressure(
+    broker: BrokerSide, job: NewJob, done: Published, response: Response
+) -> None:
+    """Say in the header how full the queue of a published job is."""
+    pressure = done.pressure
+    if pressure is None and done.state is JobState.QUEUED:
+        depth = await broker.pressure.soon(queue_name(job.lane, job.worker))
+        pressure = None if depth is None else depth.pressure
+    if pressure is not None:
+        response.headers["X-Lane-Pressure"] = pressure
+
+
+@router.get("", dependencies=[needs(Scope.READ)], responses=responses())
+async def list_jobs(
+    state: Shared,
+    job_state: Annotated[JobState | None, Query(alias="state")] = None,
+    lane: LaneName = None,
+    job_type: TypeName = None,
+    worker: TypeName = None,
+    source: PlainText = None,
+    parent_id: Annotated[str | None, Query(pattern=patterns.JOB_ID)] = None,
+    since: Annotated[
+        Moment | None, Query(description="Only jobs created at or after this time.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    cursor: Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)] = None,
+) -> models.JobPage:
+    """List jobs, newest first; all filters must match."""
+    wanted = JobFilter(
+        state=job_state,
+        lane=lane,
+        job_type=job_type,
+        worker=worker,
+        source=source,
+        parent_id=parent_id,
+        since=None if since is None else since.timestamp(),
+    )
+    page = await state.ledger.list_jobs(wanted, limit=limit, cursor=cursor)
+    return job_views.page_view(page)
+
+
+@router.get("/{job_id}", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
+async def show(job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf) -> models.JobDetails:
+    """Show a job with its payload, its result and its failed or interrupted attempts."""
+    record = await known_job(state, job_id)
+    join = await state.ledger.join(job_id) if record.joins else None
+    return job_views.details_view(
+        record, await _stages(record, desk), await desk.output(record), join
+    )
+
+
+@router.get("/{job_id}/status", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
+async def show_status(
+    job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf
+) -> models.JobProgress:
+    """Show the state of a job."""
+    record = await known_job(state, job_id)
+    return job_views.progress_view(record, await _stages(record, desk))
+
+
+@router.get(
+    "/{job_id}/references",
+    dependencies=[needs(Scope.READ)],
+    responses={200: FORMATS, **RESULT_PROBLEMS},
+    response_model=dict[str, Any],
+)
+async def references_of_job(job_id: JobIdInPath, desk: ReferenceDeskOf, wanted: FormatOf) -> Any:
+    """Show the result of a job on references: `references`, and `citations` if it extracted them;
+    or only the references in another format. 409 until the job has succeeded.
+    """
+    made = await desk.references(job_id)
+    return made if wanted is Format.JSON else in_format(made["references"], wanted)
+
+
+@router.delete(
+    "/{job_id}",
+    dependencies=[needs(Scope.PUBLISH)],
+    responses={
+        200: {"description": "It will not be run."},
+        202: {"model": models.CancelledJob, "description": "It runs; its worker has been told."},
+        **responses("not-found", "already-ended", "broker-away", "no-broker"),
+    },
+)
+async def cancel(job_id: JobIdInPath, state: Shared, response: Response) -> models.CancelledJob:
+    """Cancel a job. A waiting job will not run. A running job is stopped by its worker, and not
+    retried.
+    """
+    answer = await state.ledger.cancel(job_id, state.ledger.clock.time())
+    if isinstance(answer, NoSuchJob):
+        raise _unknown(job_id)
+    if isinstance(answer, AlreadyFinished):
+        if answer.state is not JobState.CANCELLED:
+            raise Problem("already-ended", f"the job is {answer.state}", state=answer.state)
+        return models.CancelledJob(job_id=job_id, state=answer.state, stopping=False)
+    if isinstance(answer, Cancelled):
+        await _announce_cancelled(state, job_id)
+        return models.CancelledJob(job_id=job_id, state=JobState.CANCELLED, stopping=False)
+    try:
+        await send_cancel(state.require_broker().publisher, job_id)
+    except PublishError as error:
+        raise try_later(
+            "broker-away", "its worker could not be told; nobody runs it again"
+        ) from error
+    response.status_code = 202
+    return models.CancelledJob(job_id=job_id, state=JobState.RUNNING, stopping=True)
+
+
+@router.post(
+    "/{job_id}/release",
+    dependencies=[needs(Scope.PUBLISH)],
+    responses=responses("not-found", "wrong-state"),
+)
+async def release(job_id: JobIdInPath, state: Shared) -> models.ReleasedJob:
+    """Let a job that waits for other jobs run without those that are dead, as soon as the others
+    have ended. `wrong-state` where it waits for none."""
+    join = await release_join(state.ledger, job_id)
+    return models.ReleasedJob(job_id=job_id, open=join.open, dead=join.dead)
+
+
+async def _stages(record: JobRecord, desk: ReferenceDesk) -> dict[str, Any]:
+    stages = await desk.stages(record)
+    if stages is None:
+        return {}
+    return {"current_stage": stages.current, "completed_stages": list(stages.completed)}
+
+
+async def known_job(state: Shared, job_id: str) -> JobRecord:
+    """The job's record. Raises Problem (404), LedgerError."""
+    record = await state.ledger.get(job_id)
+    if record is None:
+        raise _unknown(job_id)
+    return record
+
+
+def _request(
+    body: models.JobToPublish,
+    source: str,
+    idempotency_key: str | None,
+    traceparent: str | None,
+    now: datetime,
+) -> JobRequest:
+    """Raises InvalidRequest."""
+    routing_key = routing_key_of(body.routing_key, body.lane, body.job_type)
+    job_type = routing_key.partition(".")[2]
+    return JobRequest(
+        routing_key,
+        body.payload,
+        priority=body.priority,
+        max_attempts=body.max_attempts,
+        source=source,
+        delay=body.delay if body.run_at is None else delay_until(body.run_at, now),
+        expires_at=body.expires_at,
+        idempotency_key=idempotency_key,
+        job_id=job_id_for(idempotency_key, job_type, body.payload),
+        traceparent=traceparent,
+        notify_url=body.notify_url,
+    )
+
+
+def _check_notify_url(state: ApiState, url: str) -> None:
+    """Raises InvalidRequest."""
+    try:
+        check_notify_url(url, state.settings)
+    except InvalidJob as error:
+        raise refused(error, by_routing_key=True) from error
+
+
+def prepared(broker: BrokerSide, request: JobRequest, *, by_routing_key: bool) -> NewJob:
+    """The job of a request. Raises InvalidRequest."""
+    try:
+        return broker.jobs.prepare(request)
+    except (InvalidJob, InvalidPayload, UnknownJobType) as error:
+        raise refused(error, by_routing_key=by_routing_key) from error
+
+
+async def published(broker: BrokerSide, job: NewJob) -> Published:
+    """The job recorded and published, or recorded alone. Raises Problem."""
+    try:
+        return await broker.jobs.publish_one(job)
+    except LaneFull as error:
+        raise lane_full(error, job_id=job.message.job_id) from error
+
+
+async def check_same(
+    state: Shared, request: JobRequest, published: Published, *, expires_in: float | None = None
+) -> None:
+    """Raises Problem where the key belongs to a job that was asked for in another way."""
+    record = await state.ledger.get(published.job_id)
+    field = None if record is None else differs(request, record, expires_in=expires_in)
+    if field is None and record is not None:
+        notice = None if record.join_id is None else await state.ledger.get(record.join_id)
+        told = None if notice is None else notice.payload.get("url")
+        field = None if told == request.notify_url else "notify_url"
+    if field is not None:
+        raise Problem(
+            "idempotency-conflict",
+            f"the key belongs to job {published.job_id}, which has another {field}",
+            job_id=published.job_id,
+        )
+
+
+async def _announce_cancelled(state: Shared, job_id: str) -> None:
+    record = await state.ledger.get(job_id)
+    if state.broker is not None and record is not None:
+        announce(
+            state.broker.publisher,
+            "cancelled",
+            job_id=job_id,
+            job_type=record.job_type,
+            lane=record.lane,
+            attempt=record.attempts + 1,
+        )
+
+
+def _unknown(job_id: str) -> Problem:
+    return Problem("not-found", f"there is no job {job_id}")

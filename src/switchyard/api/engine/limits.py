@@ -1,0 +1,42 @@
+"""`/limits`: named limits, what has room in them, and what waits."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+
+from switchyard.api.entry.access import needs
+from switchyard.api.http.problems import responses
+from switchyard.api.http.routing import Routes
+from switchyard.api.models.limits import LimitList, LimitView
+from switchyard.api.state import Shared
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.records.limits import LimitReport
+
+router = Routes(tags=["limits"])
+
+
+@router.get("/limits", dependencies=[needs(Scope.READ)], responses=responses("ledger-away"))
+async def list_limits(
+    state: Shared,
+    waiting: Annotated[bool, Query(description="Only limits that jobs are waiting for.")] = False,
+) -> LimitList:
+    """Show named limits: current use, waiting jobs, and when there is room again."""
+    found = await state.ledger.limit_reports()
+    return LimitList(limits=[_view(each) for each in found if each.waiting or not waiting])
+
+
+def _view(report: LimitReport) -> LimitView:
+    return LimitView(
+        name=report.name,
+        key=report.key,
+        concurrency=report.room.concurrency,
+        per_minute=report.room.per_minute,
+        tokens_per_minute=report.room.tokens_per_minute,
+        in_use=report.in_use,
+        last_minute=report.last_minute,
+        tokens_last_minute=report.tokens_last_minute,
+        waiting=report.waiting,
+        next_room=report.next_room,
+    )

@@ -1,0 +1,153 @@
+"""`/schedules`: jobs that are published at their times."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path, Query, Request, Response
+
+from switchyard.api.entry.access import needs, starter_of
+from switchyard.api.http.problems import invalid, responses
+from switchyard.api.http.routing import Routes
+from switchyard.api.models import schedules as models
+from switchyard.api.state import ApiState, Shared
+from switchyard.broker import patterns
+from switchyard.broker.moments import shown
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.publishing.requests import Complaint
+from switchyard.services.engine.records.schedules import Firing, ScheduleRecord
+from switchyard.services.engine.schedules.book import Schedules
+from switchyard.services.engine.schedules.entry import ScheduleEntry
+from switchyard.services.engine.schedules.rule import InvalidSchedule
+
+router = Routes(prefix="/schedules", tags=["schedules"])
+
+Name = Annotated[
+    str,
+    Path(
+        pattern=patterns.DASHED_NAME,
+        description="Name of the schedule.",
+        examples=["papers-of-the-day"],
+    ),
+]
+READS, CHANGES = [needs(Scope.READ)], [needs(Scope.ADMIN)]
+
+
+@router.get("", dependencies=READS, responses=responses("ledger-away"))
+async def list_schedules(state: Shared) -> models.ScheduleList:
+    """List schedules by name, with the result of the last due time."""
+    found = await _book(state).all()
+    return models.ScheduleList(schedules=[_view(record, last) for record, last in found])
+
+
+@router.post(
+    "",
+    status_code=201,
+    dependencies=CHANGES,
+    responses=responses("invalid", "wrong-state", "ledger-away"),
+)
+async def add(
+    body: models.NewSchedule, request: Request, response: Response, state: Shared
+) -> models.ScheduleView:
+    """Add a schedule. The rules for its payload are those of `POST /jobs`."""
+    entry = ScheduleEntry.of(body.model_dump())
+    by = starter_of(request)
+    try:
+        record = await _book(state).add(entry, remote=True, created_by=by)
+    except InvalidSchedule as error:
+        raise invalid(Complaint((error.at,) if error.at else (), str(error))) from error
+    response.headers["Location"] = f"/schedules/{record.name}"
+    return _view(record)
+
+
+@router.get("/{name}", dependencies=READS, responses=responses("not-found", "ledger-away"))
+async def show(name: Name, state: Shared) -> models.ScheduleView:
+    """Show a schedule."""
+    record = await _book(state).get(name)
+    last = await _book(state).history(name, 1)
+    return _view(record, last[0] if last else None)
+
+
+@router.delete(
+    "/{name}",
+    status_code=204,
+    response_class=Response,
+    dependencies=CHANGES,
+    responses=responses("not-found", "wrong-state", "ledger-away"),
+)
+async def remove(name: Name, state: Shared) -> None:
+    """Remove an added schedule and its history. Jobs that it has published still run."""
+    await _book(state).remove(name)
+
+
+@router.post("/{name}/pause", dependencies=CHANGES, responses=responses("not-found", "ledger-away"))
+async def pause(name: Name, state: Shared) -> models.ScheduleView:
+    """Pause a schedule. Due times during the pause are neither fired nor counted as missed."""
+    return _view(await _book(state).pause(name))
+
+
+@router.post(
+    "/{name}/resume", dependencies=CHANGES, responses=responses("not-found", "ledger-away")
+)
+async def resume(name: Name, state: Shared) -> models.ScheduleView:
+    """Resume a schedule with its next due time."""
+    return _view(await _book(state).resume(name))
+
+
+@router.post(
+    "/{name}/run",
+    status_code=202,
+    dependencies=CHANGES,
+    responses=responses("not-found", "invalid", "ledger-away"),
+)
+async def run(name: Name, request: Request, state: Shared) -> models.FiringView:
+    """Fire a schedule now, even if it is paused. A scheduler publishes its job within a second."""
+    try:
+        firing = await _book(state).run(name, starter_of(request))
+    except InvalidSchedule as error:
+        raise invalid(Complaint((), str(error))) from error
+    return _firing(firing)
+
+
+@router.get("/{name}/history", dependencies=READS, responses=responses("not-found", "ledger-away"))
+async def history(
+    name: Name, state: Shared, limit: Annotated[int, Query(ge=1, le=500)] = 50
+) -> models.ScheduleHistory:
+    """List the results of a schedule's due times, newest first."""
+    found = await _book(state).history(name, limit)
+    return models.ScheduleHistory(firings=[_firing(each) for each in found])
+
+
+def _book(state: ApiState) -> Schedules:
+    return Schedules(state.ledger, state.registry)
+
+
+def _view(record: ScheduleRecord, last: Firing | None = None) -> models.ScheduleView:
+    return models.ScheduleView(
+        name=record.name,
+        cron=record.cron,
+        timezone=record.timezone,
+        job=record.routing_key,
+        payload=dict(record.payload),
+        priority=record.priority,
+        max_attempts=record.max_attempts,
+        jitter=record.jitter,
+        grace=record.grace,
+        origin=record.origin,
+        created_by=record.created_by,
+        created_at=shown(record.created_at),
+        paused_at=None if record.paused_at is None else shown(record.paused_at),
+        next_at=shown(record.next_at),
+        last=None if last is None else _firing(last),
+    )
+
+
+def _firing(firing: Firing) -> models.FiringView:
+    return models.FiringView(
+        due_at=shown(firing.due_at),
+        outcome=firing.outcome,
+        job_id=firing.job_id,
+        noted_at=shown(firing.noted_at),
+        times=firing.times,
+        note=firing.note,
+    )

@@ -1,0 +1,113 @@
+"""`/webhooks/…`: what other systems tell us. They have no API key; their signature is one.
+
+Not in `/openapi.json`: what is sent here has the form of whoever sends it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path, Request, Response
+from pydantic import SecretStr
+
+from switchyard.api.engine.jobs import prepared
+from switchyard.api.http.problems import Problem
+from switchyard.api.http.routing import Routes
+from switchyard.api.models.webhooks import DeliveryView
+from switchyard.api.state import Shared
+from switchyard.broker import patterns
+from switchyard.broker.errors import NeverTaken, PublishError
+from switchyard.services.engine.access.signing import PREFIX, is_signed, may_be_signature
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.publishing.publisher import Published
+from switchyard.services.engine.publishing.requests import job_id_for
+from switchyard.services.engine.records.requests import spaced_key
+from switchyard.services.engine.webhooks.deliveries import Ignored, Wanted, github_job
+
+router = Routes(prefix="/webhooks", tags=["webhooks"], include_in_schema=False)
+
+LATER = 5.0
+"""Seconds after which a job enters its lane that finds it full, or the broker away: whoever sends
+webhooks does not come again, so it is recorded and waits."""
+
+
+@router.post("/github")
+async def github(request: Request, state: Shared, response: Response) -> DeliveryView:
+    """A delivery of GitHub."""
+    secret = state.settings.github_webhook_secret
+    if secret is None:
+        raise Problem("not-found", "set JOBS_GITHUB_WEBHOOK_SECRET to take GitHub's webhooks")
+    body = await _signed_body(request, secret, "X-Hub-Signature-256", PREFIX)
+    event = request.headers.get("x-github-event", "")
+    wanted = github_job(event, body)
+    return await _done(state, response, wanted, "github")
+
+
+@router.post("/{source}")
+async def of_source(
+    source: Annotated[str, Path(pattern=patterns.NAME)],
+    request: Request,
+    state: Shared,
+    response: Response,
+) -> DeliveryView:
+    """A delivery of a system that the file of JOBS_WEBHOOKS names."""
+    found = state.webhooks.get(source)
+    if found is None:
+        raise Problem("not-found", f"there is no webhook {source!r}")
+    about, secret = found
+    body = await _signed_body(request, secret, about.signature, about.prefix)
+    delivery_id = request.headers.get(about.delivery) if about.delivery is not None else None
+    return await _done(state, response, about.job(source, body, delivery_id), source)
+
+
+async def _done(
+    state: Shared, response: Response, wanted: Wanted | Ignored, source: str
+) -> DeliveryView:
+    if isinstance(wanted, Ignored):
+        return DeliveryView(ignored=wanted.why)
+    done = await _published(state, wanted, f"webhook:{source}")
+    response.status_code = 202
+    response.headers["Location"] = f"/jobs/{done.job_id}"
+    return DeliveryView(job_id=done.job_id, duplicate=done.duplicate)
+
+
+async def _published(state: Shared, wanted: Wanted, source: str) -> Published:
+    """The job published, or recorded for later. Raises Problem, InvalidRequest, LedgerError."""
+    broker = state.require_broker()
+    job_type = wanted.routing_key.partition(".")[2]
+    key = spaced_key(source, wanted.key)
+    request = JobRequest(
+        wanted.routing_key,
+        wanted.payload,
+        source=source,
+        idempotency_key=key,
+        job_id=job_id_for(key, job_type, wanted.payload),
+    )
+    job = prepared(broker, request, by_routing_key=True)
+    try:
+        return await broker.jobs.publish_one(job)
+    except PublishError as error:
+        if isinstance(error, NeverTaken) or not error.left_nothing:
+            raise
+    later = JobRequest(
+        request.routing_key,
+        request.payload,
+        source=source,
+        delay=LATER,
+        idempotency_key=key,
+        job_id=request.job_id,
+    )
+    return await broker.jobs.publish_one(prepared(broker, later, by_routing_key=True))
+
+
+async def _signed_body(request: Request, secret: SecretStr, header: str, prefix: str) -> bytes:
+    """The body, which must be signed. It is read only where that is possible: everybody may send
+    one. Raises Problem (401)."""
+    given = request.headers.get(header, "")
+    refused = Problem("unauthorized", "the signature is not that of this delivery")
+    if not may_be_signature(given, prefix=prefix):
+        raise refused
+    body = await request.body()
+    if not is_signed(body, given, secret.get_secret_value(), prefix=prefix):
+        raise refused
+    return body

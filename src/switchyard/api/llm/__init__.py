@@ -1,0 +1,1 @@
+"""Endpoints of the language models' wing."""

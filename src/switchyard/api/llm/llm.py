@@ -1,0 +1,324 @@
+"""`/llm/…`: questions to language models, with the answer at once where it is wanted; and what they
+have cost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing, nullcontext
+from dataclasses import asdict
+from datetime import date, timedelta
+from typing import Annotated, Any
+
+import structlog
+from fastapi import Header, Query, Request, Response
+
+from switchyard.api.engine.jobs import (
+    ACCEPTED_HEADERS,
+    IdempotencyKey,
+    JobIdInPath,
+    check_same,
+    known_job,
+    prepared,
+    published,
+    tell_pressure,
+)
+from switchyard.api.entry.access import Place, needs, own_key, source_of
+from switchyard.api.http.event_stream import HEARTBEAT, MEDIA_TYPE, EventStream, frame
+from switchyard.api.http.problems import lane_full, responses
+from switchyard.api.http.routing import Routes
+from switchyard.api.models import llm as models
+from switchyard.api.state import ApiState, Shared
+from switchyard.broker.errors import LaneFull
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.jobs.registry import InvalidPayload, UnknownJobType
+from switchyard.services.engine.monitoring.ending import ended
+from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
+from switchyard.services.engine.publishing.requests import job_id_for, refused
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.llm.queue import LLMQueue, LlmResult, LlmStatus, QueuedRequests, result_of
+from switchyard.services.llm.records.spending import SpentBy
+from switchyard.services.llm.spending import first_day
+from switchyard.services.llm.streaming import LlmText, WrittenAnswer
+from switchyard.services.llm.unusable import raw_answers
+
+router = Routes(prefix="/llm/requests", tags=["llm"])
+spending_router = Routes(prefix="/llm/spend", tags=["llm"])
+
+_REFUSALS = (InvalidJob, InvalidPayload, UnknownJobType)
+LONGEST_STREAM = 3600.0
+"""Seconds after which a stream ends whose request does not expire."""
+STREAMED = (
+    'event: accepted\ndata: {"job_id": "0b0f6c1e"}\n\n'
+    'event: text\ndata: {"text": "The tide", "offset": 0}\n\n'
+    'event: end\ndata: {"job_id": "0b0f6c1e", "status": "completed"}\n\n'
+)
+WAITING: dict[int | str, dict[str, Any]] = {
+    202: {"model": models.AnswerOfModel, "description": "It has not ended yet."}
+}
+_HEADERS = {name: ACCEPTED_HEADERS[name] for name in ("X-Lane-Pressure", "Idempotency-Replayed")}
+
+
+@router.post(
+    "",
+    dependencies=[needs(Scope.PUBLISH)],
+    response_model=models.AnswerOfModel,
+    responses={
+        200: {
+            "description": "It has ended; or a stream of events.",
+            "headers": _HEADERS,
+            "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": STREAMED}},
+        },
+        202: {**WAITING[202], "headers": {**_HEADERS, "Location": ACCEPTED_HEADERS["Location"]}},
+        **responses(
+            "idempotency-conflict", "lane-full", "broker-away", "no-broker", "too-many-streams"
+        ),
+    },
+)
+async def ask(
+    body: models.QuestionToModel,
+    state: Shared,
+    request: Request,
+    response: Response,
+    stream: Annotated[
+        bool, Query(description="Answer as an event stream, like `Accept: text/event-stream`.")
+    ] = False,
+    wait: Annotated[
+        float,
+        Query(
+            ge=0,
+            le=models.LONGEST_WAIT,
+            description="Seconds to wait for the answer; the same as in the body.",
+        ),
+    ] = 0,
+    accept: Annotated[str | None, Header(max_length=500)] = None,
+    idempotency_key: IdempotencyKey = None,
+) -> models.AnswerOfModel | EventStream:
+    """Send a request to a language model. With `wait`, the response has the model's answer. With an
+    `Idempotency-Key`, a repeated request asks nothing anew.
+
+    As a stream: `accepted` with its `job_id`; `text` for each piece of the answer, with its
+    `offset` in the answer (0 if it starts again); `end` with the complete answer.
+    """
+    source = source_of(request, body.source)
+    idempotency_key = own_key(request, idempotency_key)
+    body = body.model_copy(update={"wait": max(body.wait, wait)})
+    if stream or MEDIA_TYPE in (accept or ""):
+        return await _streamed(body, state, Place(request), source, idempotency_key)
+    with Place(request) if body.wait else nullcontext():
+        if state.direct is not None:
+            return await _ask_directly(body, state.direct, response, source, idempotency_key)
+        return await _ask(body, state, response, source, idempotency_key)
+
+
+async def _ask(
+    body: models.QuestionToModel,
+    state: ApiState,
+    response: Response,
+    source: str,
+    idempotency_key: str | None,
+) -> models.AnswerOfModel:
+    broker = state.require_broker()
+    expires_at = None
+    if body.expires_in is not None:
+        expires_at = state.ledger.clock.now() + timedelta(seconds=body.expires_in)
+    wanted = JobRequest(
+        f"{body.lane}.{body.type}",
+        body.payload,
+        priority=body.priority,
+        source=source,
+        expires_at=expires_at,
+        idempotency_key=idempotency_key,
+        job_id=job_id_for(idempotency_key, body.type, body.payload),
+    )
+    job = prepared(broker, wanted, by_routing_key=False)
+    accepted = await published(broker, job)
+    if accepted.duplicate:
+        await check_same(state, wanted, accepted, expires_in=body.expires_in)
+        response.headers["Idempotency-Replayed"] = "true"
+    await tell_pressure(broker, job, accepted, response)
+    response.headers["Location"] = f"/llm/requests/{accepted.job_id}"
+    record = None
+    if body.wait:
+        record = await ended(broker.feed, state.ledger, accepted.job_id, timeout=body.wait)
+    if record is None:
+        response.status_code = 202
+        return models.AnswerOfModel(job_id=accepted.job_id, status=LlmStatus.WAITING)
+    return await _view(record, state, response)
+
+
+@router.get(
+    "/{job_id}",
+    dependencies=[needs(Scope.READ)],
+    responses={
+        200: {"description": "It has ended."},
+        **WAITING,
+        **responses("not-found", "no-broker", "too-many-streams"),
+    },
+)
+async def answer(
+    job_id: JobIdInPath,
+    state: Shared,
+    request: Request,
+    response: Response,
+    wait: Annotated[
+        float, Query(ge=0, le=models.LONGEST_WAIT, description="Seconds to wait for the answer.")
+    ] = 0,
+) -> models.AnswerOfModel:
+    """Get the answer to an earlier request; with `wait`, wait for it."""
+    record = await known_job(state, job_id)
+    with Place(request) if wait else nullcontext():
+        if wait and state.direct is not None:
+            return _shown(await state.direct.result(job_id, timeout=wait), response)
+        if wait:
+            feed = state.require_broker().feed
+            record = await ended(feed, state.ledger, job_id, timeout=wait) or record
+    return await _view(record, state, response)
+
+
+async def _streamed(
+    body: models.QuestionToModel,
+    state: ApiState,
+    place: Place,
+    source: str,
+    idempotency_key: str | None,
+) -> EventStream:
+    with ExitStack() as leaving:
+        leaving.enter_context(place)
+        written, queue = await _opened_stream(body, state, source, idempotency_key)
+        leaving.pop_all()
+
+    def close() -> None:
+        written.close()
+        place.leave()
+
+    frames = _frames(state, queue, written, body.expires_in or LONGEST_STREAM)
+    return EventStream(frames, closing=close)
+
+
+async def _opened_stream(
+    body: models.QuestionToModel, state: ApiState, source: str, idempotency_key: str | None
+) -> tuple[WrittenAnswer, LLMQueue]:
+    queue = state.direct
+    if queue is None:
+        broker = state.require_broker()
+        queue = LLMQueue(state.ledger, QueuedRequests(state.ledger, broker.jobs, broker.feed))
+    try:
+        written = await queue.open_stream(
+            body.type,
+            body.payload,
+            lane=body.lane,
+            priority=body.priority,
+            expires_in=body.expires_in,
+            key=idempotency_key,
+            source=source,
+        )
+    except _REFUSALS as error:
+        raise refused(error, by_routing_key=False) from error
+    except LaneFull as error:
+        raise lane_full(error) from error
+    return written, queue
+
+
+async def _frames(
+    state: ApiState, queue: LLMQueue, written: WrittenAnswer, timeout: float
+) -> AsyncGenerator[bytes, None]:
+    yield frame("accepted", {"job_id": written.job_id})
+    ending = queue.ending(written.job_id, timeout=timeout)
+    # How it stands where the ledger is away at the end: it is not lost, and can be asked for.
+    result = LlmResult(written.job_id, LlmStatus.WAITING)
+    try:
+        async with aclosing(
+            written.follow(ending, heartbeat=state.settings.api_heartbeat)
+        ) as events:
+            async for each in events:
+                if each is None:
+                    yield HEARTBEAT
+                elif isinstance(each, LlmText):
+                    yield frame("text", {"text": each.text, "offset": each.offset})
+                else:
+                    result = result_of(each, state.ledger.clock.time())
+    except LedgerError as error:
+        structlog.get_logger("api").warning("a stream ends without its answer", error=str(error))
+    yield frame("end", _public(result).model_dump(mode="json"))
+
+
+async def _ask_directly(
+    body: models.QuestionToModel,
+    queue: LLMQueue,
+    response: Response,
+    source: str,
+    idempotency_key: str | None,
+) -> models.AnswerOfModel:
+    try:
+        job_id = await queue.submit(
+            body.type,
+            body.payload,
+            lane=body.lane,
+            priority=body.priority,
+            expires_in=body.expires_in,
+            key=idempotency_key,
+            source=source,
+        )
+    except _REFUSALS as error:
+        raise refused(error, by_routing_key=False) from error
+    response.headers["Location"] = f"/llm/requests/{job_id}"
+    result = LlmResult(job_id, LlmStatus.WAITING)
+    if body.wait:
+        result = await queue.result(job_id, timeout=body.wait)
+    return _shown(result, response)
+
+
+async def _view(record: JobRecord, state: ApiState, response: Response) -> models.AnswerOfModel:
+    view = _shown(result_of(record, state.ledger.clock.time()), response)
+    return view.model_copy(update={"raw_answers": await raw_answers(state.storage, record)})
+
+
+def _shown(result: LlmResult, response: Response) -> models.AnswerOfModel:
+    if result.status is LlmStatus.WAITING:
+        response.status_code = 202
+    return _public(result)
+
+
+def _public(result: LlmResult) -> models.AnswerOfModel:
+    return models.AnswerOfModel(
+        job_id=result.job_id,
+        status=result.status,
+        result=None if result.result is None else dict(result.result),
+        error=result.error,
+    )
+
+
+@spending_router.get(
+    "",
+    dependencies=[needs(Scope.READ)],
+    responses=responses("invalid", "ledger-away"),
+)
+async def spend(
+    state: Shared,
+    by: Annotated[SpentBy, Query(description="How calls are grouped.")] = "day",
+    since: Annotated[
+        date | None, Query(description="First day in UTC, inclusive. Default: 30 days ago.")
+    ] = None,
+    until: Annotated[
+        date | None, Query(description="Last day in UTC, inclusive. Default: today.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+) -> models.SpendReport:
+    """Show the cost of language model calls, and what is left of the budgets."""
+    ledger, settings = state.ledger, state.settings
+    rows = await ledger.llm_spend(
+        by,
+        since=since.isoformat() if since else first_day(ledger),
+        until=until.isoformat() if until else None,
+        limit=limit,
+    )
+    return models.SpendReport(
+        by=by,
+        currency=settings.prices.currency,
+        rows=[models.Spending(**asdict(each)) for each in rows],
+        budgets=[
+            models.Budget(**each.as_json())
+            for each in await ledger.llm_budgets(per_day=settings.llm_budget_per_day)
+        ],
+    )

@@ -1,0 +1,200 @@
+"""`/crawl`: pages found by following links, each a job of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path, Query, Request, Response
+
+from switchyard.api.engine.jobs import ACCEPTED_HEADERS, IdempotencyKey
+from switchyard.api.entry.access import needs, own_key, receipt, starter_of
+from switchyard.api.http.problems import Problem, invalid, responses
+from switchyard.api.http.routing import Routes
+from switchyard.api.models import crawls as models
+from switchyard.api.state import ApiState, Shared
+from switchyard.broker import patterns
+from switchyard.broker.errors import BrokerAway
+from switchyard.broker.moments import shown
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.monitoring.levels import Pressure
+from switchyard.services.engine.publishing.requests import Complaint
+from switchyard.services.pipeline.crawls.bounds import CrawlBounds, InvalidCrawl
+from switchyard.services.pipeline.crawls.desk import CrawlKeyTaken, Crawls
+from switchyard.services.pipeline.crawls.pages import crawl_pressure
+from switchyard.services.pipeline.records.crawls import CrawlProgress, CrawlRecord
+
+router = Routes(prefix="/crawl", tags=["crawls"])
+
+FULL_RETRY_AFTER = 60
+"""Seconds after which a crawl may be asked for again when the lane is full."""
+CrawlId = Annotated[
+    str,
+    Path(
+        pattern=patterns.CRAWL_ID,
+        description="Id of the crawl.",
+        examples=["0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"],
+    ),
+]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Cursor = Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)]
+READS, CHANGES = [needs(Scope.READ)], [needs(Scope.PUBLISH)]
+
+
+@router.post(
+    "",
+    status_code=202,
+    dependencies=CHANGES,
+    responses={
+        202: {
+            "description": "Recorded; its first pages are published soon.",
+            "headers": {
+                **{
+                    name: ACCEPTED_HEADERS[name]
+                    for name in ("Location", "X-Lane-Pressure", "Idempotency-Replayed")
+                }
+            },
+        },
+        **responses("invalid", "idempotency-conflict", "lane-full", "no-broker", "ledger-away"),
+    },
+)
+async def start(
+    body: models.NewCrawl,
+    request: Request,
+    response: Response,
+    state: Shared,
+    idempotency_key: IdempotencyKey = None,
+) -> models.CrawlView:
+    """Start a crawl: one job for each page found. It respects robots.txt and JOBS_WEB_INTERVAL.
+
+    503 with `Retry-After: 60` while the backfill lane is full.
+    """
+    bounds = _bounds(body, state)
+    desk = _desk(state)
+    idempotency_key = own_key(request, idempotency_key)
+    try:
+        known = None if idempotency_key is None else await desk.started(bounds, idempotency_key)
+        if known is not None:
+            response.headers["Idempotency-Replayed"] = "true"
+            return await _accepted(request, desk, known, response)
+        pressure = await _pressure_with_room(state)
+        by = starter_of(request)
+        crawl = await desk.start(bounds, created_by=by, key=idempotency_key)
+    except CrawlKeyTaken as error:
+        raise Problem("idempotency-conflict", str(error)) from error
+    if pressure is not None:
+        response.headers["X-Lane-Pressure"] = pressure
+    return await _accepted(request, desk, crawl, response)
+
+
+async def _accepted(
+    request: Request, desk: Crawls, crawl: CrawlRecord, response: Response
+) -> models.CrawlView:
+    response.headers["Location"] = f"/crawl/{crawl.id}"
+    return _told(request, await desk.show(crawl.id))
+
+
+def _told(request: Request, progress: CrawlProgress) -> models.CrawlView:
+    """Return what the key sees of it that has changed it."""
+    is_own = progress.crawl.created_by == starter_of(request)
+    return receipt(request, _view(progress), is_own=is_own)
+
+
+async def _pressure_with_room(state: ApiState) -> Pressure | None:
+    """Raises Problem where there is none."""
+    pressure = await _pressure(state)
+    if pressure is Pressure.FULL:
+        raise Problem(
+            "lane-full",
+            "the backfill lane is full: no crawl was started; try again later",
+            retry_after=FULL_RETRY_AFTER - 0.5,
+        )
+    return pressure
+
+
+def _bounds(body: models.NewCrawl, state: ApiState) -> CrawlBounds:
+    try:
+        return CrawlBounds.of(
+            body.start,
+            body.hosts,
+            max_pages=body.max_pages,
+            max_depth=body.max_depth,
+            within=body.within,
+            most_pages=state.settings.crawl_max_pages,
+        )
+    except InvalidCrawl as error:
+        raise invalid(Complaint((error.at,), str(error))) from error
+
+
+@router.get("", dependencies=READS, responses=responses("ledger-away"))
+async def list_crawls(state: Shared, limit: Limit = 50, cursor: Cursor = None) -> models.CrawlList:
+    """List crawls, newest first."""
+    page = await _desk(state).all(limit=limit, cursor=cursor)
+    return models.CrawlList(
+        crawls=[_view(each) for each in page.items], next_cursor=page.next_cursor
+    )
+
+
+@router.get("/{crawl_id}", dependencies=READS, responses=responses("not-found", "ledger-away"))
+async def show(crawl_id: CrawlId, state: Shared) -> models.CrawlView:
+    """Show the progress of a crawl."""
+    return _view(await _desk(state).show(crawl_id))
+
+
+@router.get(
+    "/{crawl_id}/pages", dependencies=READS, responses=responses("not-found", "ledger-away")
+)
+async def pages(
+    crawl_id: CrawlId, state: Shared, limit: Limit = 50, cursor: Cursor = None
+) -> models.CrawlPages:
+    """List the pages of a crawl with their results, latest first."""
+    page = await _desk(state).pages(crawl_id, limit=limit, cursor=cursor)
+    return models.CrawlPages(
+        pages=[
+            models.CrawlPageView(
+                url=each.page.url,
+                depth=each.page.depth,
+                job_id=each.page.job_id,
+                found_by=each.page.found_by,
+                due_at=shown(each.page.due_at),
+                state=each.state,
+                outcome=each.outcome,
+            )
+            for each in page.items
+        ],
+        next_cursor=page.next_cursor,
+    )
+
+
+@router.delete("/{crawl_id}", dependencies=CHANGES, responses=responses("not-found", "ledger-away"))
+async def cancel(crawl_id: CrawlId, request: Request, state: Shared) -> models.CrawlView:
+    """Cancel a crawl: it visits no more pages. Results are kept."""
+    return _told(request, await _desk(state).cancel(crawl_id))
+
+
+async def _pressure(state: ApiState) -> Pressure | None:
+    """None where it is not known: a crawl is recorded all the same, and published later."""
+    try:
+        return crawl_pressure(await state.require_broker().pressure.snapshot())
+    except BrokerAway:
+        return None
+
+
+def _desk(state: ApiState) -> Crawls:
+    return Crawls(state.settings, state.ledger, state.registry)
+
+
+def _view(progress: CrawlProgress) -> models.CrawlView:
+    crawl: CrawlRecord = progress.crawl
+    return models.CrawlView(
+        id=crawl.id,
+        state=progress.state,
+        start=list(crawl.start),
+        hosts=list(crawl.hosts),
+        max_pages=crawl.max_pages,
+        max_depth=crawl.max_depth,
+        deadline=shown(crawl.deadline),
+        created_by=crawl.created_by,
+        created_at=shown(crawl.created_at),
+        claimed=crawl.claimed,
+        pages=dict(progress.pages),
+    )

@@ -1,0 +1,333 @@
+"""`/documents`: send a document, see how far it is, fetch what was made of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import Path as InPath
+from fastapi import Query, Request, Response
+
+from switchyard.api.dependencies import DocumentsOf
+from switchyard.api.entry.access import may, may_be_told, needs, receipt, source_of
+from switchyard.api.entry.uploads import UploadForm
+from switchyard.api.http.document_errors import (
+    READ_PROBLEMS,
+    RESULT_PROBLEMS,
+    UPLOAD_PROBLEMS,
+    unreadable,
+)
+from switchyard.api.http.problems import responses
+from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
+from switchyard.api.http.routing import Routes
+from switchyard.api.models.documents import (
+    ClassField,
+    ClassView,
+    DocumentList,
+    DocumentSummary,
+    DocumentView,
+    FailureView,
+    FigureList,
+    FigureView,
+    PageView,
+)
+from switchyard.api.models.values import moment
+from switchyard.api.state import state_of
+from switchyard.broker import patterns
+from switchyard.services.common.files.uploads import Upload
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.records.requests import MAX_NOTIFY_URL
+from switchyard.services.pipeline.citations.formats.export import Format
+from switchyard.services.pipeline.documents.desk import DocumentDesk, NotFinished
+from switchyard.services.pipeline.documents.inbox import About, Inbox, check_claim
+from switchyard.services.pipeline.documents.status import DocumentStatus
+
+router = Routes(tags=["documents"])
+
+PICTURE: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
+
+POLL_AFTER = "1"
+"""Seconds, as `Retry-After` of a document that is on its way."""
+
+DocumentIdOf = Annotated[
+    str,
+    InPath(
+        pattern=patterns.DOCUMENT_ID,
+        description="Id of the document, from the answer to the upload.",
+    ),
+]
+
+
+FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "source": {"type": "string", "maxLength": 2000},
+                        "title": {"type": "string", "maxLength": 1000},
+                        "lane": {"type": "string", "enum": ["hot", "backfill"], "default": "hot"},
+                        "notify_url": {"type": "string", "maxLength": MAX_NOTIFY_URL},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+async def receive_upload(request: Request, inbox: Inbox) -> tuple[Upload, About]:
+    """The request's file, stored, and what was said of it.
+
+    Raises InvalidUpload, and as Inbox.receive and About.of do.
+    """
+    form = UploadForm(request)
+    upload = await inbox.receive(form.file(), lambda: form.filename, lambda: form.charset)
+    try:
+        await form.rest()
+        about = About.of(
+            form.filename,
+            form.fields,
+            asked_by=source_of(request, None),
+            may_read=may(request, Scope.READ),
+        )
+        if about.source is not None and not may(request, Scope.ADMIN):
+            check_claim(about.source, state_of(request).registry)
+        inbox.check(about)
+    except BaseException:
+        await inbox.discard(upload)
+        raise
+    return upload, about
+
+
+@router.post(
+    "/documents",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    openapi_extra=FORM,
+    responses={
+        200: {"model": DocumentView, "description": "It was known already."},
+        201: {"model": DocumentView, "description": "Without a broker: it is done."},
+        **UPLOAD_PROBLEMS,
+    },
+)
+async def send_document(
+    request: Request, response: Response, documents: DocumentsOf
+) -> DocumentView:
+    """Upload a document: PDF, image, Markdown or plain text, detected from its content. It is
+    summarised, indexed and linked. A document whose content or source is already known is not
+    processed again. A key without the scope `read` gets only the id and state of a document that
+    was sent before.
+    """
+    upload, about = await receive_upload(request, documents.inbox)
+    submitted = await documents.submit(upload, about)
+    status = submitted.status
+    response.headers["Location"] = f"/documents/{status.document_id}"
+    view = receipt(request, _view(status, duplicate=submitted.duplicate), is_own=submitted.is_own)
+    if documents.inbox.is_inline and status.has_ended:
+        response.status_code = 201
+        if may_be_told(request, is_own=submitted.is_own):
+            view.result = await _result(request, documents, status)
+    if submitted.duplicate:
+        response.status_code = 200
+    if not status.has_ended:
+        response.headers["Retry-After"] = POLL_AFTER
+    return view
+
+
+@router.get(
+    "/documents", dependencies=[needs(Scope.READ)], responses=responses("invalid", "ledger-away")
+)
+async def list_documents(
+    documents: DocumentsOf,
+    state: Annotated[str | None, Query(pattern=patterns.WORD)] = None,
+    source: Annotated[
+        str | None, Query(max_length=2000, min_length=1, pattern=patterns.NO_NUL)
+    ] = None,
+    classes: Annotated[
+        list[ClassField] | None,
+        Query(
+            alias="class",
+            max_length=50,
+            description="`kind:label`, repeatable. With several labels of one kind, any of them "
+            "matches.",
+        ),
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    cursor: Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)] = None,
+) -> DocumentList:
+    """List documents, newest first. With `state`, a page may have fewer than `limit` entries
+    although more follow.
+    """
+    page = await documents.documents(
+        state=state, source=source, classes=classes or (), limit=limit, cursor=cursor
+    )
+    items = [
+        DocumentSummary(
+            document_id=status.document_id,
+            state=status.state,
+            current_stage=status.current_stage,
+            title=status.title,
+            filename=status.filename,
+            source=status.source,
+            media_type=status.media_type,
+            size=status.size,
+            created_at=moment(status.created_at),
+            updated_at=moment(status.updated_at),
+            classes=_classes(status),
+        )
+        for status in page.items
+    ]
+    return DocumentList(documents=items, next_cursor=page.next_cursor)
+
+
+@router.get(
+    "/documents/{document_id}",
+    dependencies=[needs(Scope.READ)],
+    responses=READ_PROBLEMS,
+)
+async def document_status(
+    document_id: DocumentIdOf, response: Response, documents: DocumentsOf
+) -> DocumentView:
+    """Show the state of a document; if it failed, also the error and the job to redrive."""
+    status = await documents.status(document_id)
+    if not status.has_ended:
+        response.headers["Retry-After"] = POLL_AFTER
+    return _view(status)
+
+
+@router.get(
+    "/documents/{document_id}/result",
+    dependencies=[needs(Scope.READ)],
+    responses=RESULT_PROBLEMS,
+)
+async def document_result(
+    document_id: DocumentIdOf,
+    documents: DocumentsOf,
+    include: Annotated[list[Literal["text"]] | None, Query()] = None,
+) -> dict[str, Any]:
+    """Show the results of a document: counts, summary, links, and results of further stages; with
+    `include=text` also its text by page. 409 until the document is finished.
+    """
+    return await documents.result(document_id, with_text="text" in (include or ()))
+
+
+@router.get(
+    "/documents/{document_id}/references",
+    dependencies=[needs(Scope.READ)],
+    responses={200: FORMATS, **RESULT_PROBLEMS},
+    response_model=dict[str, Any],
+)
+async def document_references(
+    document_id: DocumentIdOf, documents: DocumentsOf, wanted: FormatOf
+) -> Any:
+    """Show the references of a document: `references`, parsed into fields, and `citations`, their
+    places in the text; or only the references in another format. 404 until a job
+    `process_references` has run for it.
+    """
+    found = await documents.references(document_id)
+    return found if wanted is Format.JSON else in_format(found["references"], wanted)
+
+
+@router.get(
+    "/documents/{document_id}/pages/{number}",
+    dependencies=[needs(Scope.READ)],
+    responses=READ_PROBLEMS,
+)
+async def document_page(
+    document_id: DocumentIdOf,
+    number: Annotated[int, InPath(ge=1, le=1_000_000, description="From 1.")],
+    documents: DocumentsOf,
+) -> PageView:
+    """Show the text of one page as Markdown, as soon as it is extracted or read by OCR."""
+    page = await documents.page(document_id, number)
+    return PageView(
+        document_id=page.document_id,
+        page=page.page,
+        page_count=page.page_count,
+        text=page.text,
+    )
+
+
+@router.get(
+    "/documents/{document_id}/figures",
+    dependencies=[needs(Scope.READ)],
+    responses=READ_PROBLEMS,
+)
+async def document_figures(document_id: DocumentIdOf, documents: DocumentsOf) -> FigureList:
+    """List the figures and tables of a document with descriptions. 404 until a job
+    `describe_figures` has run for it.
+    """
+    found = await documents.figures(document_id)
+    return FigureList(figures=[FigureView.model_validate(each) for each in found])
+
+
+@router.get(
+    "/documents/{document_id}/figures/{number}",
+    dependencies=[needs(Scope.READ)],
+    response_class=Response,
+    responses={
+        200: {"content": dict.fromkeys(("image/png", "image/jpeg"), PICTURE)},
+        **READ_PROBLEMS,
+    },
+)
+async def document_figure(
+    document_id: DocumentIdOf,
+    number: Annotated[int, InPath(ge=1, le=1_000, description="From 1.")],
+    documents: DocumentsOf,
+) -> Response:
+    """Get the image of a figure, as PNG or JPEG."""
+    content, media_type = await documents.figure(document_id, number)
+    return Response(content, media_type=media_type)
+
+
+async def _result(
+    request: Request, documents: DocumentDesk, status: DocumentStatus
+) -> dict[str, Any]:
+    """Return the result for the answer to an upload. Raises Problem where it has failed."""
+    if not status.is_finished:
+        raise unreadable(NotFinished(status))
+    if may_be_told(request, is_own=False):
+        return await documents.result(status.document_id)
+    return await documents.own_result(status.document_id)
+
+
+def _view(status: DocumentStatus, *, duplicate: bool = False) -> DocumentView:
+    error = status.error
+    return DocumentView(
+        document_id=status.document_id,
+        state=status.state,
+        current_stage=status.current_stage,
+        completed_stages=list(status.completed_stages),
+        job_id=status.job_id,
+        error=None
+        if error is None
+        else FailureView(
+            reason=error.reason,
+            error_type=error.error_type,
+            message=error.message,
+            job_id=error.job_id,
+            attempts=error.attempts,
+        ),
+        title=status.title,
+        filename=status.filename,
+        source=status.source,
+        media_type=status.media_type,
+        size=status.size,
+        created_at=moment(status.created_at),
+        updated_at=moment(status.updated_at),
+        classes=_classes(status),
+        unreadable_pages=list(status.unreadable_pages),
+        duplicate=duplicate,
+    )
+
+
+def _classes(status: DocumentStatus) -> list[ClassView]:
+    return [
+        ClassView(kind=each.kind, label=each.label, score=each.score, why=dict(each.why))
+        for each in status.classes
+    ]

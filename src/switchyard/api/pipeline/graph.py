@@ -1,0 +1,217 @@
+"""`/graph`: works, who wrote them, what cites what."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Query
+
+from switchyard.api.entry.access import needs
+from switchyard.api.http.problems import Problem, responses
+from switchyard.api.http.routing import Routes
+from switchyard.api.models import graph as models
+from switchyard.api.models.values import moment
+from switchyard.api.state import Shared
+from switchyard.broker import patterns
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.pipeline.ledger.graph_walks import (
+    MAX_DEPTH,
+    MAX_NEARBY,
+    MAX_PATH,
+    MAX_PATHS,
+)
+from switchyard.services.pipeline.records.graph import (
+    Direction,
+    EdgeKind,
+    GraphEdge,
+    GraphNode,
+    NodeKind,
+    RelatedWorks,
+)
+
+router = Routes(prefix="/graph", tags=["graph"], dependencies=[needs(Scope.READ)])
+
+T = TypeVar("T")
+
+NodeKey = Annotated[
+    str,
+    Query(
+        min_length=1,
+        max_length=300,
+        pattern=patterns.NO_NUL,
+        description="Any key of the node, for example `doi:10.1000/182`, or the id of its "
+        "document.",
+    ),
+]
+EdgeKinds = Annotated[
+    list[EdgeKind] | None,
+    Query(alias="kind", max_length=5, description="Only edges of this kind; repeatable."),
+]
+LimitOf = Annotated[int, Query(ge=1, le=1000)]
+CursorOf = Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)]
+
+PROBLEMS = responses("invalid", "ledger-away")
+NODE_PROBLEMS = responses("not-found", "invalid", "ledger-away")
+
+
+@router.get("", responses=PROBLEMS)
+async def summary(state: Shared) -> models.GraphView:
+    """Show the numbers of nodes and edges by kind, and the age of the ranking. Each request counts
+    them again.
+    """
+    found = await state.ledger.graph_summary()
+    ranking = found.ranking
+    return models.GraphView(
+        nodes=found.nodes,
+        edges=found.edges,
+        ranking=None
+        if ranking is None
+        else models.RankingView(
+            finished_at=moment(ranking.finished_at),
+            nodes=ranking.nodes,
+            edges=ranking.edges,
+            communities=ranking.communities,
+            seconds=ranking.seconds,
+        ),
+    )
+
+
+@router.get("/node", responses=NODE_PROBLEMS)
+async def show_node(node: NodeKey, state: Shared) -> models.NodeDetailView:
+    """Show a node with all its keys."""
+    found = _found(await state.ledger.graph_node(node), node)
+    return models.NodeDetailView(**asdict(found))
+
+
+@router.get("/neighbours", responses=NODE_PROBLEMS)
+async def neighbours(
+    node: NodeKey,
+    state: Shared,
+    kind: EdgeKinds = None,
+    direction: Direction = Direction.BOTH,
+    limit: LimitOf = 50,
+    cursor: CursorOf = None,
+) -> models.NeighbourList:
+    """List the neighbours of a node: outgoing edges first, by kind."""
+    page = _found(
+        await state.ledger.graph_neighbours(
+            node, kinds=kind or (), direction=direction, limit=limit, cursor=cursor
+        ),
+        node,
+    )
+    listed = [
+        models.NeighbourView(node=_node(each.node), edge=_edge(each.edge), direction=each.direction)
+        for each in page.items
+    ]
+    return models.NeighbourList(neighbours=listed, next_cursor=page.next_cursor)
+
+
+@router.get("/neighbourhood", responses=NODE_PROBLEMS)
+async def neighbourhood(
+    node: NodeKey,
+    state: Shared,
+    kind: EdgeKinds = None,
+    direction: Direction = Direction.BOTH,
+    depth: Annotated[int, Query(ge=1, le=MAX_DEPTH)] = 1,
+    limit: Annotated[int, Query(ge=1, le=MAX_NEARBY)] = 100,
+) -> models.NeighbourhoodView:
+    """Show the part of the graph within `depth` edges of a node, at most `limit` nodes."""
+    found = _found(
+        await state.ledger.graph_neighbourhood(
+            node, depth=depth, kinds=kind or (), direction=direction, limit=limit
+        ),
+        node,
+    )
+    nodes = [
+        models.NearNodeView(**_values(each), distance=distance)
+        for each, distance in zip(found.nodes, found.distances, strict=True)
+    ]
+    edges = [_edge(each) for each in found.edges]
+    return models.NeighbourhoodView(nodes=nodes, edges=edges, truncated=found.truncated)
+
+
+@router.get("/paths", responses=NODE_PROBLEMS)
+async def paths(
+    start: Annotated[NodeKey, Query(alias="from")],
+    end: Annotated[NodeKey, Query(alias="to")],
+    state: Shared,
+    kind: EdgeKinds = None,
+    direction: Direction = Direction.BOTH,
+    longest: Annotated[int, Query(ge=1, le=MAX_PATH)] = 6,
+    limit: Annotated[int, Query(ge=1, le=MAX_PATHS)] = 3,
+) -> models.PathsView:
+    """List the shortest paths from one node to another. By default edges are followed in both
+    directions.
+    """
+    found = await state.ledger.graph_paths(
+        start, end, kinds=kind or (), direction=direction, longest=longest, limit=limit
+    )
+    ways = _found(found, f"{start}, or {end}")
+    return models.PathsView(
+        paths=[
+            models.PathView(
+                nodes=[_node(each) for each in way.nodes], edges=[_edge(each) for each in way.edges]
+            )
+            for way in ways.paths
+        ],
+        complete=ways.complete,
+    )
+
+
+@router.get("/cocited", responses=NODE_PROBLEMS)
+async def cocited(node: NodeKey, state: Shared, limit: LimitOf = 20) -> models.RelatedList:
+    """List works that are cited together with a work, most frequent first."""
+    return _related(_found(await state.ledger.graph_cocited(node, limit), node))
+
+
+@router.get("/coupled", responses=NODE_PROBLEMS)
+async def coupled(node: NodeKey, state: Shared, limit: LimitOf = 20) -> models.RelatedList:
+    """List works that share references with a work, by number of shared references."""
+    return _related(_found(await state.ledger.graph_coupled(node, limit), node))
+
+
+@router.get("/cited", responses=PROBLEMS)
+async def most_cited(
+    state: Shared,
+    kind: Annotated[
+        NodeKind | None,
+        Query(description="Only documents, or only works that are not stored as a document."),
+    ] = None,
+    community: Annotated[int | None, Query(ge=0, le=2**62)] = None,
+    by_rank: Annotated[
+        bool, Query(description="Order by PageRank instead of the number of citations.")
+    ] = False,
+    limit: LimitOf = 50,
+    cursor: CursorOf = None,
+) -> models.NodeList:
+    """List works by number of citations, or by PageRank."""
+    page = await state.ledger.graph_cited(
+        kind=kind, community=community, by_rank=by_rank, limit=limit, cursor=cursor
+    )
+    return models.NodeList(nodes=[_node(each) for each in page.items], next_cursor=page.next_cursor)
+
+
+def _found(value: T | None, key: str) -> T:
+    if value is None:
+        raise Problem("not-found", f"the graph has no node {key}")
+    return value
+
+
+def _values(node: GraphNode) -> dict[str, Any]:
+    values = asdict(node)
+    del values["keys"]
+    return values
+
+
+def _node(node: GraphNode) -> models.NodeView:
+    return models.NodeView(**_values(node))
+
+
+def _edge(edge: GraphEdge) -> models.EdgeView:
+    return models.EdgeView(**asdict(edge))
+
+
+def _related(found: RelatedWorks) -> models.RelatedList:
+    works = [models.RelatedView(node=_node(each.node), shared=each.shared) for each in found.works]
+    return models.RelatedList(works=works, sampled=found.sampled)

@@ -1,0 +1,155 @@
+"""`/extract/references`, `/parse/references`, `/process/references`: a file or a text in, a job's
+id out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+
+from switchyard.api.dependencies import ReferenceDeskOf
+from switchyard.api.entry.access import may_be_told, needs, source_of
+from switchyard.api.http.document_errors import UPLOAD_PROBLEMS, unreadable
+from switchyard.api.http.problems import Problem
+from switchyard.api.http.routing import Routes
+from switchyard.api.models.references import (
+    OrderedReferences,
+    ReferenceRequest,
+    ReferencesToParse,
+    TextWithReferences,
+)
+from switchyard.api.pipeline.documents import FORM, POLL_AFTER, receive_upload
+from switchyard.services.common.files.charsets import charset_of
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.pipeline.documents.extractions import ExtractionNotFinished
+from switchyard.services.pipeline.documents.inbox import About
+from switchyard.services.pipeline.documents.reference_orders import Order, ReferenceDesk
+
+router = Routes(tags=["references"])
+
+M = TypeVar("M", bound=ReferenceRequest)
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"model": OrderedReferences, "description": "Without a broker: with the references."},
+    **UPLOAD_PROBLEMS,
+}
+
+
+def _takes(model: type[BaseModel]) -> dict[str, Any]:
+    content = {
+        **FORM["requestBody"]["content"],
+        "text/plain": {"schema": {"type": "string"}},
+        "application/json": {"schema": model.model_json_schema()},
+    }
+    return {"requestBody": {"required": True, "content": content}}
+
+
+@router.post(
+    "/extract/references",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    openapi_extra=_takes(TextWithReferences),
+    responses=ANSWERS,
+)
+async def order_references(
+    request: Request, response: Response, desk: ReferenceDeskOf
+) -> OrderedReferences:
+    """Extract the references of a paper as raw text, with label and page."""
+    ordered = await _ordered(request, desk, "extract_references", TextWithReferences)
+    return await _answer(ordered, request, response, desk)
+
+
+@router.post(
+    "/parse/references",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    openapi_extra=_takes(ReferencesToParse),
+    responses=ANSWERS,
+)
+async def order_parsing(
+    request: Request, response: Response, desk: ReferenceDeskOf
+) -> OrderedReferences:
+    """Parse references into fields. The text or file has one reference per line, or blank lines
+    between references.
+    """
+    ordered = await _ordered(request, desk, "parse_references", ReferencesToParse)
+    return await _answer(ordered, request, response, desk)
+
+
+@router.post(
+    "/process/references",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    openapi_extra=_takes(TextWithReferences),
+    responses=ANSWERS,
+)
+async def order_processing(
+    request: Request, response: Response, desk: ReferenceDeskOf
+) -> OrderedReferences:
+    """Extract the references of a paper, parse them into fields, and link them to their citations
+    in the text.
+    """
+    ordered = await _ordered(request, desk, "process_references", TextWithReferences)
+    return await _answer(ordered, request, response, desk)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceSubmission:
+    """A job that was started."""
+
+    job_id: str
+    is_own: bool
+    """It reads what the request itself has brought, and no document."""
+
+
+async def _ordered(
+    request: Request, desk: ReferenceDesk, order: Order, model: type[M]
+) -> ReferenceSubmission:
+    asked_by = source_of(request, None)
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        upload, about = await receive_upload(request, desk.inbox)
+        return ReferenceSubmission(await desk.order_from_file(order, upload, about), is_own=True)
+    if kind == "text/plain":
+        upload = await desk.inbox.receive(
+            request.stream(), charset=lambda: charset_of(request.headers.get("content-type"))
+        )
+        about = About(filename="references.txt", asked_by=asked_by)
+        return ReferenceSubmission(await desk.order_from_file(order, upload, about), is_own=True)
+    if kind == "application/json":
+        body = _read(model, await request.body())
+        payload = body.model_dump(exclude_none=True, exclude={"lane"})
+        about = About(lane="hot" if body.lane == "hot" else "backfill", asked_by=asked_by)
+        job_id = await desk.order_from_text(order, payload, about)
+        return ReferenceSubmission(job_id, is_own="document_id" not in payload)
+    raise Problem(
+        "unsupported-media-type",
+        "send a form with a file (multipart/form-data), text/plain, or application/json",
+    )
+
+
+def _read(model: type[M], body: bytes) -> M:
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        errors = [{**told, "loc": ("body", *told["loc"])} for told in error.errors()]
+        raise RequestValidationError(errors) from error
+
+
+async def _answer(
+    ordered: ReferenceSubmission, request: Request, response: Response, desk: ReferenceDesk
+) -> OrderedReferences:
+    job_id = ordered.job_id
+    response.headers["Location"] = f"/jobs/{job_id}"
+    if not desk.inbox.is_inline:
+        response.headers["Retry-After"] = POLL_AFTER
+        return OrderedReferences(job_id=job_id)
+    response.status_code = 200
+    if not may_be_told(request, is_own=ordered.is_own):
+        return OrderedReferences(job_id=job_id)
+    try:
+        return OrderedReferences(job_id=job_id, result=await desk.references(job_id))
+    except ExtractionNotFinished as error:
+        raise unreadable(error) from error

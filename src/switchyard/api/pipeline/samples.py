@@ -1,0 +1,57 @@
+"""`POST /documents/generate`: sample documents, made up and sent through the pipeline."""
+
+from __future__ import annotations
+
+from fastapi import Request, Response
+
+from switchyard.api.dependencies import DocumentsOf
+from switchyard.api.entry.access import needs, source_of
+from switchyard.api.http.problems import responses
+from switchyard.api.http.routing import Routes
+from switchyard.api.models.documents import GenerateBody, SamplesView, SampleView
+from switchyard.api.pipeline.documents import POLL_AFTER
+from switchyard.api.state import Shared
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.pipeline.documents.generated import order_samples
+
+router = Routes(tags=["samples"])
+
+
+@router.post(
+    "/documents/generate",
+    status_code=202,
+    dependencies=[needs(Scope.PUBLISH)],
+    responses={
+        201: {"model": SamplesView, "description": "Without a broker: they are there."},
+        **responses(
+            "invalid", "lane-full", "no-queue", "broker-away", "ledger-away", "storage-full"
+        ),
+    },
+)
+async def generate_documents(
+    body: GenerateBody,
+    request: Request,
+    response: Response,
+    documents: DocumentsOf,
+    state: Shared,
+) -> SamplesView:
+    """Generate sample documents and send them through the pipeline. With a broker, the result of
+    the job lists them.
+    """
+    ordered = await order_samples(
+        state.ledger,
+        documents.inbox,
+        count=body.count,
+        seed=body.seed,
+        kinds=body.kinds,
+        languages=body.languages,
+        lane=body.lane,
+        asked_by=source_of(request, None),
+    )
+    response.headers["Location"] = f"/jobs/{ordered.job_id}"
+    if ordered.documents is None:
+        response.headers["Retry-After"] = POLL_AFTER
+        return SamplesView(job_id=ordered.job_id)
+    response.status_code = 201
+    made = [SampleView.model_validate(each) for each in ordered.documents]
+    return SamplesView(job_id=ordered.job_id, documents=made)

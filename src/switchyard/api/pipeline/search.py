@@ -1,0 +1,79 @@
+"""`POST /search`: places in documents that answer a query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import Request
+
+from switchyard.api.dependencies import DocumentsOf
+from switchyard.api.entry.access import needs
+from switchyard.api.http.document_errors import SEARCH_PROBLEMS
+from switchyard.api.http.problems import invalid, try_later
+from switchyard.api.http.routing import Routes
+from switchyard.api.models.documents import HitView, SearchAnswer, SearchBody
+from switchyard.api.state import Shared
+from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.engine.publishing.requests import Complaint
+from switchyard.services.pipeline.index.chunk_index import IndexAway, IndexMismatch
+from switchyard.services.pipeline.index.ranking import Hit
+from switchyard.services.pipeline.index.searching import Filters, UnknownWork, search_documents
+
+router = Routes(tags=["search"])
+
+
+@router.post(
+    "/search",
+    dependencies=[needs(Scope.READ)],
+    responses=SEARCH_PROBLEMS,
+)
+async def search(
+    body: SearchBody, request: Request, state: Shared, documents: DocumentsOf
+) -> SearchAnswer:
+    """Search all documents whose text has been indexed."""
+    filters = Filters(
+        document_ids=body.filters.document_ids,
+        source=body.filters.source,
+        classes=body.filters.classes or (),
+        since=None if body.filters.since is None else body.filters.since.timestamp(),
+        until=None if body.filters.until is None else body.filters.until.timestamp(),
+        cites=body.filters.cites,
+        cited_by=body.filters.cited_by,
+    )
+    try:
+        hits = await search_documents(
+            state.index,
+            state.ledger,
+            body.query,
+            body.limit,
+            mode=body.mode,
+            filters=filters,
+            per_document=body.per_document,
+        )
+    except UnknownWork as error:
+        raise invalid(Complaint(("filters", error.filter), str(error))) from error
+    except IndexMismatch as error:
+        request.state.trouble = f"{type(error).__name__}: {error}"
+        raise try_later("search-away", str(error)) from error
+    except (RetryableError, PermanentError) as error:
+        # Its text may name hosts: it stays in the log.
+        request.state.trouble = f"{type(error).__name__}: {error}"
+        what = "index" if isinstance(error, IndexAway) else "embedder"
+        raise try_later("search-away", f"the {what} does not answer; try again later") from error
+    unreadable = await documents.unreadable_pages({hit.document_id for hit in hits})
+    views = [_view(hit, unreadable.get(hit.document_id, ())) for hit in hits]
+    return SearchAnswer(mode=body.mode, hits=views)
+
+
+def _view(hit: Hit, unreadable_pages: Sequence[int]) -> HitView:
+    return HitView(
+        document_id=hit.document_id,
+        title=hit.title,
+        page=hit.page,
+        snippet=hit.snippet,
+        highlights=list(hit.highlights),
+        score=hit.score,
+        chunk_id=hit.chunk_id,
+        unreadable_pages=list(unreadable_pages),
+    )

@@ -1,0 +1,125 @@
+"""`jobctl backfill`: bulk jobs that are watched, paused, resumed and cancelled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    run,
+)
+from switchyard.cli.base.errors import WrongUsage
+from switchyard.cli.base.output import JsonOption, print_json, say
+from switchyard.cli.engine.backfill import sources
+from switchyard.cli.engine.backfill.view import BackfillDisplay
+from switchyard.cli.engine.bulk.commands import IdArgument, add_commands
+from switchyard.cli.engine.bulk.rates import NewRateOption, new_rate
+from switchyard.cli.engine.bulk.records import change, change_limits, limits
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.records.bulk import BulkOperation
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Backfills (bulk publishing): start, list, show, watch, pause, resume, cancel, set.",
+)
+app.add_typer(sources.app, name="start")
+
+
+VIEW = BackfillDisplay()
+add_commands(app, VIEW)
+
+
+@app.command()
+def resume(operation_id: IdArgument, as_json: JsonOption = False) -> None:
+    """Continue a backfill that was paused, or that failed and has been fixed."""
+
+    async def work(ledger: Ledger) -> BulkOperation:
+        from switchyard.services.engine.backfill.spec import KIND
+        from switchyard.services.engine.bulk import control as bulk_control
+
+        return await bulk_control.resume(ledger, operation_id, kind=KIND)
+
+    change(work, "goes on as soon as a scheduler takes it", limits, as_json=as_json)
+
+
+@app.command(name="set")
+def set_limits(
+    operation_id: IdArgument,
+    rate: NewRateOption = None,
+    max_open: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Maximum number of its jobs that are unfinished at the same time. 0: no limit.",
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="AMOUNT",
+            help="Maximum total cost of its language model calls, in the currency of "
+            "JOBS_LLM_PRICES. 0: no limit.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change limits of a backfill, also while it runs.
+
+    Examples:
+
+    ```
+    jobctl backfill set ID --rate 20/s
+    jobctl backfill set ID --max-open 100 --budget 25
+    ```
+    """
+    changes: dict[str, float | int | None] = {}
+    if rate is not None:
+        changes["rate"] = new_rate(rate)
+    if max_open is not None:
+        changes["max_open"] = max_open or None
+    if budget is not None:
+        changes["budget"] = budget or None
+    if not changes:
+        raise WrongUsage("name --rate, --max-open or --budget")
+    change_limits(VIEW.kind, operation_id, changes, as_json=as_json)
+
+
+@app.command()
+def cancel(
+    operation_id: IdArgument,
+    jobs: Annotated[
+        bool, typer.Option("--jobs", help="Also cancel its published jobs that have not started.")
+    ] = False,
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """End a backfill permanently.
+
+    Jobs that it has published still run, unless --jobs is given.
+    """
+    from switchyard.services.engine.backfill.starting import Backfills
+    from switchyard.services.engine.bulk.control import require_bulk
+
+    quiet_logs()
+    settings = load_settings()
+
+    async def work() -> tuple[str, int]:
+        async with open_ledger(settings) as ledger:
+            backfills = Backfills.of(settings, load_registry(settings, include), ledger, include)
+            full_id = (await require_bulk(ledger, operation_id, VIEW.kind)).id
+            return full_id, await backfills.cancel(full_id, jobs=jobs)
+
+    operation_id, number = run(work())
+    if as_json:
+        print_json({"id": operation_id, "state": "cancelled", "cancelled_jobs": number})
+    else:
+        say(f"{operation_id} is cancelled" + (f", and {number:,} of its jobs" if jobs else ""))

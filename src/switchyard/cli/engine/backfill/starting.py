@@ -1,0 +1,188 @@
+"""Starting a backfill: check, show the first jobs, record, and watch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from switchyard.broker.wording import counted
+from switchyard.cli.base.common import (
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.errors import FAILED, CommandFailed
+from switchyard.cli.base.output import echo, inline_json, plain, print_json, say
+from switchyard.cli.base.who import user
+
+if TYPE_CHECKING:
+    from switchyard.cli.engine.backfill.options import CommonOptions
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.backfill.starting import Backfills, Preview
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.records.bulk import BulkOperation
+    from switchyard.services.llm.backfill_estimating import CostEstimate
+
+READ_BYTES = 1024 * 1024
+
+
+def start(name: str, options: dict[str, Any], common: CommonOptions) -> None:
+    """Start a backfill from the source `name`; exit code 1 when it is watched and ends badly."""
+    quiet_logs()
+    settings = load_settings()
+    require_broker(settings)
+    if not run(_run(settings, name, options, common)):
+        raise typer.Exit(FAILED)
+
+
+async def _run(
+    settings: Settings, name: str, options: dict[str, Any], common: CommonOptions
+) -> bool:
+    from switchyard.broker.lanes import queue_name
+    from switchyard.cli.base.queues import require_queues
+    from switchyard.services.engine.backfill.spec import Plan, parse_spec
+    from switchyard.services.engine.backfill.starting import Backfills
+    from switchyard.services.engine.bulk.control import check_limits
+    from switchyard.services.engine.identity.broker import require_same_system
+    from switchyard.services.engine.records.errors import LedgerUnavailable
+
+    async with open_ledger(settings) as ledger:
+        await require_same_system(settings, ledger)
+        registry = load_registry(settings, common.include)
+        backfills = Backfills.of(settings, registry, ledger, common.include)
+        given = {key: value for key, value in options.items() if value is not None}
+        # What is wrong is said before a large file is copied.
+        wanted = parse_spec({"source": name, "options": {}, **common.spec})
+        plan = Plan.of("", wanted, backfills.sources.get(name), registry)
+        limits = {"rate": common.rate, "max_open": common.max_open, "budget": common.budget}
+        check_limits(limits)
+        if name == "file":
+            given = await _store(backfills, given)
+        keep = False
+        try:
+            spec = parse_spec({"source": name, "options": given, **common.spec})
+            if common.dry_run:
+                _print_preview(await backfills.preview(spec), as_json=common.as_json)
+                return True
+            queue = queue_name(spec.lane, plan.job_type.worker)
+            await require_queues(settings.require_amqp_url(), [queue])
+            operation = await backfills.start(
+                spec,
+                created_by=user(),
+                reason=common.why,
+                rate=common.rate,
+                max_open=common.max_open,
+                budget=common.budget,
+            )
+            keep = True
+        except LedgerUnavailable:
+            keep = True  # it may have been recorded, and reads the file then
+            raise
+        finally:
+            if name == "file" and not keep:
+                await backfills.storage.delete_async(given["key"])
+        return await _tell(ledger, operation, common)
+
+
+async def _tell(ledger: Ledger, operation: BulkOperation, common: CommonOptions) -> bool:
+    """Say what was started, and follow it where that is wanted; whether all is well."""
+    from switchyard.cli.engine.backfill.view import BackfillDisplay, public
+    from switchyard.cli.engine.bulk.commands import follow
+    from switchyard.services.engine.backfill.progress import progress_of
+
+    progress = await progress_of(ledger, operation)
+    if common.as_json and not common.watch:
+        print_json(public(progress))
+        return True
+    items = "" if progress.total is None else f", {counted(progress.total, 'item')}"
+    say(f"{operation.title}{items}")
+    if common.watch:
+        say(operation.id)
+        return await follow(BackfillDisplay(), ledger, operation.id, as_json=common.as_json)
+    echo(operation.id)
+    say(f"Follow it with `jobctl backfill watch {operation.id}`")
+    return True
+
+
+async def _store(backfills: Backfills, given: dict[str, Any]) -> dict[str, Any]:
+    from switchyard.services.common.files.charsets import charset_named
+    from switchyard.services.common.files.storage_errors import FileTooLarge
+    from switchyard.services.engine.backfill.files import format_of, store_input
+    from switchyard.services.engine.backfill.formats import FileFormat
+
+    path = given["path"]
+    if "format" in given:
+        file_format = FileFormat(given["format"])
+    else:
+        file_format = FileFormat.JSONL if path == "-" else format_of(path)
+    try:
+        key = await store_input(
+            backfills.storage,
+            _parts(path),
+            file_format,
+            lambda: charset_named(given.get("charset")),
+        )
+    except (OSError, FileTooLarge) as error:
+        raise CommandFailed(f"can't read {path}: {getattr(error, 'strerror', error)}") from error
+    name = "standard input" if path == "-" else Path(path).name
+    return {"key": key, "format": file_format.value, "name": name}
+
+
+async def _parts(path: str) -> AsyncIterator[bytes]:
+    import asyncio
+
+    with sys.stdin.buffer if path == "-" else Path(path).open("rb") as opened:  # noqa: ASYNC230
+        while part := await asyncio.to_thread(opened.read, READ_BYTES):
+            yield part
+
+
+def _print_preview(preview: Preview, *, as_json: bool) -> None:
+    jobs = [
+        {
+            "routing_key": job.routing_key,
+            "priority": job.message.priority,
+            "payload": job.message.payload,
+        }
+        for job in preview.jobs
+    ]
+    if as_json:
+        print_json(
+            {
+                "title": preview.title,
+                "total": preview.total,
+                "jobs": jobs,
+                "unusable": list(preview.unusable),
+                "cost": plain(preview.cost),
+            }
+        )
+        return
+    items = (
+        "an unknown number of items" if preview.total is None else counted(preview.total, "item")
+    )
+    say(f"{preview.title}: {items}. The first jobs would be:")
+    for job in jobs:
+        echo(f"{job['routing_key']}  {inline_json(job['payload'])}")
+    for why in preview.unusable:
+        say(f"skipped: {why}")
+    if preview.cost is not None:
+        say(_told(preview.cost))
+
+
+def _told(cost: CostEstimate) -> str:
+    from switchyard.services.llm.spending import amount
+
+    money = "a cost that is not known (the model has no price in JOBS_LLM_PRICES)"
+    if cost.cost is not None:
+        money = amount(cost.cost, cost.currency)
+    whom = "Each job" if cost.jobs is None else "All of it"
+    return (
+        f"{whom} would come to {cost.input_tokens:,} tokens of questions, {cost.output_tokens:,} "
+        f"of answers, and {money}, at most: {cost.assumption}."
+    )

@@ -1,0 +1,149 @@
+"""The commands that every kind of operation has: list, show, watch, pause."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from switchyard.cli.base.common import load_settings, open_ledger, run
+from switchyard.cli.base.errors import FAILED
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    console,
+    print_json,
+    print_json_line,
+    say,
+    table,
+)
+from switchyard.cli.engine.bulk.records import change, limits
+from switchyard.cli.engine.bulk.view import BulkDisplay, BulkListing
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.records.bulk import BulkOperation
+
+IdArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="Id, as printed at the start or by `list`; up to its sixth digit is enough.",
+    ),
+]
+LimitOption = Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of results.")]
+WATCH_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+def add_commands(app: typer.Typer, view: BulkDisplay[Any]) -> None:
+    """Give a group of commands those that every kind has."""
+
+    @app.command(name="list", help=f"List {view.noun}s, newest first.")
+    def list_them(limit: LimitOption = 20, as_json: JsonOption = False) -> None:
+        list_operations(view, limit, as_json=as_json)
+
+    @app.command(help=f"Show who started a {view.noun}, why, its progress and its results.")
+    def show(operation_id: IdArgument, as_json: JsonOption = False) -> None:
+        seen = run(_read(view, operation_id))
+        if as_json:
+            print_json(view.public(seen))
+        else:
+            view.report(seen)
+
+    @app.command(
+        help=f"Follow a {view.noun} until it ends. Ctrl-C ends only the watching.\n\n"
+        "Exit code 1: not everything was done."
+    )
+    def watch(operation_id: IdArgument, as_json: JsonOption = False) -> None:
+
+        async def follow_it() -> bool:
+            async with open_ledger(load_settings()) as ledger:
+                return await follow(view, ledger, operation_id, as_json=as_json)
+
+        if not run(follow_it()):
+            raise typer.Exit(FAILED)
+
+    @app.command(
+        help=f"Pause a {view.noun} within a second, until it is resumed. Published jobs still run."
+    )
+    def pause(operation_id: IdArgument, as_json: JsonOption = False) -> None:
+
+        async def work(ledger: Ledger) -> BulkOperation:
+            from switchyard.services.engine.bulk import control as bulk_control
+
+            return await bulk_control.pause(ledger, operation_id, kind=view.kind)
+
+        done = f"is paused; go on with `{view.command} resume {{id}}`"
+        change(work, done, limits, as_json=as_json)
+
+
+def list_operations(view: BulkListing[T], limit: int, *, as_json: bool) -> None:
+    """Print the operations of a kind, the newest first."""
+
+    async def read() -> list[T]:
+        async with open_ledger(load_settings()) as ledger:
+            page = await ledger.list_bulk(view.kind, limit=limit)
+            return [await view.read(ledger, each) for each in page.items]
+
+    found = run(read())
+    if as_json:
+        print_json([view.public(each) for each in found])
+        return
+    if not found:
+        say(view.none)
+        return
+    rows = table(*view.columns, flexible=("WHAT", "WHY"), right=view.right)
+    for each in found:
+        add_row(rows, *view.row(each))
+    console().print(rows)
+
+
+async def follow(view: BulkDisplay[T], ledger: Ledger, operation_id: str, *, as_json: bool) -> bool:
+    """Show an operation until there is nothing more to watch, and its report then; whether it has
+    done all that it was asked to."""
+    import asyncio
+
+    from rich.live import Live
+
+    from switchyard.services.engine.bulk.control import require_bulk
+
+    async def courses() -> AsyncIterator[T]:
+        while True:
+            began = time.monotonic()
+            seen = await view.read(ledger, await require_bulk(ledger, operation_id, view.kind))
+            took = time.monotonic() - began
+            yield seen
+            if view.is_over(seen):
+                return
+            # To count a million jobs takes seconds, and the ledger has other work to do.
+            await asyncio.sleep(max(WATCH_SECONDS, 10 * took))
+
+    screen = console(stderr=True)
+    is_live = screen.is_terminal and not as_json
+    told = ""
+    live_view = Live(console=screen, auto_refresh=False, transient=True)
+    with live_view if is_live else nullcontext() as live:
+        async for seen in courses():
+            if as_json:
+                print_json_line(view.public(seen))
+            elif live is not None:
+                live.update(view.picture(seen), refresh=True)
+            elif not view.is_over(seen) and (line := view.one_line(seen)) != told:
+                screen.print(line)
+                told = line
+    if not as_json:
+        view.report(seen)
+    return view.succeeded(seen)
+
+
+async def _read(view: BulkDisplay[T], operation_id: str) -> T:
+    """Raises UnknownBulkOperation, also for an operation of another kind."""
+    from switchyard.services.engine.bulk.control import require_bulk
+
+    async with open_ledger(load_settings()) as ledger:
+        return await view.read(ledger, await require_bulk(ledger, operation_id, view.kind))

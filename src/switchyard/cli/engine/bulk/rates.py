@@ -1,0 +1,59 @@
+"""Rates, as a user writes them: the same for every operation."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from switchyard.cli.base.errors import WrongUsage
+
+RateOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N/s",
+        help="Maximum rate of publishing: 50/s, 100/m, 20/h; a bare number is per "
+        "second. Default: no limit.",
+    ),
+]
+NewRateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rate",
+        metavar="N/s",
+        help="Maximum rate of publishing: 50/s, 100/m, 20/h; a bare number is per "
+        "second. 0: no limit.",
+    ),
+]
+WhyOption = Annotated[
+    str | None, typer.Option(help="Reason, stored in the record and shown by `show`.")
+]
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def per_second_of(text: str) -> float:
+    """`50/s`, `100/m`, `20/h`, `50` as a number for each second. Raises WrongUsage."""
+    from switchyard.services.engine.records.bulk import LEAST_RATE, MOST_RATE
+
+    number, slash, unit = text.partition("/")
+    seconds = None if slash and not unit else UNITS.get(unit)
+    try:
+        found = float(number)
+    except ValueError:
+        found = 0
+    if seconds is None or not LEAST_RATE <= found / seconds <= MOST_RATE:
+        raise WrongUsage(
+            f"--rate {text!r}: write it as 50/s, 100/m or 20/h; at least 4/h, at most "
+            f"{MOST_RATE:,}/s"
+        )
+    return found / seconds
+
+
+def optional_rate(text: str | None) -> float | None:
+    """`per_second_of`, of an option that need not be given."""
+    return None if text is None else per_second_of(text)
+
+
+def new_rate(text: str) -> float | None:
+    """As `per_second_of`; None, which is no limit, for 0."""
+    return None if text.partition("/")[0] == "0" else per_second_of(text)

@@ -1,0 +1,114 @@
+"""A redrive or purge run in this process, and how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from switchyard.cli.base.output import console, say
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.bulk.handler import BulkHandler
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.records.bulk import BulkHold, BulkOperation
+
+LOOK_SECONDS = 0.25
+NICE = 10
+"""What it adds to its niceness: what it shares its machine with is more urgent."""
+
+
+async def run_here(
+    ledger: Ledger,
+    handler: BulkHandler,
+    start: Callable[[BulkHold], Awaitable[BulkOperation]],
+    *,
+    counted: str,
+    stop: Callable[[str], Any],
+) -> BulkOperation:
+    """Start (or resume) an operation for this process, with the hold that `start` is given, and
+    run it until it ends; gives its record then. The count of that name is shown; SIGINT and
+    SIGTERM call `stop` with its id, whose coroutine ends it."""
+    from switchyard.cli.base.long_running import settle_memory
+    from switchyard.services.engine.bulk import control as bulk_control
+    from switchyard.services.engine.bulk.runner import BulkRunner
+    from switchyard.services.engine.records.bulk import ACTIVE
+
+    settle_memory()
+    give_way()
+    runner = BulkRunner(ledger, [handler])
+    operation = await start(runner.hold)
+    stopping: set[asyncio.Task[Any]] = set()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(
+            number, lambda: stopping.add(asyncio.create_task(stop(operation.id)))
+        )
+    running = asyncio.create_task(runner.run_one(operation.id))
+    try:
+        with _view(handler.kind, counted) as show:
+            while not running.done():
+                show(await bulk_control.require_bulk(ledger, operation.id))
+                await asyncio.wait({running}, timeout=LOOK_SECONDS)
+        try:
+            return await running
+        except bulk_control.BulkConflict:
+            say(f"{operation.id} is run by another process; watching it")
+        with _view(handler.kind, counted) as show:
+            while (seen := await bulk_control.require_bulk(ledger, operation.id)).state in ACTIVE:
+                show(seen)
+                await asyncio.sleep(LOOK_SECONDS)
+        return seen
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        await asyncio.gather(*stopping, return_exceptions=True)
+
+
+def give_way() -> None:
+    """Let the workers and the broker of this machine go first from now on."""
+    with suppress(OSError):
+        os.nice(NICE)
+
+
+@contextmanager
+def _view(kind: str, counted: str) -> Iterator[Callable[[BulkOperation], None]]:
+    """Shows an operation on stderr: as a bar on a terminal; elsewhere, what it waits for, a line
+    whenever that changes."""
+    screen = console(stderr=True)
+    told: str | None = None
+
+    def tell(operation: BulkOperation) -> None:
+        nonlocal told
+        if operation.note is not None and operation.note != told:
+            say(f"{operation.id} is {operation.state}: {operation.note}")
+        told = operation.note
+
+    if not screen.is_terminal:
+        yield tell
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn(kind),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[text]}", markup=False),
+    )
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task(kind, total=None, text="")
+
+        def show(operation: BulkOperation) -> None:
+            note = f": {operation.note}" if operation.note else ""
+            counts = operation.counts
+            bar.update(
+                task,
+                completed=counts.get(counted, 0),
+                total=counts.get("total"),
+                text=operation.state + note,
+            )
+
+        yield show

@@ -1,0 +1,73 @@
+"""How operations of one kind are read and shown."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.records.bulk import BulkOperation
+
+T = TypeVar("T")
+"""An operation with how far it is."""
+
+
+class BulkListing(ABC, Generic[T]):
+    """One kind of operation, as a listing shows it."""
+
+    none: str
+    """What is said where there is none."""
+    columns: Sequence[str]
+    """Of its listing."""
+    right: Sequence[str]
+    """Those that are numbers."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """The kind in the ledger."""
+
+    @abstractmethod
+    async def read(self, ledger: Ledger, operation: BulkOperation) -> T:
+        """How far it is. Raises LedgerUnavailable."""
+
+    @abstractmethod
+    def public(self, seen: T) -> dict[str, Any]:
+        """As `--json` prints it."""
+
+    @abstractmethod
+    def row(self, seen: T) -> Sequence[str]:
+        """Its line in a listing, in rich markup, one text for each column."""
+
+
+class BulkDisplay(BulkListing[T]):
+    """One kind of operation, as the commands that all kinds have see it."""
+
+    noun: str
+    """What one is called, such as `backfill`."""
+    command: str
+    """What its commands begin with, such as `jobctl backfill`."""
+
+    @abstractmethod
+    def report(self, seen: T) -> None:
+        """Print all that is known of it."""
+
+    @abstractmethod
+    def one_line(self, seen: T) -> str:
+        """How far it is, for a log file."""
+
+    def picture(self, seen: T) -> RenderableType:
+        """How far it is, for a live view."""
+        return self.one_line(seen)
+
+    @abstractmethod
+    def is_over(self, seen: T) -> bool:
+        """Whether there is nothing more to watch."""
+
+    @abstractmethod
+    def succeeded(self, seen: T) -> bool:
+        """Whether it has done all that it was asked to."""

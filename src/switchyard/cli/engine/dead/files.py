@@ -1,0 +1,270 @@
+"""`jobctl dead export`, `import` and `replay`: dead letters elsewhere, and in this terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.errors import FAILED, CommandFailed, WrongUsage
+from switchyard.cli.base.output import JsonOption, echo, inline_json, print_json, say, shown_json
+from switchyard.cli.engine.dead.changes import JqOption, MergeOption, SetOption, change_of
+from switchyard.cli.engine.dead.letters import bring_up_to_date, known_state
+from switchyard.cli.engine.dead.options import (
+    AllOption,
+    IdsArgument,
+    chosen,
+    filtered,
+    full_letter_id,
+)
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.dead.files import Imported
+    from switchyard.services.engine.dead.stored import StoredLetter
+    from switchyard.services.engine.runtime.attempt import Attempt
+
+
+@filtered
+def export(
+    ids: IdsArgument = None,
+    everything: AllOption = False,
+    file: Annotated[
+        str, typer.Option("--out", "-o", metavar="FILE", help="Output file; - is standard output.")
+    ] = "-",
+    state: Annotated[
+        str,
+        typer.Option(help="waiting, redriven, purged, dropped (no longer on the broker), or all."),
+    ] = "waiting",
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Maximum number of letters, oldest first. Default: no limit."),
+    ] = None,
+    *,
+    which: Any,
+) -> None:
+    """Write dead letters as JSON Lines, oldest first, without removing them.
+
+    Example:
+
+    ```
+    jobctl dead export --group ab12cd34 --out letters.jsonl
+    ```
+    """
+    from switchyard.services.engine.dead.files import exported
+    from switchyard.services.engine.dead.groups import require_group, with_full_ids
+
+    which = chosen(which, ids, everything=everything)
+    wanted_state = known_state(state)
+    settings = load_settings()
+    quiet_logs()
+
+    async def work() -> int:
+        count = 0
+        async with open_ledger(settings) as ledger, _writing(file) as output:
+            await bring_up_to_date(settings, ledger, load_registry(settings))
+            await require_group(ledger, which)
+            full = await with_full_ids(ledger, which)
+            wanted = full.for_index(wanted_state, ledger.clock.now())
+            async for line in exported(ledger, wanted, limit=limit):
+                output.write(line + "\n")
+                count += 1
+        return count
+
+    say(f"{run(work()):,} exported")
+
+
+@asynccontextmanager
+async def _writing(file: str) -> AsyncIterator[TextIO]:
+    """The output, under its name only when it is whole."""
+    if file == "-":
+        yield sys.stdout
+        return
+    target = Path(file)
+    part = target.with_name(target.name + ".part")
+    try:
+        with part.open("w", encoding="utf-8") as output:
+            yield output
+    except OSError as error:
+        raise CommandFailed(f"can't write {file}: {error.strerror}") from error
+    part.replace(target)
+
+
+def import_(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="JSON Lines file written by `jobctl dead export`; - is standard input.",
+        ),
+    ],
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add exported dead letters to the dead letters of this system.
+
+    All lines are validated first. Letters that are already present are skipped, so an interrupted
+    import can be repeated. To run the jobs again, redrive them afterwards.
+    """
+    from switchyard.services.engine.dead.files import import_letters
+
+    letters = _read(file)
+    settings = load_settings()
+    require_broker(settings)
+    registry = load_registry(settings, include)
+    quiet_logs()
+
+    async def work() -> Imported:
+        from switchyard.broker.publish.publisher import Publisher
+
+        async with (
+            open_ledger(settings) as ledger,
+            Publisher(settings, name="import") as publisher,
+        ):
+            await bring_up_to_date(settings, ledger, registry)
+            done = await import_letters(ledger, publisher, letters)
+            await bring_up_to_date(settings, ledger, registry)
+            return done
+
+    done = run(work())
+    if as_json:
+        print_json({"imported": done.imported, "skipped": done.skipped, "refused": done.refused})
+    else:
+        skipped = f"; {done.skipped:,} skipped: they wait here already" if done.skipped else ""
+        echo(f"{done.imported:,} imported{skipped}")
+    if done.refused:
+        first = "; ".join(done.refused[:3])
+        raise CommandFailed(f"the broker does not take {len(done.refused):,} letters: {first}")
+
+
+def _read(file: str) -> list[StoredLetter]:
+    from switchyard.services.engine.dead.files import InvalidLine, parse_line
+
+    try:
+        with sys.stdin.buffer if file == "-" else Path(file).open("rb") as lines:
+            found = []
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    found.append(parse_line(line))
+                except InvalidLine as error:
+                    raise CommandFailed(f"line {number}: {error}; nothing was imported") from error
+            return found
+    except OSError as error:
+        raise CommandFailed(f"can't read {file}: {error.strerror}") from error
+
+
+def replay(
+    letter_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="Id of the dead letter, from `jobctl dead list`; the first six characters or more "
+            "are enough.",
+        ),
+    ],
+    local: Annotated[
+        bool,
+        typer.Option(
+            "--local",
+            help="Required: run the handler in this terminal, without side effects on the system.",
+        ),
+    ] = False,
+    assignments: SetOption = None,
+    merge: MergeOption = None,
+    jq: JqOption = None,
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the handler of a dead letter in this terminal and print what happens.
+
+    Nothing is published or recorded: it works on copies of the files and of the index, and rolls
+    back changes in the ledger. Calls to external servers (an LLM, a website) are real. Exit code 1:
+    the job would not succeed.
+
+    Example:
+
+    ```
+    jobctl dead replay ID --local --set payload.max_words=80
+    ```
+    """
+    if not local:
+        raise WrongUsage(f"give --local; for real: `jobctl dead redrive {letter_id}`")
+    change = change_of(None, assignments, merge, jq, None, None)
+    settings = load_settings()
+    registry = load_registry(settings, include)
+    quiet_logs()
+
+    async def work() -> Attempt:
+        from switchyard.services.engine.dead.changes import changed
+        from switchyard.services.engine.dead.replay import replay as run_handler
+        from switchyard.services.engine.dead.stored import stored_letter
+
+        async with open_ledger(settings) as ledger:
+            if settings.amqp_url is not None:
+                await bring_up_to_date(settings, ledger, registry)
+            letter = await ledger.get_dead(await full_letter_id(ledger, letter_id))
+        if letter is None:
+            raise CommandFailed(f"there is no dead letter {letter_id!r}: see `jobctl dead list`")
+        message, routing_key = changed(stored_letter(letter), change, registry)
+        return await run_handler(settings, registry, message, routing_key)
+
+    done = run(work())
+    if as_json:
+        print_json(public_replay(done))
+    else:
+        print_replay(done)
+    if not done.succeeded:
+        raise typer.Exit(FAILED)
+
+
+def public_replay(done: Attempt) -> dict[str, Any]:
+    """As `--json` prints it."""
+    failure = done.failure
+    return {
+        "outcome": type(done.decision).__name__.lower(),
+        "seconds": round(done.seconds, 3),
+        "result": done.result,
+        "next_jobs": [
+            {"routing_key": job.routing_key, "payload": job.message.payload}
+            for job in done.following
+        ],
+        "error_type": failure.error_type if failure else None,
+        "error_message": failure.message if failure else None,
+        "traceback": failure.traceback or None if failure else None,
+    }
+
+
+def print_replay(done: Attempt) -> None:
+    """For people."""
+    from switchyard.services.engine.jobs.retry import Delayed, Died
+
+    match done.decision:
+        case Delayed(level=level, counts=counts):
+            what = f"would be tried again after {level:g} s"
+            echo(what if counts else f"{what}, no attempt used up")
+        case Died(reason=reason):
+            echo(f"would be dead again: {reason}")
+        case _:
+            echo(f"succeeds, in {done.seconds:.2f} s")
+            echo(shown_json(done.result))
+    for job in done.following:
+        payload = inline_json(job.message.payload)
+        echo(f"would publish {job.routing_key} {payload}")
+    if done.failure is not None:
+        echo(f"{done.failure.error_type}: {done.failure.message}")
+        if done.failure.traceback:
+            echo(done.failure.traceback.rstrip())

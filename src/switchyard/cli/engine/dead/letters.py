@@ -1,0 +1,308 @@
+"""`jobctl dead`: what lies in the dead letters, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.broker.moments import clock
+from switchyard.broker.wording import counted
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.durations import age
+from switchyard.cli.base.errors import CommandFailed, WrongUsage, one_line
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    echo,
+    inline_json,
+    plain,
+    print_json,
+    print_rows,
+    say,
+    shown_json,
+    table,
+)
+from switchyard.cli.engine.dead.options import filtered, full_letter_id
+
+if TYPE_CHECKING:
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.records.requests import LetterEdit
+    from switchyard.services.engine.records.results import DeadLetter, JobRecord
+
+MAX_LIMIT = 1_000
+WAITING, ALL = "waiting", "all"
+
+
+@filtered
+def list_dead(
+    state: Annotated[
+        str,
+        typer.Option(help="waiting, redriven, purged, dropped (no longer on the broker), or all."),
+    ] = WAITING,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MAX_LIMIT, help="Maximum number of results.")
+    ] = 50,
+    as_json: JsonOption = False,
+    *,
+    which: Any,
+) -> None:
+    """List dead letters, newest first."""
+    wanted_state = known_state(state)
+    quiet_logs()
+
+    async def read(settings: Settings, registry: Registry) -> list[DeadLetter]:
+        async with open_ledger(settings) as ledger:
+            await bring_up_to_date(settings, ledger, registry)
+            page = await ledger.list_dead(
+                which.for_index(wanted_state, ledger.clock.now()), limit=limit
+            )
+            return list(page.items)
+
+    settings = load_settings()
+    letters = run(read(settings, load_registry(settings)))
+    if as_json:
+        print_json([_public(letter, in_full=False) for letter in letters])
+        return
+    if not letters:
+        say("No dead letters." if state == WAITING else f"No dead letters ({state}).")
+        return
+    rows = table("ID", "JOB", "REASON", "DIED", "ERROR", flexible=("JOB", "ERROR"))
+    for letter in letters:
+        add_row(
+            rows,
+            cell(letter.id),
+            cell(letter.routing_key),
+            letter.reason if state == WAITING else f"{letter.reason}, {letter.state}",
+            age(letter.dead_at),
+            cell(error_of(letter)),
+        )
+    console().print(rows)
+    if len(letters) == limit:
+        say(f"The latest {limit}; more with --limit (at most {MAX_LIMIT}) or a filter.")
+
+
+def known_state(state: str) -> str | None:
+    """None for all. Raises WrongUsage for a state that there is not."""
+    from switchyard.services.engine.records.states import DeadLetterState
+
+    if state not in (ALL, *DeadLetterState):
+        raise WrongUsage(f"--state {state!r}: choose {', '.join(DeadLetterState)} or {ALL}")
+    return None if state == ALL else state
+
+
+def show(
+    letter_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="Id of the dead letter, from `jobctl dead list`; the first six characters or more "
+            "are enough.",
+        ),
+    ],
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a dead letter: body, headers, traceback, attempts, and the commands to redrive it."""
+    quiet_logs()
+
+    async def read(
+        settings: Settings, registry: Registry
+    ) -> tuple[DeadLetter | None, JobRecord | None, list[LetterEdit]]:
+        async with open_ledger(settings) as ledger:
+            await bring_up_to_date(settings, ledger, registry)
+            full_id = await full_letter_id(ledger, letter_id)
+            letter = await ledger.get_dead(full_id)
+            known = letter is not None and letter.job_id is not None
+            job = await ledger.get(full_id) if known else None
+            return letter, job, await ledger.letter_edits(letter_id=full_id)
+
+    settings = load_settings()
+    letter, job, edits = run(read(settings, load_registry(settings, include)))
+    if letter is None:
+        raise CommandFailed(f"there is no dead letter {letter_id!r}: see `jobctl dead list`")
+    if as_json:
+        timeline = plain(job.timeline) if job is not None else []
+        shown = [_public_edit(edit) for edit in edits]
+        print_json(_public(letter, in_full=True) | {"timeline": timeline, "edits": shown})
+        return
+    _print_letter(letter, job, edits)
+
+
+async def bring_up_to_date(settings: Settings, ledger: Ledger, registry: Registry) -> None:
+    """Index what the broker has beyond the ledger. What is indexed is shown without a broker."""
+    from switchyard.broker.errors import BrokerAway, WrongSystem
+    from switchyard.services.engine.dead.indexing import index_waiting
+    from switchyard.services.engine.identity.broker import require_same_system
+    from switchyard.services.engine.monitoring.lane_report import unlisted_letters
+
+    require_broker(settings)
+    try:
+        await require_same_system(settings, ledger)
+        await index_waiting(settings, ledger, registry)
+        if (more := await unlisted_letters(settings, ledger)) > 0:
+            say(
+                f"jobs.dead has {counted(more, 'message')} more than the ledger lists: "
+                "`jobctl dead index` lists them"
+            )
+    except WrongSystem:
+        raise
+    except BrokerAway as error:
+        say(f"the latest may be missing: {one_line(str(error))}")
+
+
+def error_of(letter: DeadLetter) -> str:
+    """The error in one line."""
+    parts = [part for part in (letter.error_type, letter.error_message) if part]
+    return ": ".join(parts)
+
+
+def _public(letter: DeadLetter, *, in_full: bool) -> dict[str, Any]:
+    shown: dict[str, Any] = plain(letter)
+    if in_full:
+        shown["message"] = _json_or_none(letter.body)
+    else:
+        for long in ("body", "headers", "traceback"):
+            del shown[long]
+    return shown
+
+
+def _json_or_none(body: bytes) -> Any:
+    # `json.loads` has no limit to nesting but Python's own, and lets through what can't be printed.
+    from pydantic_core import from_json
+
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError:
+        return None
+
+
+def _public_edit(edit: LetterEdit) -> dict[str, Any]:
+    return {
+        "redrive": edit.operation_id,
+        "redrives": edit.redrives,
+        "routing_key": edit.routing_key,
+        "edited_by": edit.edited_by,
+        "edited_at": edit.edited_at,
+        "undone_at": edit.undone_at,
+        "original": _json_or_none(edit.original),
+        "edited": _json_or_none(edit.edited),
+    }
+
+
+def _print_letter(letter: DeadLetter, job: JobRecord | None, edits: Sequence[LetterEdit]) -> None:
+    print_rows(
+        [
+            ("id", letter.id),
+            ("job", letter.routing_key or ""),
+            ("reason", letter.reason),
+            ("group", letter.fingerprint or ""),
+            ("state", letter.state),
+            ("error", error_of(letter)),
+            ("tries", str(letter.attempts)),
+            ("redriven", counted(letter.redrives, "time") if letter.redrives else ""),
+            ("died", _when(letter.dead_at)),
+            ("first died", _when(letter.first_at) if letter.first_at != letter.dead_at else ""),
+            ("job is now", str(job.state) if job is not None else ""),
+        ]
+    )
+    screen = console()
+    for attempt in job.timeline if job is not None else ():
+        error = f"{attempt.error_type}: {attempt.error_message}" if attempt.error_type else ""
+        screen.print(
+            f"  attempt {attempt.attempt}  {attempt.outcome}  {age(attempt.finished_at)} ago  "
+            f"{cell(error)}"
+        )
+    for edit in edits:
+        undone = ", undone" if edit.undone_at else ""
+        screen.print(
+            f"  edited by {cell(edit.edited_by)} {age(edit.edited_at)} ago "
+            f"({edit.operation_id}{undone})"
+        )
+    _section("Body")
+    message = _json_or_none(letter.body)
+    if message is None:
+        echo(letter.body.decode("utf-8", "backslashreplace"))
+    else:
+        echo(shown_json(message))
+    from switchyard.broker.dead.certificate import PROPERTIES_HEADER
+
+    # Those of the certificate stand above, in words.
+    others = {
+        key: each
+        for key, each in letter.headers.items()
+        if not key.startswith("x-dead-") or key == PROPERTIES_HEADER
+    }
+    if others:
+        _section("Headers")
+        echo(shown_json(others))
+    if letter.traceback:
+        _section("Traceback")
+        echo(letter.traceback.rstrip())
+    if letter.state in (WAITING, "dropped"):
+        _section("What to do")
+        for line in hints(letter, message):
+            echo(line)
+
+
+def _section(title: str) -> None:
+    console().print(f"\n[bold]{title}[/]")
+
+
+def _when(moment: float) -> str:
+    return f"{clock(moment)} ({age(moment)} ago)"
+
+
+def hints(letter: DeadLetter, message: object) -> list[str]:
+    """The exact commands with which one can go on."""
+    from switchyard.broker.dead.certificate import PROPERTIES_HEADER
+
+    again = f"jobctl dead redrive {letter.id}"
+    if letter.state != WAITING:
+        return [f"{again} --from-ledger      # the broker has it no longer"]
+    lines = []
+    if PROPERTIES_HEADER in letter.headers:
+        message = None
+        lines.append(
+            f"Its AMQP properties can't be read (as they came, in base64: {PROPERTIES_HEADER}): "
+            "mend the publisher, and publish the job anew."
+        )
+    elif message is None:
+        lines.append("It is no job message: mend the publisher, and publish the job anew.")
+    elif letter.reason == "refused":
+        lines.append(f"{again} --from-ledger      # once the broker takes a message of that size")
+    elif letter.reason == "unroutable":
+        lines += [
+            "jobctl topology apply      # if the job type is new",
+            f"{again} --to LANE.JOB_TYPE",
+        ]
+    else:
+        if letter.reason == "invalid_payload":
+            lines.append("Was the worker older than the publisher? Then start the new one, and:")
+        lines.append(again)
+        payload = message.get("payload") if isinstance(message, Mapping) else None
+        if isinstance(payload, Mapping) and payload:
+            name, value = next(iter(payload.items()))
+            shown = inline_json(value)
+            text = shown if len(shown) <= 40 else "…"
+            lines.append(f"{again} --set 'payload.{name}={text}'      # with another value")
+    if message is not None:
+        lines.append(f"jobctl dead edit {letter.id}      # in your editor")
+        lines.append(
+            f"jobctl dead replay {letter.id} --local      # what happens, touching nothing"
+        )
+    lines.append(f"jobctl dead purge {letter.id}      # throw it away")
+    return lines

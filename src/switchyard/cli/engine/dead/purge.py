@@ -1,0 +1,231 @@
+"""`jobctl dead purge` and `purges`: dead letters go away; their record stays, and who did it. And
+`jobctl dead index`: the records are made to say what is there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.broker.wording import counted
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.durations import age
+from switchyard.cli.base.errors import CommandFailed, WrongUsage
+from switchyard.cli.base.output import (
+    JsonOption,
+    YesOption,
+    cell,
+    confirm,
+    echo,
+    plain,
+    print_json,
+    say,
+    styled,
+)
+from switchyard.cli.engine.bulk.commands import LimitOption, list_operations
+from switchyard.cli.engine.bulk.rates import WhyOption
+from switchyard.cli.engine.bulk.records import record_of
+from switchyard.cli.engine.bulk.view import BulkListing
+from switchyard.cli.engine.dead.letters import bring_up_to_date
+from switchyard.cli.engine.dead.options import AllOption, IdsArgument, chosen, filtered
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.dead.letters import LetterFilter
+    from switchyard.services.engine.dead.purge import PurgeProgress
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.ledger.leases import Wait
+    from switchyard.services.engine.records.bulk import BulkOperation
+
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Change nothing; show what would happen.")
+]
+
+
+@filtered
+def purge(
+    ids: IdsArgument = None,
+    everything: AllOption = False,
+    why: WhyOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+    *,
+    which: Any,
+) -> None:
+    """Delete dead letters from the broker permanently; the ledger keeps their records.
+
+    Asks for confirmation. Ctrl-C stops it; letters that are not yet purged stay. `jobctl dead
+    purges` lists past purges.
+
+    Examples:
+
+    ```
+    jobctl dead purge --older-than 3d --dry-run
+    jobctl dead purge --group ab12cd34 --why 'test data'
+    ```
+    """
+    which = chosen(which, ids, everything=everything)
+    if not (dry_run or yes or sys.stdin.isatty()):
+        raise WrongUsage("to purge without a terminal to ask at, give --yes")
+    quiet_logs()
+    progress, operation = run(_purge(which, include, why=why, dry_run=dry_run, yes=yes))
+    missing = max(0, len(which.ids) - progress.purged) if which.ids else 0
+    if as_json:
+        shown = progress.to_json() if operation is None else public(operation)
+        print_json(shown | {"missing": missing, "dry_run": dry_run})
+    else:
+        echo(f"{progress.purged:,} {'would be purged' if dry_run else 'purged'}")
+    if operation is not None and operation.state != "completed":
+        raise CommandFailed(
+            f"{operation.id} is {operation.state}: {operation.note or 'it was interrupted'}"
+        )
+    if missing:
+        raise CommandFailed(
+            f"{missing} of these ids not found in jobs.dead: see `jobctl dead list --state all`"
+        )
+
+
+async def _purge(
+    which: LetterFilter, include: list[str] | None, *, why: str | None, dry_run: bool, yes: bool
+) -> tuple[PurgeProgress, BulkOperation | None]:
+    from switchyard.cli.base.who import user
+    from switchyard.cli.engine.bulk.run_here import run_here
+    from switchyard.services.engine.bulk import control as bulk_control
+    from switchyard.services.engine.dead.groups import with_full_ids
+    from switchyard.services.engine.dead.purge import (
+        PurgeHandler,
+        PurgeProgress,
+        count_letters,
+        start_purge,
+    )
+
+    settings = load_settings()
+    require_broker(settings)
+    registry = load_registry(settings, include)
+    async with open_ledger(settings) as ledger:
+        # A letter that is not indexed yet would be noted as waiting after it has gone.
+        await bring_up_to_date(settings, ledger, registry)
+        which = await with_full_ids(ledger, which)
+        if dry_run or not yes:
+            found = await count_letters(settings, ledger, which, wait_aloud())
+            if dry_run or not found.purged:
+                return found, None
+            ask("purge", found.purged, which)
+        operation = await run_here(
+            ledger,
+            PurgeHandler(settings, ledger),
+            lambda hold: start_purge(ledger, which, created_by=user(), reason=why, hold=hold),
+            counted="scanned",
+            stop=lambda operation_id: bulk_control.cancel(ledger, operation_id),
+        )
+        return PurgeProgress.of(operation), operation
+
+
+def purges(limit: LimitOption = 20, as_json: JsonOption = False) -> None:
+    """List purges, newest first: who purged which letters, when and why."""
+    list_operations(PurgeListing(), limit, as_json=as_json)
+
+
+class PurgeListing(BulkListing["BulkOperation"]):
+    """Purges, for their listing."""
+
+    none = "No purges."
+    columns = ("ID", "STATE", "PURGED", "BY", "AGE", "WHAT", "WHY")
+    right = ("PURGED",)
+
+    @property
+    def kind(self) -> str:
+        from switchyard.services.engine.dead.purge import KIND
+
+        return KIND
+
+    async def read(self, ledger: Ledger, operation: BulkOperation) -> BulkOperation:
+        return operation
+
+    def public(self, seen: BulkOperation) -> dict[str, Any]:
+        return public(seen)
+
+    def row(self, seen: BulkOperation) -> Sequence[str]:
+        return (
+            seen.id,
+            styled(seen.state),
+            f"{seen.counts.get('purged', 0):,}",
+            cell(seen.created_by),
+            age(seen.created_at),
+            cell(seen.title),
+            cell(seen.reason or ""),
+        )
+
+
+def public(operation: BulkOperation) -> dict[str, Any]:
+    """A purge as `--json` prints it."""
+    from switchyard.services.engine.dead.purge import PurgeProgress
+
+    shown: dict[str, Any] = plain({**record_of(operation), **PurgeProgress.of(operation).to_json()})
+    return shown
+
+
+def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:
+    """Go through jobs.dead and make the ledger list what is there, no more and no less.
+
+    For a ledger that was set back to an older copy while the broker stayed. Nothing is taken out
+    of jobs.dead. Letters that the broker has no longer are listed as dropped.
+    """
+    from switchyard.services.engine.dead.indexing import Reindexed, reindex
+    from switchyard.services.engine.identity.broker import require_same_system
+
+    quiet_logs()
+    settings = load_settings()
+    require_broker(settings)
+    registry = load_registry(settings, include)
+
+    async def work() -> Reindexed:
+        async with open_ledger(settings) as ledger:
+            await require_same_system(settings, ledger)
+            return await reindex(settings, ledger, registry, wait_aloud())
+
+    done = run(work())
+    if as_json:
+        print_json(plain(done))
+        return
+    echo(
+        f"{counted(done.letters, 'letter')} in {counted(done.messages, 'message')} of jobs.dead, "
+        f"all listed; {done.dropped:,} that the broker has no longer noted as dropped"
+    )
+
+
+def wait_aloud() -> Wait:
+    """To wait until nobody else goes through `jobs.dead`, and say so."""
+    import asyncio
+
+    has_said = False
+
+    async def wait(seconds: float) -> None:
+        nonlocal has_said
+        if not has_said:
+            say(
+                "Waits until another redrive or purge lets it: see `jobctl dead redrives list` and "
+                "`jobctl dead purges`"
+            )
+            has_said = True
+        await asyncio.sleep(seconds)
+
+    return wait
+
+
+def ask(verb: str, number: int, which: LetterFilter) -> None:
+    """Raises Abort when the answer is no."""
+    letters = "one dead letter" if number == 1 else f"{number:,} dead letters"
+    question = f"{verb} {letters} ({which.describe()})?"
+    confirm(question[0].upper() + question[1:], abort=True)

@@ -1,0 +1,330 @@
+"""`jobctl dead redrive`: dead letters go back, under a record that can be watched and paused."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.broker.wording import counted
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.errors import CommandFailed, WrongUsage
+from switchyard.cli.base.output import JsonOption, YesOption, echo, print_json, say
+from switchyard.cli.engine.bulk.rates import RateOption, WhyOption, optional_rate
+from switchyard.cli.engine.dead.changes import (
+    AttemptsOption,
+    JqOption,
+    MergeOption,
+    PriorityOption,
+    SetOption,
+    ToOption,
+    change_of,
+)
+from switchyard.cli.engine.dead.letters import bring_up_to_date
+from switchyard.cli.engine.dead.options import AllOption, IdsArgument, chosen, filtered
+from switchyard.cli.engine.dead.purge import DryRunOption, ask, wait_aloud
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.records.bulk import BulkHold, BulkOperation
+    from switchyard.services.engine.redrive.sending import Tally
+    from switchyard.services.engine.redrive.spec import RedriveSpec
+
+
+@filtered
+def redrive(
+    ids: IdsArgument = None,
+    everything: AllOption = False,
+    to: ToOption = None,
+    assignments: SetOption = None,
+    merge: MergeOption = None,
+    jq: JqOption = None,
+    priority: PriorityOption = None,
+    max_attempts: AttemptsOption = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Maximum number of letters, oldest first. Default: no limit."),
+    ] = None,
+    canary: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Send this many first, and the others only after all of these have "
+            "succeeded. If one fails, the redrive halts.",
+        ),
+    ] = None,
+    rate: RateOption = None,
+    halt_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N%",
+            help="Halt when this percentage of the finished jobs has failed again, for "
+            "example 20%.",
+        ),
+    ] = None,
+    from_ledger: Annotated[
+        bool,
+        typer.Option(
+            "--from-ledger",
+            help="Redrive the ledger's copy of letters that the broker no longer has.",
+        ),
+    ] = False,
+    why: WhyOption = None,
+    background: Annotated[
+        bool, typer.Option("--background", help="Return at once; a scheduler runs the redrive.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+    *,
+    which: Any,
+) -> None:
+    """Send dead letters back to their lanes, with all their attempts available again.
+
+    Give ids, filters or --all. A letter is removed from the dead letters only after the broker has
+    confirmed its copy. For more than one letter it asks for confirmation. Ctrl-C pauses the redrive
+    and prints how to continue. Exit code 1: an id or group is unknown, some letters are invalid, or
+    the redrive was halted or paused.
+
+    Examples:
+
+    ```
+    jobctl dead redrive ID
+    jobctl dead redrive --group ab12cd34 --dry-run
+    jobctl dead redrive --group ab12cd34 --canary 5 --rate 50/s --halt-on 20%
+    jobctl dead redrive ID --set payload.max_words=80
+    ```
+    """
+    from switchyard.services.engine.redrive.spec import RedriveSpec
+
+    which = chosen(which, ids, everything=everything)
+    spec = RedriveSpec(
+        which,
+        change_of(to, assignments, merge, jq, priority, max_attempts),
+        limit=limit,
+        canary=canary,
+        halt_on=None if halt_on is None else percentage(halt_on),
+        from_ledger=from_ledger,
+        remote=False,
+    )
+    spec.check()
+    per_second = optional_rate(rate)
+    if not (dry_run or yes or limit == 1 or len(which.ids) == 1 or sys.stdin.isatty()):
+        raise WrongUsage("to redrive without a terminal to ask at, give --yes")
+    quiet_logs()
+    run(
+        _redrive(
+            spec,
+            rate=per_second,
+            why=why,
+            background=background,
+            dry_run=dry_run,
+            yes=yes,
+            include=include,
+            as_json=as_json,
+        )
+    )
+
+
+async def _redrive(
+    spec: RedriveSpec,
+    *,
+    rate: float | None,
+    why: str | None,
+    background: bool,
+    dry_run: bool,
+    yes: bool,
+    include: list[str] | None,
+    as_json: bool,
+) -> None:
+    from switchyard.services.engine.dead.groups import with_full_ids
+    from switchyard.services.engine.redrive.plan import plan_redrive
+
+    settings = load_settings()
+    require_broker(settings)
+    registry = load_registry(settings, include)
+    async with open_ledger(settings) as ledger:
+        # A letter that is not indexed yet would be noted as waiting after it has gone.
+        await bring_up_to_date(settings, ledger, registry)
+        spec = replace(spec, which=await with_full_ids(ledger, spec.which))
+        if dry_run:
+            plan = await plan_redrive(settings, registry, ledger, spec, wait=wait_aloud())
+            report_plan(spec, plan, as_json=as_json)
+            return
+        if not yes and not (spec.limit == 1 or len(spec.which.ids) == 1):
+            if spec.from_ledger:
+                plan = await plan_redrive(settings, registry, ledger, spec, wait=wait_aloud())
+                number = plan.matched
+            else:
+                number = await ledger.count_dead(
+                    spec.which.for_index("waiting", ledger.clock.now())
+                )
+            if number > 1:
+                ask("redrive", min(number, spec.limit or number), spec.which)
+        await begin(
+            settings,
+            registry,
+            ledger,
+            spec,
+            rate=rate,
+            why=why,
+            background=background,
+            as_json=as_json,
+        )
+
+
+async def begin(
+    settings: Settings,
+    registry: Registry,
+    ledger: Ledger,
+    spec: RedriveSpec,
+    *,
+    rate: float | None = None,
+    why: str | None = None,
+    background: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Record a redrive, run it here unless it is for a scheduler, and report."""
+    from switchyard.cli.base.who import user
+    from switchyard.cli.engine.dead.view import public
+    from switchyard.services.engine.redrive.spec import start_redrive
+
+    async def start(hold: BulkHold | None) -> BulkOperation:
+        return await start_redrive(
+            ledger, spec, created_by=user(), reason=why, rate=rate, hold=hold
+        )
+
+    if not background:
+        report(spec, await run_redrive(settings, registry, ledger, start), as_json=as_json)
+        return
+    operation = await start(None)
+    if as_json:
+        print_json(public(operation))
+    else:
+        say(f"watch it with `jobctl dead redrives watch {operation.id}`; a scheduler runs it")
+        echo(operation.id)
+
+
+async def run_redrive(
+    settings: Settings,
+    registry: Registry,
+    ledger: Ledger,
+    start: Callable[[BulkHold], Awaitable[BulkOperation]],
+) -> BulkOperation:
+    """Start or resume a redrive and run it in this process; SIGINT and SIGTERM pause it."""
+    from switchyard.cli.engine.bulk.run_here import run_here
+    from switchyard.services.engine.bulk import control as bulk_control
+    from switchyard.services.engine.redrive.handler import RedriveHandler
+
+    return await run_here(
+        ledger,
+        RedriveHandler(settings, registry, ledger),
+        start,
+        counted="redriven",
+        stop=lambda operation_id: bulk_control.pause(ledger, operation_id, "by Ctrl-C"),
+    )
+
+
+def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> None:
+    """Say how it ended. Raises CommandFailed unless all went as it was asked."""
+    from switchyard.cli.engine.dead.view import public
+    from switchyard.services.engine.records.bulk import BulkState
+    from switchyard.services.engine.redrive.spec import RedriveProgress
+
+    progress = RedriveProgress.of(operation)
+    seen = progress.redriven + progress.dropped + progress.invalid
+    missing = max(0, len(spec.which.ids) - seen) if spec.which.ids else 0
+    if as_json:
+        done = {"done": progress.redriven, "missing": missing, "dry_run": False}
+        print_json(public(operation) | done)
+    else:
+        for note in progress.notes:
+            say(note)
+        if operation.state is BulkState.COMPLETED and operation.note:
+            say(operation.note)
+        echo(summary(progress.redriven, progress.dropped, progress.invalid, "redriven"))
+        if progress.redriven > 1:
+            say(f"What becomes of them: `jobctl dead redrives show {operation.id}`")
+    if operation.state is not BulkState.COMPLETED:
+        raise CommandFailed(
+            f"{operation.id} is {operation.state}: {operation.note or 'by somebody'}; go on with "
+            f"`jobctl dead redrives resume {operation.id}`"
+        )
+    _fail_for(missing, progress.invalid)
+
+
+def report_plan(spec: RedriveSpec, tally: Tally, *, as_json: bool) -> None:
+    """Say what would go where. Raises CommandFailed for what could not go."""
+    missing = max(0, len(spec.which.ids) - tally.matched) if spec.which.ids else 0
+    if as_json:
+        print_json(
+            {
+                "matched": tally.matched,
+                "done": tally.done,
+                "dropped": tally.dropped,
+                "invalid": tally.invalid,
+                "routes": tally.routes,
+                "notes": tally.notes,
+                "differences": tally.differences,
+                "missing": missing,
+                "dry_run": True,
+            }
+        )
+    else:
+        for note in tally.notes:
+            say(note)
+        for each in tally.differences:
+            echo(f"{each.letter_id}:")
+            for line in each.lines or ("  nothing would change",):
+                echo(f"  {line}" if each.lines else line)
+        for routing_key, number in sorted(tally.routes.items()):
+            echo(f"{number:,} to {routing_key}")
+        echo(summary(tally.done, tally.dropped, tally.invalid, "would be redriven"))
+    _fail_for(missing, tally.invalid)
+
+
+def summary(done: int, dropped: int, invalid: int, verb: str) -> str:
+    """In one line."""
+    parts = [f"{done:,} {verb}"]
+    if dropped:
+        parts.append(f"{dropped:,} dropped: their jobs have ended meanwhile")
+    if invalid:
+        parts.append(f"{invalid:,} not valid: still dead letters")
+    return "; ".join(parts)
+
+
+def _fail_for(missing: int, invalid: int) -> None:
+    if missing:
+        raise CommandFailed(
+            f"{missing} of these ids not found in jobs.dead: see `jobctl dead list --state all`; "
+            "what only the ledger has goes back with --from-ledger"
+        )
+    if invalid:
+        still = counted(invalid, "dead letter is", "dead letters are")
+        raise CommandFailed(f"{still} still in {'its' if invalid == 1 else 'their'} place")
+
+
+def percentage(text: str) -> float:
+    """`20%` or `0.2` as a part of one. Raises WrongUsage."""
+    try:
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        number = 0
+    if not 0 < number <= 1:
+        raise WrongUsage(f"--halt-on {text!r}: write it as 20%")
+    return number

@@ -1,0 +1,121 @@
+"""A redrive on the terminal: shown, or watched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from switchyard.cli.base.durations import age
+from switchyard.cli.base.output import cell, inline_json, plain, print_rows, say, styled
+from switchyard.cli.engine.bulk.records import record_of
+from switchyard.cli.engine.bulk.view import BulkDisplay
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.records.bulk import BulkOperation
+
+
+class RedriveDisplay(BulkDisplay["BulkOperation"]):
+    """Redrives, for the commands that all operations have."""
+
+    noun = "redrive"
+    command = "jobctl dead redrives"
+    none = "No redrives. Start one: `jobctl dead redrive --help`"
+    columns = ("ID", "STATE", "REDRIVEN", "DONE", "FAILED", "BY", "AGE", "WHAT")
+    right = ("REDRIVEN", "DONE", "FAILED")
+
+    @property
+    def kind(self) -> str:
+        from switchyard.services.engine.redrive.spec import KIND
+
+        return KIND
+
+    async def read(self, ledger: Ledger, operation: BulkOperation) -> BulkOperation:
+        from switchyard.services.engine.redrive.spec import settled
+
+        return await settled(ledger, operation)
+
+    def public(self, seen: BulkOperation) -> dict[str, Any]:
+        return public(seen)
+
+    def row(self, seen: BulkOperation) -> Sequence[str]:
+        return (
+            seen.id,
+            styled(seen.state),
+            f"{seen.counts.get('redriven', 0):,}",
+            f"{seen.counts.get('succeeded', 0):,}",
+            f"{seen.counts.get('failed', 0):,}",
+            cell(seen.created_by),
+            age(seen.created_at),
+            cell(f"{seen.title}{f' ({seen.note})' if seen.note else ''}"),
+        )
+
+    def report(self, seen: BulkOperation) -> None:
+        print_redrive(seen)
+
+    def one_line(self, seen: BulkOperation) -> str:
+        return one_line(seen)
+
+    def is_over(self, seen: BulkOperation) -> bool:
+        from switchyard.services.engine.records.bulk import ACTIVE
+
+        return seen.state not in ACTIVE
+
+    def succeeded(self, seen: BulkOperation) -> bool:
+        from switchyard.services.engine.records.bulk import BulkState
+
+        return seen.state is BulkState.COMPLETED
+
+
+def public(operation: BulkOperation) -> dict[str, Any]:
+    """A redrive as `--json` prints it."""
+    from switchyard.services.engine.redrive.spec import RedriveProgress
+
+    shown: dict[str, Any] = plain(
+        {
+            **record_of(operation),
+            "rate": operation.rate,
+            **RedriveProgress.of(operation).to_json(),
+        }
+    )
+    return shown
+
+
+def print_redrive(operation: BulkOperation) -> None:
+    """All that is known of it."""
+    from switchyard.services.engine.redrive.spec import RedriveProgress
+
+    progress = RedriveProgress.of(operation)
+    total = f" of {progress.total:,}" if progress.total is not None else ""
+    print_rows(
+        [
+            ("id", operation.id),
+            ("what", operation.title),
+            ("state", str(operation.state)),
+            ("note", operation.note or ""),
+            ("why", operation.reason or ""),
+            ("started by", f"{operation.created_by}, {age(operation.created_at)} ago"),
+            ("rate", f"{operation.rate:g}/s" if operation.rate else ""),
+            ("redriven", f"{progress.redriven:,}{total}"),
+            ("succeeded", f"{progress.succeeded:,}"),
+            ("failed again", f"{progress.failed:,}" if progress.failed else ""),
+            ("not at their end", f"{progress.unfinished:,}" if progress.unfinished else ""),
+            ("undone", f"{progress.undone:,}" if progress.undone else ""),
+            ("dropped", f"{progress.dropped:,}" if progress.dropped else ""),
+            ("not valid", f"{progress.invalid:,}" if progress.invalid else ""),
+            ("spec", inline_json(dict(operation.spec))),
+        ]
+    )
+    for note in progress.notes:
+        say(note)
+
+
+def one_line(operation: BulkOperation) -> str:
+    """How far it is."""
+    counts = operation.counts
+    parts = [f"{styled(operation.state)} {counts.get('redriven', 0):,} redriven"]
+    names = ("succeeded", "failed", "unfinished")
+    parts += [f"{counts[name]:,} {name}" for name in names if counts.get(name)]
+    if operation.note:
+        parts.append(cell(operation.note))
+    return " · ".join(parts)

@@ -1,0 +1,63 @@
+"""`jobctl doctor`: is everything as it must be, and if not, what to do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_settings,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.base.output import JsonOption, cell, console, echo, print_json
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.monitoring.check import Check
+
+MARKS = {"ok": "[green]✓[/]", "warning": "[yellow]![/]", "wrong": "[red]✗[/]"}
+
+
+def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
+    """Check broker, lanes, ledger, workers and this host, and print remedies.
+
+    Exit code 1: there are errors. docs/doctor.md lists all findings.
+    """
+    from switchyard.services.engine.monitoring.doctor import diagnose
+    from switchyard.services.pipeline.classes.checking import classes
+    from switchyard.services.pipeline.index.checking import index
+
+    quiet_logs("error")
+    settings = load_settings()
+    require_broker(settings)
+    found: list[Check] = []
+
+    async def check() -> None:
+        async for each in diagnose(settings, include or (), [index, classes]):
+            found.append(each)
+            if not as_json:
+                _print(each)
+
+    run(check())
+    if as_json:
+        print_json([asdict(each) for each in found])
+    wrong = [each for each in found if each.status == "wrong"]
+    if wrong:
+        names = ", ".join(each.name for each in wrong)
+        raise CommandFailed(f"{len(wrong)} of {len(found)} checks failed: {names}")
+    if as_json:
+        return
+    if odd := [each.name for each in found if each.status == "warning"]:
+        echo(f"Nothing is wrong; worth a look: {', '.join(odd)}.")
+    else:
+        echo("Everything is as it must be.")
+
+
+def _print(check: Check) -> None:
+    screen = console()
+    screen.print(f"{MARKS[check.status]} [bold]{check.name}[/]: {cell(check.detail)}")
+    if check.remedy:
+        screen.print(f"    → {cell(check.remedy)}")

@@ -1,0 +1,184 @@
+"""`jobctl lanes`: how full they are, and who takes from them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.cli.base.common import (
+    IncludeOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.durations import duration
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    console,
+    echo,
+    print_json,
+    print_json_line,
+    say,
+    styled,
+    table,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.services.engine.monitoring.lane_report import LaneReport, QueueReport, Report
+
+WATCH_SECONDS = 1.0
+SHOWN_STATES = (
+    "scheduled",
+    "joining",
+    "pending",
+    "queued",
+    "running",
+    "retrying",
+    "succeeded",
+    "dead",
+)
+FULL, FILLING = 90.0, 50.0
+"""Per cent of a queue's limit from which it is shown in red, and in yellow."""
+
+
+def lanes(
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")
+    ] = False,
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the queues of each lane with their depths and limits, and jobs by state.
+
+    READY: jobs waiting; UNACKED: jobs held by workers; CONS: consumers; LIMIT: number of
+    waiting jobs at which more are refused.
+    """
+    quiet_logs()
+    settings = load_settings()
+    require_broker(settings)
+    run(_show(settings, load_registry(settings, include), watch=watch, as_json=as_json))
+
+
+async def _show(settings: Settings, registry: Registry, *, watch: bool, as_json: bool) -> None:
+    import asyncio
+
+    from rich.live import Live
+
+    from switchyard.services.engine.monitoring.lane_report import lane_report
+
+    async with open_ledger(settings) as ledger:
+        report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
+        if report.management:
+            say(f"unacknowledged, age and limits in force are not known: {report.management}")
+        if not watch:
+            _print(report, as_json=as_json)
+            return
+        screen = console()
+        if as_json or not screen.is_terminal:
+            while True:
+                if as_json:
+                    print_json_line(public(report))
+                else:
+                    _print(report, as_json=False)
+                    echo()
+                await asyncio.sleep(WATCH_SECONDS)
+                report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
+        with Live(lanes_table(report), console=screen, auto_refresh=False) as live:
+            while True:
+                live.update(lanes_table(report), refresh=True)
+                await asyncio.sleep(WATCH_SECONDS)
+                report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
+
+
+def _print(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        print_json(public(report))
+    else:
+        console().print(lanes_table(report))
+
+
+def public(report: Report) -> list[dict[str, Any]]:
+    """The report as `--json` prints it."""
+    return [
+        {
+            "lane": lane.name,
+            "priority": lane.priority,
+            "queues": [
+                asdict(queue) | {"percent_full": queue.percent_full} for queue in lane.queues
+            ],
+            "jobs": dict(lane.jobs),
+        }
+        for lane in report.lanes
+    ]
+
+
+def lanes_table(report: Report) -> Table:
+    """The report for a terminal: the broker's queues, and below them the ledger's jobs."""
+    from rich.table import Table
+
+    rows = table(
+        "QUEUE",
+        "READY",
+        "UNACKED",
+        "CONS",
+        "LIMIT",
+        "FULL",
+        "OLDEST/TTL",
+        flexible=("QUEUE",),
+        right=("READY", "UNACKED", "CONS", "LIMIT", "FULL"),
+    )
+    for lane in report.lanes:
+        for queue in lane.queues:
+            add_row(rows, *_queue_cells(queue))
+    picture = Table.grid()
+    picture.add_row(rows)
+    jobs = [f"[bold]{lane.name}[/]: {text}" for lane in report.lanes if (text := _jobs(lane))]
+    if jobs:
+        picture.add_row("")
+        picture.add_row("Jobs in the ledger")
+    for line in jobs:
+        picture.add_row(line)
+    return picture
+
+
+def _queue_cells(queue: QueueReport) -> tuple[str, ...]:
+    if not queue.exists:
+        return queue.name, "[red]missing[/]", "", "", "", "", ""
+    percent = queue.percent_full
+    style = "" if percent is None else "red" if percent >= FULL else "yellow"
+    full = "" if percent is None else f"{percent:.0f}%"
+    idle = queue.ready and not queue.consumers and queue.limit is not None
+    return (
+        queue.name,
+        f"{queue.ready:,}",
+        "–" if queue.unacked is None else f"{queue.unacked:,}",
+        f"[red]{queue.consumers}[/]" if idle else str(queue.consumers),
+        "" if queue.limit is None else f"{queue.limit:,}",
+        f"[{style}]{full}[/]" if percent is not None and percent >= FILLING else full,
+        _age(queue),
+    )
+
+
+def _age(queue: QueueReport) -> str:
+    oldest = (
+        "" if queue.oldest_seconds is None or not queue.ready else duration(queue.oldest_seconds)
+    )
+    ttl = "" if queue.ttl_seconds is None else duration(queue.ttl_seconds)
+    return f"{oldest}/{ttl}" if oldest else ttl
+
+
+def _jobs(lane: LaneReport) -> str:
+    parts = [
+        f"{lane.jobs[state]:,} {styled(state)}" for state in SHOWN_STATES if lane.jobs.get(state)
+    ]
+    return " ".join(parts)

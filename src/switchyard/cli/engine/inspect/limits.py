@@ -1,0 +1,83 @@
+"""`jobctl limits`: what has room, and what waits for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from switchyard.cli.base.common import load_settings, open_ledger, run
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    plain,
+    print_json,
+    say,
+    table,
+)
+
+if TYPE_CHECKING:
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.records.limits import LimitReport
+
+
+def limits(
+    waiting: Annotated[
+        bool, typer.Option("--waiting", help="Only limits that jobs are waiting for.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show named limits: current use, waiting jobs, and when there is room again.
+
+    Only limits used within the last hour, at most 1,000.
+    """
+
+    async def read(settings: Settings) -> list[LimitReport]:
+        async with open_ledger(settings) as ledger:
+            return await ledger.limit_reports()
+
+    found = [each for each in run(read(load_settings())) if each.waiting or not waiting]
+    if as_json:
+        print_json([plain(each) for each in found])
+        return
+    if not found:
+        say(
+            "No job waits for a limit."
+            if waiting
+            else "No limit is in use. Job types declare them: docs/limits.md."
+        )
+        return
+    rows = table(
+        "LIMIT",
+        "KEY",
+        "RUNNING",
+        "LAST MINUTE",
+        "TOKENS",
+        "WAITING",
+        "NEXT ROOM",
+        flexible=("LIMIT", "KEY"),
+    )
+    for each in found:
+        add_row(
+            rows,
+            cell(each.name),
+            cell(each.key),
+            _of(each.in_use, each.room.concurrency),
+            _of(each.last_minute, each.room.per_minute),
+            _of(each.tokens_last_minute, each.room.tokens_per_minute),
+            f"{each.waiting:,}",
+            _when(each.next_room),
+        )
+    console().print(rows)
+
+
+def _of(used: int, most: int | None) -> str:
+    return f"{used:,}" if most is None else f"{used:,} of {most:,}"
+
+
+def _when(seconds: float | None) -> str:
+    if seconds is None:
+        return "when a job ends"
+    return "now" if seconds <= 0 else f"in {seconds:.0f} s"

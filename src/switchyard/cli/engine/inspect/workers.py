@@ -1,0 +1,95 @@
+"""`jobctl workers`: who works, and who has fallen silent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from switchyard.cli.base.common import load_settings, open_ledger, run
+from switchyard.cli.base.durations import age, duration
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    plain,
+    print_json,
+    say,
+    styled,
+    table,
+)
+
+if TYPE_CHECKING:
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.records.results import Lacking, WorkerRecord
+
+
+def workers(
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Also show workers that have stopped, or been silent for a day."
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List workers: alive, silent (no heartbeat: dead, or without the ledger), or stopped."""
+    from switchyard.services.engine.monitoring.worker_status import is_current, status_of
+
+    settings = load_settings()
+
+    async def read(settings: Settings) -> tuple[list[WorkerRecord], list[Lacking], float]:
+        async with open_ledger(settings) as ledger:
+            found, lacking = await ledger.list_workers(), await ledger.lacking()
+            return found, lacking, ledger.clock.time()
+
+    found, lacking, now = run(read(settings))
+    lacks: dict[str, list[str]] = {}
+    for each in lacking:
+        lacks.setdefault(each.worker_id, []).append(each.job_type)
+    shown = [
+        (status_of(worker, takeover_after=settings.takeover_after, now=now), worker)
+        for worker in found
+        if everything or is_current(worker, now)
+    ]
+    if as_json:
+        print_json(
+            [
+                {"status": status, **plain(worker), "lacks": lacks.get(worker.worker_id, [])}
+                for status, worker in shown
+            ]
+        )
+        return
+    if not shown:
+        say("No workers: start one with `jobctl worker all`.")
+        return
+    rows = table(
+        "WORKER",
+        "STATUS",
+        "KINDS",
+        "LANES",
+        "SLOTS",
+        "BEAT",
+        "UP",
+        flexible=("WORKER", "KINDS", "LANES"),
+    )
+    for status, worker in shown:
+        add_row(
+            rows,
+            cell(worker.worker_id),
+            styled(status),
+            cell(",".join(worker.kinds)),
+            cell(",".join(worker.lanes)),
+            str(worker.concurrency),
+            age(worker.beat_at),
+            # To its last sign of life: one that has stopped is no longer up.
+            duration(max(0, round(worker.beat_at - worker.started_at))),
+        )
+    console().print(rows)
+    for _, worker in shown:
+        if types := lacks.get(worker.worker_id):
+            say(
+                f"{worker.worker_id} gets jobs of types that it does not know: {', '.join(types)}; "
+                "start it with their modules in JOBS_MODULES"
+            )

@@ -1,0 +1,41 @@
+"""Whether a routing key has its queue, asked of the management API: AMQP has no such question."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from switchyard.cli.base.errors import CommandFailed
+
+if TYPE_CHECKING:
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.jobs.registry import Registry
+
+WITHIN = 1.0
+"""Seconds that the management API has for its answer; without one, the job is published."""
+_WILDCARDS = frozenset("*#")
+
+
+async def require_binding(settings: Settings, registry: Registry, routing_key: str) -> None:
+    """Raises CommandFailed where the broker has no binding for that key, as for a job type that is
+    new: it would take the job, and pass it on to the dead letters. Where the management API is
+    away or our user may not ask it, that is told by the job's own end; and of a key that can't be
+    right, by whoever checks the job."""
+    import asyncio
+
+    from switchyard.broker.errors import ManagementError, Unroutable
+    from switchyard.broker.lanes import JOBS_EXCHANGE
+    from switchyard.broker.management.client import ManagementClient
+
+    if routing_key not in {route.routing_key for route in registry.routes}:
+        return
+    url = settings.require_management_url()
+    try:
+        async with asyncio.timeout(WITHIN), ManagementClient(url, settings.vhost) as client:
+            bindings = await client.bindings()
+    except (TimeoutError, ManagementError):
+        return
+    keys = {each.routing_key for each in bindings if each.source == JOBS_EXCHANGE}
+    # No binding at all: the topology is not there, and a publish says so better.
+    if keys and routing_key not in keys and not any(_WILDCARDS & set(key) for key in keys):
+        error = Unroutable(JOBS_EXCHANGE, routing_key)
+        raise CommandFailed(f"{error}; nothing was kept of the job: publish it again then")

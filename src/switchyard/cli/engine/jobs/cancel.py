@@ -1,0 +1,77 @@
+"""`jobctl jobs cancel`: calling a job off, also one that runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from switchyard.cli.base.common import (
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.base.output import JsonOption, echo, print_json, say
+from switchyard.cli.engine.jobs.jobs import JobIdArgument, full_job_id, unknown_job
+
+if TYPE_CHECKING:
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.records.states import State
+
+WAIT_SECONDS = 5.0
+"""How long a running job is given to stop before the command tells how things stand."""
+
+
+def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
+    """Cancel a job. A running job is stopped by its worker.
+
+    Exit code 1: the job has already ended, or has not stopped within 5 s. The request is kept.
+    """
+    quiet_logs()
+    job_id, was, state = run(_cancel(load_settings(), job_id))
+    shown: dict[str, Any] = {"job_id": job_id, "was_running": was, "state": state}
+    if as_json:
+        print_json(shown)
+    elif state == "cancelled":
+        echo(f"{job_id} cancelled")
+    if state != "cancelled":
+        raise CommandFailed(
+            f"job {job_id} has not stopped within {WAIT_SECONDS:g} s, it is {state}: its worker "
+            f"has been told, and nobody runs it again; see `jobctl jobs watch {job_id}`"
+        )
+
+
+async def _cancel(settings: Settings, job_id: str) -> tuple[str, bool, str]:
+    from switchyard.services.engine.records.results import AlreadyFinished, NoSuchJob, Running
+
+    async with open_ledger(settings) as ledger:
+        job_id = await full_job_id(ledger, job_id)
+        answer = await ledger.cancel(job_id, ledger.clock.time())
+        if isinstance(answer, NoSuchJob):
+            raise unknown_job(job_id)
+        if isinstance(answer, AlreadyFinished):
+            if answer.state == "cancelled":
+                return job_id, False, "cancelled"
+            raise CommandFailed(f"job {job_id} has ended already: it is {answer.state}")
+        if not isinstance(answer, Running):
+            return job_id, False, "cancelled"
+        return job_id, True, str(await _stop_running(settings, ledger, job_id, answer.worker_id))
+
+
+async def _stop_running(
+    settings: Settings, ledger: Ledger, job_id: str, worker_id: str
+) -> State | str:
+    from switchyard.broker.publish.publisher import Publisher
+    from switchyard.cli.base.waiting import wait_for_end
+    from switchyard.services.engine.runtime.control import send_cancel
+
+    require_broker(settings)
+    say(f"it runs on {worker_id}: telling the workers to stop it")
+    async with Publisher(settings, name="jobctl") as publisher:
+        await send_cancel(publisher, job_id)
+    try:
+        return (await wait_for_end(ledger, [job_id], timeout=WAIT_SECONDS))[job_id]
+    except CommandFailed:
+        return (await ledger.states([job_id])).get(job_id, "unknown")

@@ -1,0 +1,380 @@
+"""`jobctl jobs`: what the ledger knows of jobs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.broker.moments import clock
+from switchyard.broker.wording import counted
+from switchyard.cli.base.common import load_settings, open_ledger, run
+from switchyard.cli.base.durations import (
+    DURATION_HELP,
+    age,
+    duration,
+    now,
+    optional_duration,
+)
+from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.base.lanes import LaneOption, known_lane
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    echo,
+    inline_json,
+    plain,
+    print_json,
+    print_json_line,
+    print_rows,
+    say,
+    styled,
+    table,
+)
+from switchyard.cli.engine.jobs import join_view
+
+if TYPE_CHECKING:
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.records.joins import JoinRecord
+    from switchyard.services.engine.records.limits import LimitWait
+    from switchyard.services.engine.records.progress import ProgressRecord
+    from switchyard.services.engine.records.results import JobRecord, JobSummary
+
+MAX_LIMIT = 1_000
+JobIdArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="Id of the job, from `jobctl jobs list` or `jobctl publish`; the first six characters "
+        "or more are enough.",
+    ),
+]
+
+
+class StateName(StrEnum):
+    """The states, for the command line; held against `services.engine.records.State` by a test."""
+
+    SCHEDULED = "scheduled"
+    JOINING = "joining"
+    PENDING = "pending"
+    QUEUED = "queued"
+    RUNNING = "running"
+    RETRYING = "retrying"
+    SUCCEEDED = "succeeded"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+
+def list_jobs(
+    state: Annotated[StateName | None, typer.Option(help="Only jobs in this state.")] = None,
+    lane: LaneOption = None,
+    job_type: Annotated[
+        str | None, typer.Option("--type", metavar="JOB_TYPE", help="Only this job type.")
+    ] = None,
+    worker: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="Only jobs of this worker kind, for example ingest."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help=f"Only jobs created within this time, {DURATION_HELP}."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MAX_LIMIT, help="Maximum number of results.")
+    ] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """List jobs, newest first.
+
+    Examples:
+
+    ```
+    jobctl jobs list --state running --worker llm
+    jobctl jobs list --type ingest_document --since 1h --limit 200
+    ```
+    """
+    from switchyard.services.engine.records.requests import JobFilter
+    from switchyard.services.engine.records.states import State
+
+    within = optional_duration(since)
+    wanted = JobFilter(
+        state=None if state is None else State(state.value),
+        lane=known_lane(lane),
+        job_type=job_type,
+        worker=worker,
+    )
+
+    async def read(settings: Settings) -> tuple[tuple[JobSummary, ...], bool]:
+        async with open_ledger(settings) as ledger:
+            since = None if within is None else ledger.clock.time() - within
+            page = await ledger.list_jobs(replace(wanted, since=since), limit=limit)
+            return page.items, page.next_cursor is not None
+
+    jobs, more = run(read(load_settings()))
+    if as_json:
+        print_json([_public(job) for job in jobs])
+        return
+    if not jobs:
+        say("No jobs.")
+        return
+    rows = table("ID", "JOB", "STATE", "TRIES", "AGE", "ERROR", flexible=("JOB", "ERROR"))
+    for job in jobs:
+        add_row(
+            rows,
+            cell(job.id),
+            cell(job.routing_key),
+            styled(job.state) + _running_at(job),
+            f"{_tries(job)}/{job.max_attempts}",
+            age(job.created_at),
+            cell(job.error_message or job.reason),
+        )
+    console().print(rows)
+    if more:
+        say(f"The newest {len(jobs)}; more with --limit (at most {MAX_LIMIT}) or a filter.")
+
+
+def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
+    """Show a job: payload, result, attempts, error, and the jobs of its pipeline."""
+    known = run(_look_up(load_settings(), job_id))
+    if known is None:
+        raise unknown_job(job_id)
+    job, pipeline, join, dead, wait = known
+    followers = [each for each in pipeline if each.id != job.id]
+    if as_json:
+        others = [
+            {"id": each.id, "job_type": each.job_type, "state": each.state} for each in followers
+        ]
+        joins = None if join is None else join_view.public(join)
+        room = None if wait is None else plain(wait)
+        waits = {"join": joins, "waits_for_room": room}
+        print_json(_public(job) | waits | {"pipeline_jobs": others})
+        return
+    _print_job(job, join)
+    if wait is not None:
+        whose = f" of {wait.key}" if wait.key else ""
+        say(
+            f"It waits for room in the limit {wait.name}{whose}, since {age(wait.since)}: "
+            "`jobctl limits`."
+        )
+    for hint in hints(job):
+        say(hint)
+    if join is not None and join.is_stuck and dead:
+        say(join_view.hint(join, dead))
+    if followers:
+        echo()
+        rows = table("PIPELINE", "JOB", "STATE", "AGE", flexible=("JOB",))
+        for each in followers:
+            add_row(
+                rows,
+                cell(each.id),
+                cell(each.routing_key),
+                styled(each.state),
+                age(each.created_at),
+            )
+        console().print(rows)
+
+
+def watch(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
+    """Follow a job until it ends, with one line per change of state and progress report.
+
+    Exit code 1: the job did not succeed.
+    """
+    run(_watch(load_settings(), job_id, as_json=as_json))
+
+
+async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
+    from switchyard.cli.base.waiting import wait_for_end
+    from switchyard.services.engine.records.states import State
+
+    def show_change(changed_id: str, state: State) -> None:
+        moment = time.time()
+        if as_json:
+            print_json_line({"seen_at": moment, "job_id": changed_id, "state": state})
+        else:
+            clock = time.strftime("%H:%M:%S", time.localtime(moment))
+            console().print(f"{clock}  {styled(state)}")
+
+    def show_progress(changed_id: str, said: ProgressRecord) -> None:
+        if as_json:
+            print_json_line({"seen_at": time.time(), "job_id": changed_id, "progress": said})
+        else:
+            at = time.strftime("%H:%M:%S", time.localtime(said.reported_at))
+            console().print(f"{at}  {cell(progress_text(said))}")
+
+    async with open_ledger(settings) as ledger:
+        job_id = await full_job_id(ledger, job_id)
+        if await ledger.get(job_id) is None:
+            raise unknown_job(job_id)
+        ends = await wait_for_end(
+            ledger, [job_id], on_change=show_change, on_progress=show_progress
+        )
+        job = await ledger.get(job_id)
+    if job is not None and ends[job_id] is not State.SUCCEEDED:
+        why = f": {job.error_message}" if job.error_message else ""
+        raise CommandFailed(f"job {job_id} is {ends[job_id]}{why}")
+
+
+async def _look_up(
+    settings: Settings, job_id: str
+) -> tuple[JobRecord, list[JobSummary], JoinRecord | None, list[str], LimitWait | None] | None:
+    """The job, its pipeline, how far its join is, some dead jobs that it waits for, and the limit
+    in which it waits for room."""
+    from switchyard.services.engine.records.states import State
+
+    async with open_ledger(settings) as ledger:
+        job_id = await full_job_id(ledger, job_id)
+        job = await ledger.get(job_id)
+        if job is None:
+            return None
+        pipeline = await ledger.pipeline(job.pipeline or job.id)
+        wait = await ledger.limit_wait(job_id)
+        if not job.joins:
+            return job, pipeline, None, [], wait
+        dead, _ = await ledger.joined_jobs(job_id, state=State.DEAD, limit=3)
+        return job, pipeline, await ledger.join(job_id), [each.job_id for each in dead], wait
+
+
+async def full_job_id(ledger: Ledger, given: str) -> str:
+    """The id of the job that is meant; see `full_id`. Raises AmbiguousId."""
+    from switchyard.services.engine.ledger.short_ids import Among
+
+    return await ledger.full_id(Among.JOBS, given)
+
+
+def unknown_job(job_id: str) -> CommandFailed:
+    return CommandFailed(f"the ledger has no job {job_id!r}: `jobctl jobs list` shows those it has")
+
+
+def progress_text(said: ProgressRecord) -> str:
+    """As in `40 %, page 12 of 30`."""
+    share = "" if said.fraction is None else _percent(said.fraction)
+    return ", ".join(part for part in (share, said.note) if part)
+
+
+def _percent(fraction: float) -> str:
+    return f"{int(fraction * 100)} %"  # not yet 100 before it is
+
+
+def _tries(job: JobSummary) -> int:
+    """Attempts begun: those used up, and the one that runs or has just succeeded."""
+    return job.attempts + (job.state in ("running", "succeeded"))
+
+
+def _running_at(job: JobSummary) -> str:
+    """How far it is, behind the state of one that runs and says so."""
+    said = job.progress
+    if said is None or said.fraction is None or job.state != "running":
+        return ""
+    return f" {_percent(said.fraction)}"
+
+
+def _public(job: JobSummary) -> dict[str, Any]:
+    shown: dict[str, Any] = plain(job)
+    if "envelope" in shown:  # the payload stands beside it; the rest is metadata
+        shown["metadata"] = shown.pop("envelope").get("metadata", {})
+    return shown
+
+
+def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
+    def text(value: object) -> str:
+        return "" if value is None else inline_json(value)
+
+    said = job.progress
+    took = job.finished_at - job.started_at if job.finished_at and job.started_at else None
+    waited = job.started_at - job.queued_at if job.queued_at and job.started_at else None
+    print_rows(
+        [
+            ("id", job.id),
+            ("job", job.routing_key),
+            ("state", job.state + (f" ({job.reason})" if job.reason else "")),
+            ("tries", f"{_tries(job)} of {job.max_attempts}"),
+            ("redriven", counted(job.redrives, "time") if job.redrives else ""),
+            ("crashes", str(job.crashes or "")),
+            ("priority", str(job.priority)),
+            ("source", job.source),
+            ("parent", job.parent_id or ""),
+            ("waits for", join_view.told(join) if join and job.state == "joining" else ""),
+            ("joined by", job.join_id or ""),
+            ("made", _when(job.created_at)),
+            ("runs at", _when(job.run_at)),
+            ("expires", _when(job.expires_at)),
+            ("started", _when(job.started_at) + _span(", waited", waited)),
+            ("finished", _when(job.finished_at) + _span(", took", took)),
+            ("cancel asked", _when(job.cancel_asked_at)),
+            ("progress", "" if said is None else progress_text(said)),
+            ("said", "" if said is None else _when(said.reported_at)),
+            ("check-point", _when(job.checkpoint_at)),
+            ("worker", job.worker_id or ""),
+            ("key", job.idempotency_key or ""),
+            ("trace", job.trace_id or ""),
+            ("error", f"{job.error_type}: {job.error_message}" if job.error_type else ""),
+            ("payload", text(job.payload)),
+            ("result", text(job.result)),
+        ]
+    )
+    if job.timeline:
+        echo()
+        rows = table("ATTEMPT", "ENDED", "AGO", "WORKER", "ERROR", flexible=("WORKER", "ERROR"))
+        for attempt in job.timeline:
+            number = f"{attempt.attempt}" + (
+                f" (redrive {attempt.redrive})" if attempt.redrive else ""
+            )
+            error = f"{attempt.error_type}: {attempt.error_message}" if attempt.error_type else ""
+            add_row(
+                rows,
+                number,
+                attempt.outcome,
+                age(attempt.finished_at),
+                cell(attempt.worker_id),
+                cell(error),
+            )
+        console().print(rows)
+
+
+def hints(job: JobRecord) -> list[str]:
+    """Where the rest is told: tracebacks, and what can be done."""
+    told = []
+    if job.state == "dead":
+        told.append(f"Traceback, and how to go on: `jobctl dead show {job.id}`.")
+    if job.reason == "unroutable":
+        told.append(
+            f"No queue is bound for {job.routing_key}: `jobctl topology apply`, then "
+            f"`jobctl dead redrive {job.id}`."
+        )
+    if job.reason == "refused":
+        told.append(
+            "The broker never takes its message: make it smaller, or raise `max_message_size` of "
+            f"the broker, then `jobctl dead redrive {job.id} --from-ledger`."
+        )
+    if job.reason == "invalid_payload":
+        told.append(
+            "The worker did not accept its payload. Was it older than the publisher? Then start "
+            f"the new one, and `jobctl dead redrive {job.id}`."
+        )
+    workers = {
+        each.worker_id: None
+        for each in job.timeline
+        if each.outcome == "retry" and each.error_type and each.worker_id
+    }
+    if workers:
+        told.append(
+            f"Tracebacks of retries are in the log of {', '.join(workers)}, in lines with this id."
+        )
+    return told
+
+
+def _span(label: str, seconds: float | None) -> str:
+    return "" if seconds is None or seconds < 0 else f"{label} {duration(seconds)}"
+
+
+def _when(moment: float | None) -> str:
+    if moment is None:
+        return ""
+    past = moment <= now()
+    return f"{clock(moment)} ({age(moment)}{' ago' if past else ''})"

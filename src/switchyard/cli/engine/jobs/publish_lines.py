@@ -1,0 +1,239 @@
+"""`jobctl publish --payload -`: a job for each line, published in batches as the lines come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from switchyard.broker.wording import counted
+from switchyard.cli.base.errors import CommandFailed, WrongUsage
+from switchyard.cli.base.output import echo, print_json_line, say
+from switchyard.cli.base.payloads import (
+    InputLine,
+    StandardInput,
+    numbered_lines,
+    parse_lines,
+    whole_document,
+)
+from switchyard.cli.base.waiting import wait_for_end, wait_for_pipelines
+from switchyard.cli.engine.jobs.bound import require_binding
+from switchyard.cli.engine.jobs.publishing import (
+    Options,
+    Wait,
+    job_publisher,
+    publish_one,
+    refusal,
+    tell_slow,
+)
+
+if TYPE_CHECKING:
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.publishing.publisher import JobPublisher, PublishOutcome
+    from switchyard.services.engine.records.requests import NewJob
+    from switchyard.services.engine.records.states import State
+
+SHOWN_ERRORS = 20
+"""Lines with errors that are reported one by one; the others are counted."""
+
+
+@dataclass(slots=True)
+class Account:
+    """What became of the lines so far."""
+
+    ids: dict[str, int] = field(default_factory=dict)
+    """Line of each job that was published now or before."""
+    published: int = 0
+    duplicates: int = 0
+    pending: int = 0
+    """Of both: recorded, and not confirmed by the broker."""
+    failed: int = 0
+    stopped_by: str | None = None
+    """Why the rest was not tried."""
+    last_line: int = 0
+    said_slow: bool = False
+
+
+async def publish_input(settings: Settings, registry: Registry, options: Options) -> None:
+    """Publish what comes on standard input. Raises CommandFailed when not all of it was taken."""
+    source = StandardInput()
+    first: list[tuple[int, str]] = []
+    while not first and not source.at_end:
+        first = await asyncio.to_thread(source.read, settings.publish_window)
+    await require_binding(settings, registry, options.routing_key)
+    async with job_publisher(settings, registry) as (publisher, ledger):
+        damaged = next((line for line in parse_lines(first)), None)
+        if damaged is None and source.at_end:
+            raise WrongUsage("standard input is empty: give JSON, or JSON Lines")
+        if damaged is not None and damaged.payload is None:
+            rest = await asyncio.to_thread(source.read_all)
+            document = whole_document(first, rest)
+            if document is not None:
+                await publish_one(options, publisher, ledger, document)
+                return
+            first = numbered_lines(first, rest)
+        account = Account()
+        started = time.monotonic()
+        async for lines in _batches(source, first, settings.publish_window):
+            await _publish_batch(publisher, options, lines, account)
+            if account.stopped_by:
+                break
+        _report(account, time.monotonic() - started)
+        if options.wait and account.ids:
+            await _wait(ledger, options, account)
+    if account.failed or account.stopped_by:
+        raise CommandFailed(_failure(account))
+
+
+async def _batches(
+    source: StandardInput, first: list[tuple[int, str]], size: int
+) -> AsyncIterator[list[tuple[int, str]]]:
+    for start in range(0, len(first), size):
+        yield first[start : start + size]
+    while not source.at_end:
+        # In a thread: a slow writer must not keep the connection from its heartbeats.
+        lines = await asyncio.to_thread(source.read, size)
+        if lines:
+            yield lines
+
+
+async def _publish_batch(
+    publisher: JobPublisher,
+    options: Options,
+    lines: list[tuple[int, str]],
+    account: Account,
+) -> None:
+    from switchyard.services.engine.jobs.registry import InvalidPayload
+    from switchyard.services.engine.publishing.preparing import InvalidJob
+
+    good: list[tuple[InputLine, NewJob]] = []
+    for line in parse_lines(lines):
+        account.last_line = line.number
+        if line.payload is None:
+            _failed_line(options, account, line.number, line.error)
+            continue
+        try:
+            job = publisher.prepare(
+                options.request(line.payload, publisher.clock.now(), line.number)
+            )
+        except (InvalidPayload, InvalidJob) as error:
+            # A wrong key is wrong for every line, so it is no matter of this one.
+            if isinstance(error, InvalidJob):
+                raise
+            _failed_line(options, account, line.number, str(error))
+        else:
+            good.append((line, job))
+    outcomes = await publisher.publish_prepared([job for _, job in good])
+    _account_for(options, account, [line.number for line, _ in good], outcomes)
+
+
+def _account_for(
+    options: Options, account: Account, numbers: Sequence[int], outcomes: Sequence[PublishOutcome]
+) -> None:
+    from switchyard.broker.errors import NeverTaken, NotPermitted, PublishError
+    from switchyard.services.engine.publishing.publisher import Published
+    from switchyard.services.engine.records.states import State
+
+    for number, outcome in zip(numbers, outcomes, strict=True):
+        if isinstance(outcome, Published):
+            account.ids[outcome.job_id] = number
+            if outcome.is_slow and not account.said_slow:
+                account.said_slow = True
+                tell_slow(outcome)
+            account.duplicates += outcome.duplicate
+            account.published += not outcome.duplicate
+            account.pending += outcome.state is State.PENDING
+            if options.as_json:
+                print_json_line(
+                    {
+                        "line": number,
+                        "job_id": outcome.job_id,
+                        "routing_key": outcome.routing_key,
+                        "state": outcome.state,
+                        "duplicate": outcome.duplicate,
+                        "pressure": outcome.pressure,
+                    }
+                )
+            elif options.wait is None:
+                echo(outcome.job_id)
+            continue
+        if isinstance(outcome, PublishError):
+            _failed_line(options, account, number, refusal(outcome))
+            if not isinstance(outcome, NeverTaken | NotPermitted):
+                # What the broker refuses now it refuses for the following lines as well.
+                account.stopped_by = str(outcome)
+        else:
+            _failed_line(options, account, number, str(outcome))
+
+
+def _failed_line(options: Options, account: Account, number: int, why: str) -> None:
+    account.failed += 1
+    if options.as_json:
+        print_json_line({"line": number, "error": why})
+    if account.failed <= SHOWN_ERRORS:
+        say(f"line {number}: {why}")
+
+
+def _report(account: Account, seconds: float) -> None:
+    told = account.published and seconds > 0.5
+    rate = f", {account.published / seconds:.0f} a second" if told else ""
+    known = f"; {account.duplicates} were known already" if account.duplicates else ""
+    say(f"{account.published} published{rate}{known}")
+    if account.pending:
+        say(
+            f"{account.pending} of them are recorded (pending), but the broker has not confirmed "
+            "them: `jobctl scheduler` publishes them when it takes jobs"
+        )
+
+
+def _failure(account: Account) -> str:
+    text = f"{account.failed} lines were not published"
+    if account.failed > SHOWN_ERRORS:
+        text += f" (the first {SHOWN_ERRORS} are named above)"
+    if account.stopped_by:
+        text += (
+            f"; stopped after line {account.last_line}: {account.stopped_by}. "
+            "With --key you can publish the same input again, and nothing is published twice"
+        )
+    return text
+
+
+async def _wait(ledger: Ledger, options: Options, account: Account) -> None:
+    from switchyard.services.engine.records.states import State
+
+    if options.wait is Wait.PIPELINE:
+        states = await _ends_of_pipelines(ledger, options, account)
+    else:
+        states = await wait_for_end(ledger, list(account.ids), timeout=options.timeout)
+    succeeded = sum(1 for state in states.values() if state is State.SUCCEEDED)
+    say(f"{succeeded} of {len(states)} succeeded")
+    for job_id, state in states.items():
+        if options.as_json:
+            print_json_line({"line": account.ids[job_id], "job_id": job_id, "state": state})
+        else:
+            echo(f"{job_id} {state}")
+    if succeeded < len(states):
+        raise CommandFailed(
+            f"{counted(len(states) - succeeded, 'job')} did not succeed: "
+            "`jobctl dead list` tells why"
+        )
+
+
+async def _ends_of_pipelines(
+    ledger: Ledger, options: Options, account: Account
+) -> dict[str, State]:
+    """How each line's pipeline has ended: as the first of its jobs that did not succeed."""
+    from switchyard.services.engine.records.states import State
+
+    found = await wait_for_pipelines(ledger, list(account.ids), timeout=options.timeout)
+    return {
+        job_id: next(
+            (each.state for each in found[job_id] if each.state is not State.SUCCEEDED),
+            State.SUCCEEDED,
+        )
+        for job_id in account.ids
+    }

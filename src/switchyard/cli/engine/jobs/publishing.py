@@ -1,0 +1,235 @@
+"""What `jobctl publish` does for one job, and for each of many: its options, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from switchyard.cli.base.common import open_ledger
+from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.base.output import echo, print_json, say
+
+if TYPE_CHECKING:
+    from switchyard.broker.errors import PublishError
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.publishing.preparing import JobRequest
+    from switchyard.services.engine.publishing.publisher import JobPublisher, Published
+    from switchyard.services.engine.records.results import JobRecord, JobSummary
+
+SOURCE = "jobctl"
+
+
+class Wait(Enum):
+    """What is waited for."""
+
+    JOB = "job"
+    PIPELINE = "pipeline"
+    """The job, and all that follows from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What holds for every job of one call."""
+
+    routing_key: str
+    priority: int | None
+    max_attempts: int | None
+    delay: float
+    expires_in: float | None
+    key: str | None
+    wait: Wait | None
+    timeout: float | None
+    as_json: bool
+    notify: str | None = None
+
+    def request(
+        self, payload: dict[str, Any], now: datetime, line: int | None = None
+    ) -> JobRequest:
+        """The request for one payload. Each line of an input has a key of its own; `now` is the
+        ledger's time, from which it expires."""
+        from switchyard.services.engine.publishing.preparing import JobRequest
+
+        key = self.key if self.key is None or line is None else f"{self.key}/{line}"
+        return JobRequest(
+            routing_key=self.routing_key,
+            payload=payload,
+            priority=self.priority,
+            max_attempts=self.max_attempts,
+            source=SOURCE,
+            delay=self.delay,
+            expires_at=None if self.expires_in is None else now + timedelta(0, self.expires_in),
+            idempotency_key=key,
+            notify_url=self.notify,
+        )
+
+
+@asynccontextmanager
+async def job_publisher(
+    settings: Settings, registry: Registry
+) -> AsyncIterator[tuple[JobPublisher, Ledger]]:
+    """A publisher with its ledger, closed at the end."""
+    from switchyard.broker.publish.publisher import Publisher
+    from switchyard.services.common.tracing import tracing
+    from switchyard.services.engine.identity.broker import guard
+    from switchyard.services.engine.monitoring.lane_pressure import LanePressure
+    from switchyard.services.engine.publishing.publisher import JobPublisher
+
+    with tracing("jobctl"):
+        async with (
+            open_ledger(settings) as ledger,
+            Publisher(settings, name="jobctl", guard=guard(settings, ledger)) as publisher,
+            LanePressure(settings, registry, ledger=ledger) as pressure,
+        ):
+            fair_from = settings.fair_from
+            yield (
+                JobPublisher(registry, ledger, publisher, pressure=pressure, fair_from=fair_from),
+                ledger,
+            )
+
+
+def refusal(error: PublishError) -> str:
+    """What is said of a job that the broker did not take: what is left of it, and what to type."""
+    from switchyard.broker.errors import Blocked, LaneFull, NeverTaken, NotPermitted, Unroutable
+
+    if isinstance(error, LaneFull | Blocked):
+        return str(error)  # they say it themselves
+    if isinstance(error, NeverTaken | NotPermitted):
+        return f"{error}; nothing was kept of the job"
+    when = "then" if isinstance(error, Unroutable) else "when the broker is back"
+    return f"{error}; nothing was kept of the job: publish it again {when}"
+
+
+async def publish_one(
+    options: Options, publisher: JobPublisher, ledger: Ledger, payload: dict[str, Any]
+) -> None:
+    """Publish a single job and print what became of it. Raises CommandFailed when the broker did
+    not take it, or when it was waited for and did not succeed."""
+    from switchyard.broker.errors import LaneFull, PublishError
+
+    job = publisher.prepare(options.request(payload, publisher.clock.now()))
+    try:
+        published = await publisher.publish_one(job)
+    except PublishError as error:
+        text = refusal(error)
+        if isinstance(error, LaneFull) and error.dead_lettered:
+            text += f"; when there is room: `jobctl dead redrive {job.message.job_id}`"
+        raise CommandFailed(text) from error
+    _tell_pending(published)
+    tell_slow(published)
+    if options.wait is None:
+        if options.as_json:
+            print_json(_shown(published))
+        else:
+            echo(published.job_id)
+    elif options.wait is Wait.JOB:
+        await _wait_for_job(options, ledger, published)
+    else:
+        await _wait_for_pipeline(options, ledger, published)
+
+
+def _tell_pending(published: Published) -> None:
+    from switchyard.services.engine.records.states import State
+
+    if published.state is State.PENDING:
+        say(
+            f"{published.job_id} is recorded (pending), but the broker has not confirmed it: don't "
+            "publish it again, `jobctl scheduler` does when the broker takes jobs "
+            f"(`jobctl jobs watch {published.job_id}`)"
+        )
+
+
+def tell_slow(published: Published) -> None:
+    """Say so where the job's queue is fuller than it should be."""
+    if published.is_slow:
+        say(
+            f"the queue of {published.routing_key} is slow: publish less for now "
+            "(`jobctl lanes --watch`); when it is full, jobs are refused"
+        )
+
+
+def _shown(published: Published) -> dict[str, Any]:
+    return {
+        "job_id": published.job_id,
+        "routing_key": published.routing_key,
+        "state": published.state,
+        "duplicate": published.duplicate,
+        "pressure": published.pressure,
+    }
+
+
+async def _wait_for_job(options: Options, ledger: Ledger, published: Published) -> None:
+    from switchyard.cli.base.waiting import wait_for_end
+    from switchyard.services.engine.records.states import State
+
+    await wait_for_end(ledger, [published.job_id], timeout=options.timeout)
+    record = await _ended(ledger, published)
+    if options.as_json:
+        print_json(_shown(published) | _end(record))
+    elif record.state is State.SUCCEEDED:
+        print_json(record.result or {})
+    if record.state is not State.SUCCEEDED:
+        raise CommandFailed(failure(record))
+
+
+async def _wait_for_pipeline(options: Options, ledger: Ledger, published: Published) -> None:
+    from switchyard.cli.base.waiting import wait_for_pipelines
+    from switchyard.services.engine.records.states import State
+
+    found = await wait_for_pipelines(ledger, [published.job_id], timeout=options.timeout)
+    jobs = found[published.job_id]
+    if options.as_json:
+        others = [
+            {"id": each.id, "job_type": each.job_type, "state": each.state} for each in jobs[1:]
+        ]
+        record = await _ended(ledger, published)
+        print_json(_shown(published) | _end(record) | {"pipeline_jobs": others})
+    else:
+        for each in jobs:
+            echo(f"{each.id} {each.job_type} {each.state}")
+    failed = [each for each in jobs if each.state is not State.SUCCEEDED]
+    if failed:
+        more = f"; {len(failed) - 1} more did not succeed" if len(failed) > 1 else ""
+        raise CommandFailed(failure(failed[0]) + more)
+
+
+async def _ended(ledger: Ledger, published: Published) -> JobRecord:
+    record = await ledger.get(published.job_id)
+    if record is None:
+        raise CommandFailed(f"the ledger has lost job {published.job_id}")
+    return record
+
+
+def _end(record: JobRecord) -> dict[str, Any]:
+    return {
+        "state": record.state,
+        "result": record.result,
+        "reason": record.reason,
+        "error_type": record.error_type,
+        "error_message": record.error_message,
+    }
+
+
+def failure(job: JobSummary) -> str:
+    """Of a job that has ended and did not succeed: why, and what to type."""
+    why = f": {job.error_message}" if job.error_message else ""
+    reason = f" ({job.reason})" if job.reason else ""
+    text = f"job {job.id} is {job.state}{reason}{why}; "
+    if job.reason == "unroutable":
+        return text + (
+            f"no queue is bound for {job.routing_key}: `jobctl topology apply`, then "
+            f"`jobctl dead redrive {job.id}`"
+        )
+    if job.reason == "refused":
+        return text + f"once the broker takes it: `jobctl dead redrive {job.id} --from-ledger`"
+    if job.reason == "invalid_payload":
+        return text + (
+            "was the worker older than the publisher? Then start the new one, and "
+            f"`jobctl dead redrive {job.id}`"
+        )
+    return text + f"see `jobctl jobs show {job.id}`"

@@ -1,0 +1,252 @@
+"""`jobctl schedules`: jobs that are published at their times."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from switchyard.broker.moments import clock
+from switchyard.cli.base.common import (
+    IncludeOption,
+    PriorityOption,
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    run,
+)
+from switchyard.cli.base.durations import age, parse_duration
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    echo,
+    print_json,
+    say,
+    styled,
+    table,
+)
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.records.schedules import Firing, ScheduleRecord
+    from switchyard.services.engine.schedules.book import Schedules
+
+T = TypeVar("T")
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the schedule, from `jobctl schedules list`.")
+]
+
+app = typer.Typer(
+    no_args_is_help=True, help="Schedules: list, add, remove, pause, resume, run, history."
+)
+
+
+@app.command("list")
+def list_schedules(as_json: JsonOption = False) -> None:
+    """List schedules, with the next due time and the result of the last one."""
+    found = _with_book(None, lambda book: book.all())
+    if as_json:
+        print_json([_public(record) | {"last": _shown(last)} for record, last in found])
+        return
+    if not found:
+        say("No schedules: `jobctl schedules add NAME CRON JOB`, or a file at JOBS_SCHEDULES.")
+        return
+    rows = table("NAME", "CRON", "ZONE", "JOB", "NEXT", "LAST", "FROM", flexible=("JOB",))
+    for record, last in found:
+        add_row(
+            rows,
+            cell(record.name),
+            cell(record.cron),
+            cell(record.timezone),
+            cell(record.routing_key),
+            styled("paused") if record.paused_at is not None else clock(record.next_at),
+            "" if last is None else f"{last.outcome}, {age(last.noted_at)} ago",
+            record.origin,
+        )
+    console().print(rows)
+
+
+@app.command()
+def add(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Unique name: lower-case letters, digits, - and _."),
+    ],
+    cron: Annotated[
+        str,
+        typer.Argument(
+            metavar="CRON", help="Cron expression with five fields, for example '30 6 * * 1-5'."
+        ),
+    ],
+    routing_key: Annotated[
+        str, typer.Argument(metavar="JOB", help="LANE.JOB_TYPE, for example hot.ingest_arxiv.")
+    ],
+    payload: Annotated[str, typer.Option(metavar="JSON|@FILE", help="Payload of the jobs.")] = "{}",
+    timezone: Annotated[
+        str,
+        typer.Option(
+            "--timezone",
+            metavar="ZONE",
+            help="Time zone of CRON, an IANA name such as Europe/Berlin.",
+        ),
+    ] = "UTC",
+    priority: PriorityOption = None,
+    max_attempts: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Maximum number of attempts. Default: the job type's."),
+    ] = None,
+    jitter: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="Delay each due time by a random time up to this, at most 1h."
+        ),
+    ] = "0s",
+    grace: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="Fire a missed due time up to this much later, at most 24h."
+        ),
+    ] = "1h",
+    include: IncludeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    r"""Add a schedule. Its job is validated like that of `jobctl publish`.
+
+    Example:
+
+    ```
+    jobctl schedules add papers '30 6 * * 1-5' hot.ingest_arxiv \
+        --timezone Europe/Berlin --payload '{"query": "cat:cs.DB"}'
+    ```
+    """
+    from switchyard.cli.base.payloads import read_argument
+    from switchyard.cli.base.who import user
+    from switchyard.services.engine.schedules.entry import ScheduleEntry
+    from switchyard.services.engine.schedules.rule import CronRule
+
+    entry = ScheduleEntry.of(
+        {
+            "name": name,
+            "cron": cron,
+            "timezone": timezone,
+            "job": routing_key,
+            "payload": read_argument(payload),
+            "priority": priority,
+            "max_attempts": max_attempts,
+            "jitter": parse_duration(jitter),
+            "grace": parse_duration(grace),
+        }
+    )
+    record = _with_book(
+        include or [], lambda book: book.add(entry, remote=False, created_by=user())
+    )
+    rule = CronRule.of(record.cron, record.timezone)
+    times = (record.next_at, *rule.next_times(record.next_at, 2))
+    told = ", ".join(clock(each, zoned=True) for each in times)
+    note = rule.days_note
+    _tell(record, f"{name} is due next at {told}.{f' {note}' if note else ''}", as_json)
+
+
+@app.command()
+def remove(name: NameArgument) -> None:
+    """Remove an added schedule and its history. Jobs that it has published still run."""
+    _with_book(None, lambda book: book.remove(name))
+    echo(f"{name} removed")
+
+
+@app.command()
+def pause(name: NameArgument, as_json: JsonOption = False) -> None:
+    """Pause a schedule. Due times during the pause are neither fired nor counted as missed."""
+    record = _with_book(None, lambda book: book.pause(name))
+    _tell(record, f"{name} is paused; `jobctl schedules resume {name}` lets it go on.", as_json)
+
+
+@app.command()
+def resume(name: NameArgument, as_json: JsonOption = False) -> None:
+    """Resume a schedule with its next due time."""
+    record = _with_book(None, lambda book: book.resume(name))
+    _tell(record, f"{name} is due at {clock(record.next_at)}.", as_json)
+
+
+@app.command("run")
+def run_now(name: NameArgument, include: IncludeOption = None, as_json: JsonOption = False) -> None:
+    """Fire a schedule now, even if it is paused, and print the id of its job."""
+    from switchyard.cli.base.who import user
+
+    firing = _with_book(include or [], lambda book: book.run(name, user()))
+    if as_json:
+        print_json(_shown(firing))
+        return
+    echo(firing.job_id or "")
+    say(f"A scheduler publishes it; see `jobctl schedules history {name}`.")
+
+
+@app.command()
+def history(
+    name: NameArgument,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of results.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List the results of a schedule's due times, newest first."""
+    found = _with_book(None, lambda book: book.history(name, limit))
+    if as_json:
+        print_json([_shown(each) for each in found])
+        return
+    if not found:
+        say(f"{name} has not been due yet.")
+        return
+    rows = table("DUE", "OUTCOME", "TIMES", "JOB", "NOTE", flexible=("NOTE",))
+    for each in found:
+        add_row(
+            rows,
+            clock(each.due_at),
+            each.outcome,
+            str(each.times),
+            cell(each.job_id),
+            cell(each.note),
+        )
+    console().print(rows)
+
+
+def _with_book(include: list[str] | None, work: Callable[[Schedules], Awaitable[T]]) -> T:
+    """Do it with the schedules; job types are loaded where `include` is given: that takes a
+    while."""
+    from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.services.engine.schedules.book import Schedules
+
+    quiet_logs()
+    settings = load_settings()
+    registry = Registry() if include is None else load_registry(settings, include)
+
+    async def doing() -> T:
+        async with open_ledger(settings) as ledger:
+            return await work(Schedules(ledger, registry))
+
+    return run(doing())
+
+
+def _tell(record: ScheduleRecord, text: str, as_json: bool) -> None:
+    if as_json:
+        print_json(_public(record))
+    else:
+        echo(text)
+
+
+def _public(record: ScheduleRecord) -> dict[str, Any]:
+    from switchyard.cli.base.output import plain
+
+    shown: dict[str, Any] = plain(record)
+    shown["job"] = shown.pop("routing_key")
+    return shown
+
+
+def _shown(firing: Firing | None) -> dict[str, Any] | None:
+    from switchyard.cli.base.output import plain
+
+    if firing is None:
+        return None
+    shown: dict[str, Any] = plain(firing)
+    return shown

@@ -1,0 +1,1 @@
+"""Commands of the language models' wing."""

@@ -1,0 +1,272 @@
+"""`jobctl llm`: ask a language model, and see how its servers are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.cli.base.common import (
+    PriorityOption,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.durations import DURATION_HELP, optional_duration
+from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    echo,
+    plain,
+    print_json,
+    say,
+    table,
+)
+from switchyard.cli.base.payloads import read_argument
+from switchyard.cli.llm.resume import resume
+from switchyard.cli.llm.show import failure, show
+from switchyard.cli.llm.status import status
+
+if TYPE_CHECKING:
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.llm.queue import LlmResult
+    from switchyard.services.llm.records.spending import SpendRow
+    from switchyard.services.llm.streaming import LlmText
+
+app = typer.Typer(
+    no_args_is_help=True, help="Language models: send a request, show servers, batches and cost."
+)
+
+
+class SpendBy(StrEnum):
+    """The choices, for the command line; held against `SPENT_BY` by a test."""
+
+    DAY = "day"
+    MODEL = "model"
+    PROVIDER = "provider"
+    TYPE = "type"
+    SOURCE = "source"
+    DOCUMENT = "document"
+    JOB = "job"
+    BACKFILL = "backfill"
+
+
+@app.command()
+def ask(
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROMPT", help="The question, or the text that the job type works on."
+        ),
+    ] = None,
+    job_type: Annotated[
+        str,
+        typer.Option(
+            "--type",
+            help="Job type: chat_completion, extract_facts, extract_field_group, "
+            "extract_entities or classify.",
+        ),
+    ] = "chat_completion",
+    payload: Annotated[
+        str,
+        typer.Option(
+            metavar="JSON|@FILE",
+            help='Further fields of the payload, for example {"labels": ["sea", "land"]} '
+            "for classify.",
+        ),
+    ] = "{}",
+    schema: Annotated[
+        str | None,
+        typer.Option(metavar="JSON|@FILE", help="JSON Schema that the answer must match."),
+    ] = None,
+    lane: Annotated[str, typer.Option(help="Lane of the request: hot or backfill.")] = "hot",
+    priority: PriorityOption = None,
+    timeout: Annotated[
+        str,
+        typer.Option(metavar="TIME", help=f"Cancel the request after this time, {DURATION_HELP}."),
+    ] = "10m",
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="Ask the model even if an answer to the same request is stored."
+        ),
+    ] = False,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream", help="Print the answer while the model writes it; not with --json."
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Send a request to a language model through the lanes, and print its answer.
+
+    A repeated request is answered from stored answers at no cost, unless --fresh is given. Exit
+    code 1: there is no answer.
+
+    Example:
+
+    ```
+    jobctl llm ask 'Why does the tide rise?' --timeout 2m
+    ```
+    """
+    given = read_argument(payload)
+    if prompt is not None:
+        chat = job_type == "chat_completion"
+        given |= {"messages": [{"role": "user", "content": prompt}]} if chat else {"text": prompt}
+    if schema is not None:
+        given["json_schema"] = read_argument(schema)
+    if fresh:
+        given["fresh"] = True
+    quiet_logs()
+    settings = load_settings()
+    if not settings.llm_direct:
+        require_broker(settings)
+    seconds = optional_duration(timeout) or 600.0
+    asking = _ask(
+        settings,
+        job_type,
+        given,
+        printing=stream and not as_json,
+        timeout=seconds,
+        lane=lane,
+        priority=priority,
+    )
+    result, printed = run(asking)
+    if as_json:
+        print_json(_shown(result))
+    elif printed is not None and printed == result.text:
+        return
+    elif result.result is not None:
+        value = result.value
+        if value is None:
+            echo(result.text or "")
+        else:
+            print_json(value)
+    if result.result is None:
+        raise CommandFailed(failure(result))
+
+
+app.command()(show)
+
+
+async def _ask(
+    settings: Settings, job_type: str, payload: dict[str, Any], *, printing: bool, **how: Any
+) -> tuple[LlmResult, str | None]:
+    """The result; and what was printed of the answer while it was written, None where that is
+    nothing."""
+    from switchyard.services.llm.queue import LLMQueue
+
+    async with LLMQueue.opened(settings) as queue:
+        if printing:
+            return await _print(queue.stream(job_type, payload, source="jobctl", **how))
+        return await queue.call(job_type, payload, source="jobctl", **how), None
+
+
+async def _print(events: AsyncIterator[LlmText | LlmResult]) -> tuple[LlmResult, str | None]:
+    from switchyard.services.llm.queue import LlmResult
+
+    printed: str | None = None
+    async for each in events:
+        if isinstance(each, LlmResult):
+            if printed is None:
+                return each, None
+            echo("")
+            return each, printed.strip()
+        if each.offset == 0 and printed:
+            echo("\n")
+            printed = ""
+        if each.offset == len(printed or ""):
+            echo(each.text, nl=False)
+            printed = (printed or "") + each.text
+    raise CommandFailed("the request is gone: somebody has removed its record")
+
+
+def _shown(result: LlmResult) -> dict[str, Any]:
+    return {
+        "job_id": result.job_id,
+        "status": result.status,
+        "result": result.result,
+        "error": result.error,
+    }
+
+
+app.command()(status)
+app.command()(resume)
+
+
+@app.command()
+def spend(
+    by: Annotated[SpendBy, typer.Option(help="Group the calls by this.")] = SpendBy.DAY,
+    since: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%d"],
+            help="First day, YYYY-MM-DD in UTC, inclusive. Default: 30 days ago.",
+        ),
+    ] = None,
+    until: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%d"], help="Last day, YYYY-MM-DD in UTC, inclusive. Default: today."
+        ),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1_000, help="Maximum number of lines, highest cost first.")
+    ] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the cost of language model calls, and what stored answers have saved."""
+    from switchyard.services.llm.spending import first_day
+
+    settings = load_settings()
+
+    async def read() -> list[SpendRow]:
+        async with open_ledger(settings) as ledger:
+            first = since.date().isoformat() if since else first_day(ledger)
+            last = until.date().isoformat() if until else None
+            return await ledger.llm_spend(by.value, since=first, until=last, limit=limit)
+
+    found = run(read())
+    currency = settings.prices.currency
+    if as_json:
+        rows = [{"currency": currency, "by": by.value, **plain(each)} for each in found]
+        print_json(rows)
+    elif found:
+        _print_spend(found, by.value, currency)
+    else:
+        say("No calls in this time.")
+
+
+def _print_spend(found: list[SpendRow], by: str, currency: str) -> None:
+    from switchyard.services.llm.spending import amount
+
+    numbers = ("CALLS", "INPUT", "CACHED", "OUTPUT", "COST", "KEPT", "SAVED")
+    rows = table(by.upper(), *numbers, flexible=(by.upper(),), right=numbers)
+    for each in found:
+        add_row(
+            rows,
+            cell(each.name or "-"),
+            f"{each.calls:,}",
+            f"{each.input_tokens:,}",
+            f"{each.cached_tokens:,}",
+            f"{each.output_tokens:,}",
+            amount(each.cost, currency),
+            f"{each.saved_calls:,}",
+            amount(each.saved, currency),
+        )
+    console().print(rows)
+    unpriced = sum(each.unpriced_calls for each in found)
+    unsure = sum(each.unsure_calls for each in found)
+    if unpriced:
+        say(f"Not in the cost: {unpriced:,} calls of models without a price (JOBS_LLM_PRICES).")
+    if unsure:
+        say(f"By their estimate: {unsure:,} calls that were broken off and may have been paid for.")

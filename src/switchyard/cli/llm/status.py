@@ -1,0 +1,180 @@
+"""`jobctl llm status`: model servers, time limits, budgets and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from switchyard.broker.wording import counted
+from switchyard.cli.base.common import load_registry, load_settings, open_ledger, run
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    plain,
+    print_json,
+    say,
+    table,
+)
+
+if TYPE_CHECKING:
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.llm.records.llm import LlmServerReport
+    from switchyard.services.llm.records.llm_batches import LlmBatch
+    from switchyard.services.llm.records.spending import BudgetState
+
+
+def status(as_json: JsonOption = False) -> None:
+    """Show model servers, time limits, budgets and batches.
+
+    That is: calls in progress, limits, pauses, how long requests may take, money left.
+    """
+    settings = load_settings()
+    limits = _time_limits(settings)
+
+    async def read() -> tuple[
+        list[LlmServerReport], list[BudgetState], list[LlmBatch], Mapping[tuple[str, str], int]
+    ]:
+        async with open_ledger(settings) as ledger:
+            return (
+                await ledger.llm_servers(),
+                await ledger.llm_budgets(per_day=settings.llm_budget_per_day),
+                await ledger.llm_batches(),
+                await ledger.llm_batch_counts(),
+            )
+
+    called, budgets, batches, counts = run(read())
+    servers = _with_those_not_called(called, settings)
+    most = {each.name: settings.most_calls(each) for each in settings.model_servers}
+    if as_json:
+        print_json(
+            {
+                "servers": [_server_shown(each, most) for each in servers],
+                "time_limits": [
+                    {"job_type": name, "attempt": attempt, "call": call}
+                    for name, attempt, call in limits
+                ],
+                "budgets": [each.as_json() for each in budgets],
+                "currency": settings.prices.currency,
+                "batches": [plain(each) for each in batches],
+                "batched_questions": [
+                    {"server": server, "state": state, "questions": number}
+                    for (server, state), number in counts.items()
+                ],
+            }
+        )
+        return
+    if servers:
+        _print_servers(servers, most)
+    else:
+        say("No model server is configured, and none has been called: see docs/llm.md#servers.")
+    if settings.llm_servers:
+        _print_limits(limits)
+    _print_budgets(budgets, settings.prices.currency)
+    for (server, state), number in counts.items():
+        say(f"{counted(number, 'question')} for batches of {server}: {state}")
+    for each in batches:
+        note = f", {each.note}" if each.note else ""
+        asked = counted(each.questions, "question")
+        say(f"Batch {each.id} of {each.provider}: {asked}, {each.state}{note}")
+
+
+def _time_limits(settings: Settings) -> list[tuple[str, float, float]]:
+    """Seconds that an attempt of each type of request may take, and each of its calls."""
+    from switchyard.services.llm.requests import LlmRequest
+
+    return [
+        (each.name, each.timeout, settings.llm_call_limit(each.timeout))
+        for each in load_registry(settings)
+        if issubclass(each.payload_model, LlmRequest) or each.name == "summarize_content"
+    ]
+
+
+def _with_those_not_called(
+    called: list[LlmServerReport], settings: Settings
+) -> list[LlmServerReport]:
+    """The servers of the settings too that nobody has called yet: one that only helps out is told
+    before it is needed."""
+    from switchyard.services.llm.gate import bounds_of
+    from switchyard.services.llm.records.llm import LlmServerReport, LlmServerState
+
+    known = {each.name for each in called}
+    new = [
+        LlmServerReport(each.name, LlmServerState(bounds_of(settings, each).start), 0, 0.0)
+        for each in settings.model_servers
+        if each.name not in known
+    ]
+    return sorted((*called, *new), key=lambda each: each.name)
+
+
+def _why(report: LlmServerReport, most: Mapping[str, int]) -> str:
+    if most and report.name not in most:
+        return "not in these settings: it is not called"
+    reason = report.state.pause_reason or ""
+    if report.paused_for:
+        return reason
+    if report.state.is_on_trial:
+        return f"one call at a time until it answers: {reason}"
+    return ""
+
+
+def _limit(report: LlmServerReport, most: Mapping[str, int]) -> int:
+    """`most`: by name, what the settings allow each of their servers."""
+    state = report.state
+    return state.calls(most[report.name]) if report.name in most else int(state.allowed)
+
+
+def _server_shown(report: LlmServerReport, most: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "name": report.name,
+        "in_flight": report.in_flight,
+        "limit": _limit(report, most),
+        "paused_for": report.paused_for,
+        "pause_reason": report.state.pause_reason if report.paused_for else None,
+        "on_trial": report.state.is_on_trial,
+        "failures": report.state.failures,
+    }
+
+
+def _print_servers(found: list[LlmServerReport], most: Mapping[str, int]) -> None:
+    rows = table("SERVER", "IN FLIGHT", "LIMIT", "PAUSED", "FAILURES", "WHY", flexible=("WHY",))
+    for each in found:
+        add_row(
+            rows,
+            cell(each.name),
+            str(each.in_flight),
+            str(_limit(each, most)),
+            cell(f"{each.paused_for:.0f} s" if each.paused_for else ""),
+            str(each.state.failures),
+            cell(_why(each, most)),
+        )
+    console().print(rows)
+
+
+def _print_limits(limits: list[tuple[str, float, float]]) -> None:
+    rows = table(
+        "REQUEST", "ATTEMPT AT MOST", "CALL AT MOST", right=("ATTEMPT AT MOST", "CALL AT MOST")
+    )
+    for name, attempt, call in limits:
+        add_row(rows, cell(name), f"{attempt:g} s", f"{call:g} s")
+    console().print(rows)
+
+
+def _print_budgets(found: list[BudgetState], currency: str) -> None:
+    from switchyard.services.llm.spending import amount
+
+    if not found:
+        return
+    rows = table(
+        "BUDGET", "LIMIT", "SPENT", "SET ASIDE", "LEFT", "", right=("LIMIT", "SPENT", "SET ASIDE")
+    )
+    for each in found:
+        money = (each.limit, each.spent, each.reserved, each.left)
+        add_row(
+            rows,
+            cell(each.key),
+            *(amount(value, currency) for value in money),
+            "too little for its next call: jobs wait" if each.is_short else "",
+        )
+    console().print(rows)

@@ -1,0 +1,229 @@
+"""`jobctl crawl`: pages found by following links."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from switchyard.broker.moments import clock
+from switchyard.broker.moments import shown as moment
+from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
+from switchyard.cli.base.durations import age, parse_duration
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    echo,
+    plain,
+    print_json,
+    say,
+    styled,
+    table,
+)
+from switchyard.services.pipeline.records.crawls import MOST_DEPTH
+
+if TYPE_CHECKING:
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.records.results import Page
+    from switchyard.services.pipeline.crawls.desk import Crawls
+    from switchyard.services.pipeline.records.crawls import CrawlProgress, ListedPage
+
+T = TypeVar("T")
+IdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of the crawl, from `jobctl crawl list`.")
+]
+
+app = typer.Typer(no_args_is_help=True, help="Crawls of web sites: start, list, show, cancel.")
+
+
+@app.command()
+def start(
+    addresses: Annotated[
+        list[str], typer.Argument(metavar="URL", help="Addresses of the first pages.")
+    ],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST",
+            help="Additional host to visit, for example docs.example.org or *.example.org; "
+            "repeatable. Default: only the hosts of the URLs.",
+        ),
+    ] = None,
+    max_pages: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Maximum number of pages; the upper limit is JOBS_CRAWL_MAX_PAGES."
+        ),
+    ] = 100,
+    max_depth: Annotated[
+        int,
+        typer.Option(
+            min=0, max=MOST_DEPTH, help="Maximum number of links to follow from a first page."
+        ),
+    ] = 3,
+    within: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="Stop visiting pages after this time, for example 30m, 2h or 7d."
+        ),
+    ] = "24h",
+    as_json: JsonOption = False,
+) -> None:
+    """Start a crawl: one job for each page found. Prints its id.
+
+    Example:
+
+    ```
+    jobctl crawl start https://docs.example.org/ --max-pages 500 --max-depth 4
+    ```
+    """
+    from switchyard.cli.base.who import user
+    from switchyard.services.pipeline.crawls.bounds import CrawlBounds
+
+    settings = load_settings()
+    bounds = CrawlBounds.of(
+        addresses,
+        host or [],
+        max_pages=max_pages,
+        max_depth=max_depth,
+        within=parse_duration(within),
+        most_pages=settings.crawl_max_pages,
+    )
+
+    async def work(desk: Crawls) -> tuple[CrawlProgress, bool]:
+        crawl = await desk.start(bounds, created_by=user())
+        return await desk.show(crawl.id), await _must_wait(settings)
+
+    quiet_logs()
+    progress, waits = _with_desk(work)
+    if waits:
+        say("The backfill lane is full (`jobctl lanes`): its pages wait until there is room.")
+    if as_json:
+        print_json(_public(progress))
+        return
+    echo(progress.crawl.id)
+    say(f"The scheduler publishes its pages; see `jobctl crawl show {progress.crawl.id}`.")
+
+
+async def _must_wait(settings: Settings) -> bool:
+    """Whether the lane is full; no where that can't be told."""
+    from switchyard.broker.errors import BrokerAway
+    from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.services.engine.monitoring.lane_pressure import LanePressure
+    from switchyard.services.engine.monitoring.levels import Pressure
+    from switchyard.services.pipeline.crawls.pages import crawl_pressure
+
+    if settings.amqp_url is None:
+        return False
+    async with LanePressure(settings, Registry.load()) as lanes:
+        try:
+            return crawl_pressure(await lanes.snapshot()) is Pressure.FULL
+        except BrokerAway:
+            return False
+
+
+@app.command("list")
+def list_crawls(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of results.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List crawls, newest first."""
+    found = _with_desk(lambda desk: desk.all(limit=limit)).items
+    if as_json:
+        print_json([_public(each) for each in found])
+        return
+    if not found:
+        say("No crawls: `jobctl crawl start URL`.")
+        return
+    rows = table("ID", "STATE", "PAGES", "ENDED", "BEGINS AT", "AGE", flexible=("BEGINS AT",))
+    for each in found:
+        add_row(
+            rows,
+            cell(each.crawl.id),
+            styled(each.state),
+            f"{each.crawl.claimed:,} of {each.crawl.max_pages:,}",
+            f"{_ended(each):,}",
+            cell(each.crawl.start[0]),
+            age(each.crawl.created_at),
+        )
+    console().print(rows)
+
+
+@app.command()
+def show(
+    crawl_id: IdArgument,
+    pages: Annotated[
+        int, typer.Option(min=0, max=1000, help="Number of latest pages to show.")
+    ] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the progress of a crawl, and the results of its last pages."""
+
+    async def work(desk: Crawls) -> tuple[CrawlProgress, Page[ListedPage]]:
+        return await desk.show(crawl_id), await desk.pages(crawl_id, limit=max(1, pages))
+
+    progress, listed = _with_desk(work)
+    shown = listed.items[:pages]
+    if as_json:
+        print_json(_public(progress) | {"last_pages": [plain(each) for each in shown]})
+        return
+    _tell(progress)
+    if not shown:
+        return
+    rows = table("DUE", "STATE", "DEPTH", "PAGE", "CAME TO", flexible=("PAGE", "CAME TO"))
+    for each in shown:
+        add_row(
+            rows,
+            clock(each.page.due_at),
+            styled(each.state),
+            str(each.page.depth),
+            cell(each.page.url),
+            cell(each.outcome or ""),
+        )
+    console().print(rows)
+
+
+@app.command()
+def cancel(crawl_id: IdArgument, as_json: JsonOption = False) -> None:
+    """Cancel a crawl: it visits no more pages. Results are kept."""
+    progress = _with_desk(lambda desk: desk.cancel(crawl_id))
+    if as_json:
+        print_json(_public(progress))
+        return
+    _tell(progress)
+
+
+def _tell(progress: CrawlProgress) -> None:
+    crawl = progress.crawl
+    states = ", ".join(f"{number:,} {state}" for state, number in sorted(progress.pages.items()))
+    echo(f"{crawl.id} {progress.state}: {crawl.claimed:,} of {crawl.max_pages:,} pages ({states})")
+    echo(f"begins at {' '.join(crawl.start[:3])}; hosts {' '.join(crawl.hosts[:10])}")
+    echo(f"depth {crawl.max_depth} at most, until {clock(crawl.deadline)}")
+
+
+def _ended(progress: CrawlProgress) -> int:
+    from switchyard.services.engine.records.states import FINISHED, State
+
+    return sum(number for state, number in progress.pages.items() if State(state) in FINISHED)
+
+
+def _public(progress: CrawlProgress) -> dict[str, Any]:
+    shown: dict[str, Any] = plain(progress.crawl)
+    shown["deadline"] = moment(progress.crawl.deadline).isoformat(timespec="milliseconds")
+    return shown | {"state": progress.state, "pages": dict(progress.pages)}
+
+
+def _with_desk(work: Callable[[Crawls], Awaitable[T]]) -> T:
+    from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.services.pipeline.crawls.desk import Crawls
+
+    settings = load_settings()
+
+    async def ask() -> T:
+        async with open_ledger(settings) as ledger:
+            return await work(Crawls(settings, ledger, Registry.load()))
+
+    return run(ask())

@@ -1,0 +1,310 @@
+"""`jobctl documents`: send documents, and see what was made of them, over the HTTP API."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.broker.moments import clock
+from switchyard.cli.base.calling import advice, calling, file_trouble
+from switchyard.cli.base.common import NotifyOption
+from switchyard.cli.base.durations import optional_duration
+from switchyard.cli.base.errors import FAILED, WrongUsage, one_line
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    echo,
+    page_ranges,
+    print_json,
+    print_json_line,
+    print_rows,
+    say,
+    styled,
+    table,
+)
+from switchyard.cli.base.shared_options import TimeoutOption, seconds_to_wait
+from switchyard.cli.pipeline.classes import ClassOption, classify, hint_of, shown
+from switchyard.cli.pipeline.figures import figures
+from switchyard.cli.pipeline.options import DocumentIdArgument, FileArgument, refuse_id
+from switchyard.cli.pipeline.references import bibliography, references
+from switchyard.cli.pipeline.samples import generate_documents
+
+if TYPE_CHECKING:
+    from switchyard.api.client import ApiError, Client
+    from switchyard.api.models.documents import DocumentView
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Documents, over the HTTP API: upload, list, show, results, text, references.",
+)
+
+
+app.command(name="generate")(generate_documents)
+app.command()(classify)
+app.command()(figures)
+app.command()(references)
+app.command()(bibliography)
+
+
+class UploadLane(StrEnum):
+    """Lanes that take documents."""
+
+    HOT = "hot"
+    BACKFILL = "backfill"
+
+
+@app.command()
+def upload(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="PDF, image, Markdown or plain text file.")
+    ],
+    source: Annotated[
+        str | None,
+        typer.Option(
+            help="Origin of the file, for example its URL. A source that is already known "
+            "is not processed again. Only with a single file."
+        ),
+    ] = None,
+    title: Annotated[
+        str | None,
+        typer.Option(
+            help="Title of the document. Default: taken from its text. Only with a single file."
+        ),
+    ] = None,
+    lane: Annotated[UploadLane, typer.Option(help="Lane of the document's jobs.")] = UploadLane.HOT,
+    notify: NotifyOption = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the pipeline has ended for all files.")
+    ] = False,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send files through the document pipeline; prints the id of each file.
+
+    Files whose content or source is already known are not processed again. Exit code 1: a file was
+    refused or, with --wait, failed; the others are still processed.
+
+    Example:
+
+    ```
+    jobctl documents upload *.pdf --wait --timeout 10m
+    ```
+    """
+    from switchyard.api.client import ApiAway, ApiError, Unauthorized
+
+    if len(files) > 1 and (source is not None or title is not None):
+        raise WrongUsage("--source and --title are of one document: send one file")
+    seconds = seconds_to_wait(timeout, waits=wait)
+    trouble = 0
+    sent: list[tuple[str, Path]] = []
+    with calling() as client:
+        for path in files:
+            try:
+                document = client.upload(
+                    path, source=source, title=title, lane=lane.value, notify_url=notify
+                )
+            except (ApiAway, Unauthorized):
+                raise  # the others would fare no better
+            except (ApiError, OSError) as error:
+                say(_refusal(path, error))
+                trouble += 1
+                continue
+            sent.append((document.document_id, path))
+            if not wait:
+                _print_sent(document, path, as_json)
+        for document_id, path in sent if wait else ():
+            trouble += not _wait(client, document_id, seconds, as_json, path)
+    if trouble:
+        raise typer.Exit(FAILED)
+
+
+@app.command(name="list")
+def list_documents(
+    state: Annotated[
+        str | None,
+        typer.Option(help="Only documents in this state, for example completed or failed."),
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Only documents from this source.")] = None,
+    classes: ClassOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of results.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """List documents, newest first."""
+    from itertools import islice
+
+    with calling() as client:
+        found = list(
+            islice(client.documents(state=state, source=source, classes=classes), limit + 1)
+        )
+        hint = "" if found or as_json else hint_of(client, classes)
+    more, found = len(found) > limit, found[:limit]
+    if as_json:
+        print_json([document.model_dump(mode="json") for document in found])
+        return
+    if not found:
+        say(f"No documents.{hint}")
+        return
+    rows = table("ID", "STATE", "TAKEN IN", "TITLE", "SOURCE", flexible=("TITLE", "SOURCE"))
+    for document in found:
+        add_row(
+            rows,
+            cell(document.document_id),
+            styled(document.state),
+            clock(document.created_at.timestamp()),
+            cell(document.title or document.filename),
+            cell(document.source),
+        )
+    console().print(rows)
+    if more:
+        say(f"The newest {limit}; more with --limit or a filter.")
+
+
+@app.command()
+def show(document_id: DocumentIdArgument, as_json: JsonOption = False) -> None:
+    """Show the state of a document; if it failed, also the error and the job to redrive."""
+    with calling() as client:
+        _print_status(client.document(document_id), as_json)
+
+
+@app.command()
+def wait(
+    document_id: DocumentIdArgument, timeout: TimeoutOption = None, as_json: JsonOption = False
+) -> None:
+    """Wait until the pipeline of a document has ended. Exit code 1: it failed, or timed out."""
+    with calling() as client:
+        if not _wait(client, document_id, optional_duration(timeout), as_json):
+            raise typer.Exit(FAILED)
+
+
+@app.command()
+def result(
+    document_id: DocumentIdArgument,
+    text: Annotated[bool, typer.Option("--text", help="Also print the text.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the results of a document: summary, links to similar documents, counts."""
+    with calling() as client:
+        made = client.document_result(document_id, with_text=text)
+    if as_json:
+        print_json(made)
+        return
+    summary = made.get("summary") or {}
+    print_rows(
+        (
+            ("Title", made.get("title") or ""),
+            ("Source", made.get("source") or ""),
+            ("Pages", str(made.get("page_count") or "")),
+            ("Words", str(made.get("word_count") or "")),
+            ("Summary", summary.get("summary") or ""),
+            *(("Similar", _link(each)) for each in made.get("links") or ()),
+        )
+    )
+    if text:
+        _print_pages(made)
+
+
+@app.command()
+def page(
+    document_id: DocumentIdArgument,
+    number: Annotated[int, typer.Argument(metavar="PAGE", min=1, help="Page number, from 1.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Print the text of one page of a document, as Markdown."""
+    with calling() as client:
+        found = client.document_page(document_id, number)
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+    else:
+        echo(found.text)
+
+
+@app.command()
+def text(
+    file: FileArgument,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the text of a file, without storing it as a document."""
+    refuse_id(file, "jobctl documents page {} 1")
+    with calling() as client:
+        made = client.text_of(file, timeout=optional_duration(timeout))
+    if as_json:
+        print_json(made)
+    else:
+        _print_pages(made)
+
+
+def _wait(
+    client: Client,
+    document_id: str,
+    timeout: float | None,
+    as_json: bool,
+    path: Path | None = None,
+) -> bool:
+    """Print the document as soon as nothing happens to it any more; whether it is well."""
+    document = client.wait_for_document(document_id, timeout=timeout)
+    if as_json:
+        print_json_line(document.model_dump(mode="json"))
+    else:
+        name = "" if path is None else f"  {one_line(str(path))}"
+        echo(f"{document.document_id}  {document.state}{name}")
+        if document.error is not None:
+            say(f"{document_id} failed at {document.current_stage}: {_why(document)}")
+    return document.error is None
+
+
+def _refusal(path: Path, error: ApiError | OSError) -> str:
+    return file_trouble(error) if isinstance(error, OSError) else f"{path}: {advice(error)}"
+
+
+def _print_sent(document: DocumentView, path: Path, as_json: bool) -> None:
+    if as_json:
+        print_json_line(document.model_dump(mode="json"))
+        return
+    echo(f"{document.document_id}  {one_line(str(path))}")
+    if document.duplicate:
+        say(f"{document.document_id} was known already; it is {document.state}")
+
+
+def _print_status(document: DocumentView, as_json: bool) -> None:
+    if as_json:
+        print_json(document.model_dump(mode="json"))
+        return
+    print_rows(
+        (
+            ("Document", document.document_id),
+            ("State", document.state),
+            ("At", document.current_stage or ""),
+            ("Done", ", ".join(document.completed_stages)),
+            ("Error", _why(document)),
+            ("Redrive", document.error.job_id or "" if document.error else ""),
+            ("Title", document.title or ""),
+            ("File", document.filename or ""),
+            ("Source", document.source or ""),
+            *(("Class", shown(each)) for each in document.classes),
+            ("Unreadable", page_ranges(document.unreadable_pages)),
+            ("Job", document.job_id or ""),
+            ("Taken in", clock(document.created_at.timestamp()) if document.created_at else ""),
+        )
+    )
+
+
+def _why(document: DocumentView) -> str:
+    error = document.error
+    if error is None:
+        return ""
+    return f"{error.reason}: {error.message}" if error.message else error.reason
+
+
+def _link(link: dict[str, Any]) -> str:
+    return f"{link['document_id']}  {link['similarity']:.2f}"
+
+
+def _print_pages(made: dict[str, Any]) -> None:
+    for page in made.get("pages") or ():
+        echo(page["text"])

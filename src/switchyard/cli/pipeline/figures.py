@@ -1,0 +1,54 @@
+"""`jobctl documents figures`: what a document's pictures show, and the pictures themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from switchyard.cli.base.calling import calling
+from switchyard.cli.base.output import JsonOption, add_row, cell, console, print_json, say, table
+from switchyard.cli.pipeline.options import DocumentIdArgument
+
+_SUFFIXES = {"image/png": "png", "image/jpeg": "jpg"}
+
+
+def figures(
+    document_id: DocumentIdArgument,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Also write the images into this directory; it is created if missing.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the figures of a document, after a job `describe_figures` has run for it."""
+    with calling() as client:
+        found = client.document_figures(document_id).figures
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            for each in found:
+                name = f"figure-{each.figure}.{_SUFFIXES.get(each.media_type, 'bin')}"
+                (out / name).write_bytes(client.document_figure(document_id, each.figure))
+    if as_json:
+        print_json([each.model_dump(mode="json") for each in found])
+        return
+    if not found:
+        say("It has no figures.")
+        return
+    rows = table(
+        "FIGURE", "PAGE", "KIND", "CAPTION", "DESCRIPTION", flexible=("CAPTION", "DESCRIPTION")
+    )
+    for each in found:
+        add_row(
+            rows,
+            str(each.figure),
+            str(each.page),
+            cell(each.kind),
+            cell(each.caption),
+            cell(f"(refused: {each.refused})" if each.refused else each.description),
+        )
+    console().print(rows)

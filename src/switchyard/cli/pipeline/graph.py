@@ -1,0 +1,375 @@
+"""`jobctl graph`: works, who wrote them, what cites what."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from switchyard.broker.wording import counted
+from switchyard.cli.base.calling import calling
+from switchyard.cli.base.common import load_settings, open_ledger, run
+from switchyard.cli.base.errors import WrongUsage
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    print_json,
+    print_rows,
+    say,
+    table,
+)
+from switchyard.services.pipeline.records.graph import Direction, EdgeKind
+
+if TYPE_CHECKING:
+    from switchyard.api.models import graph as models
+    from switchyard.services.pipeline.records.graph import Neighbourhood
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="The knowledge graph: show, neighbours, path, cocited, coupled, cited, draw, export.",
+)
+
+
+class CitedName(StrEnum):
+    """What can be cited."""
+
+    DOCUMENT = "document"
+    WORK = "work"
+
+
+NodeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NODE", help="Key of the node, for example doi:10.1000/182, or a document id."
+    ),
+]
+KindOption = Annotated[
+    list[EdgeKind] | None, typer.Option("--kind", help="Only edges of this kind; repeatable.")
+]
+WayOption = Annotated[
+    Direction, typer.Option("--direction", help="Direction in which edges are followed.")
+]
+
+
+@app.command()
+def show(
+    node: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NODE",
+            help="Key of the node, or a document id. Default: numbers of the whole graph.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a node of the graph with all its keys; without NODE, the size of the graph."""
+    with calling() as client:
+        if node is None:
+            _print_summary(client.graph(), as_json)
+            return
+        found = client.graph_node(node)
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+        return
+    print_rows(
+        (
+            ("Node", found.key),
+            ("Kind", found.kind),
+            ("Label", found.label),
+            ("Year", str(found.year or "")),
+            ("Told by", found.told_by),
+            ("Cited", str(found.cited)),
+            ("Rank", "" if found.rank is None else f"{found.rank:.3g}"),
+            ("Community", "" if found.community is None else str(found.community)),
+            *(("Document", each) for each in found.documents),
+            *(("Key", each) for each in found.keys),
+        )
+    )
+
+
+@app.command()
+def neighbours(
+    node: NodeArgument,
+    kind: KindOption = None,
+    direction: WayOption = Direction.BOTH,
+    depth: Annotated[int, typer.Option(min=1, max=4, help="Maximum distance in edges.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of results.")] = 100,
+    as_json: JsonOption = False,
+) -> None:
+    """List the neighbours of a node: works it cites, works that cite it, its authors.
+
+    Example:
+
+    ```
+    jobctl graph neighbours arxiv:1706.03762 --kind cites --direction in
+    ```
+    """
+    from itertools import islice
+
+    kinds = kind or ()
+    with calling() as client:
+        if depth > 1:
+            near = client.neighbourhood(
+                node, depth=depth, kinds=kinds, direction=direction, limit=limit
+            )
+            _print_near(near, as_json)
+            return
+        listing = client.neighbours(node, kinds=kinds, direction=direction)
+        found = list(islice(listing, limit + 1))
+    more, found = len(found) > limit, found[:limit]
+    if as_json:
+        print_json([each.model_dump(mode="json") for each in found])
+        return
+    if not found:
+        say("No neighbours found.")
+        return
+    rows = table("", "EDGE", "WEIGHT", "NODE", "YEAR", "LABEL", flexible=("NODE", "LABEL"))
+    for each in found:
+        arrow = "→" if each.direction == "out" else "←"
+        shown = (f"{each.edge.weight:.3g}", each.node.key, str(each.node.year or ""))
+        add_row(rows, arrow, each.edge.kind, *map(cell, shown), cell(each.node.label))
+    console().print(rows)
+    if more:
+        say(f"The first {limit}; more with --limit or --kind.")
+
+
+@app.command()
+def path(
+    start: NodeArgument,
+    end: NodeArgument,
+    kind: KindOption = None,
+    direction: WayOption = Direction.BOTH,
+    longest: Annotated[
+        int, typer.Option(min=1, max=8, help="Maximum length of a path in edges.")
+    ] = 6,
+    limit: Annotated[int, typer.Option(min=1, max=10, help="Maximum number of paths.")] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """List the shortest paths between two nodes.
+
+    Example:
+
+    ```
+    jobctl graph path ID doi:10.1145/359545.359563
+    ```
+    """
+    kinds = kind or ()
+    with calling() as client:
+        found = client.graph_paths(
+            start, end, kinds=kinds, direction=direction, longest=longest, limit=limit
+        )
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+        return
+    out = console()
+    for number, way in enumerate(found.paths):
+        if number:
+            out.print()
+        out.print(_named(way.nodes[0]))
+        for node, edge in zip(way.nodes[1:], way.edges, strict=True):
+            arrow = f"─ {edge.kind} →" if edge.target == node.key else f"← {edge.kind} ─"
+            out.print(f"  {arrow} {_named(node)}")
+    if not found.paths:
+        say(f"No path of at most {longest} edges found.")
+    if not found.complete:
+        say("The search was cut short: there are too many edges. Narrow it with --kind.")
+
+
+@app.command()
+def cocited(
+    node: NodeArgument,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of results.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List works that are cited together with a work, most frequent first."""
+    with calling() as client:
+        _print_related(client.cocited(node, limit=limit), "CITE BOTH", as_json)
+
+
+@app.command()
+def coupled(
+    node: NodeArgument,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of results.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List works that share references with a work, by number of shared references."""
+    with calling() as client:
+        _print_related(client.coupled(node, limit=limit), "BOTH CITE", as_json)
+
+
+@app.command()
+def cited(
+    kind: Annotated[
+        CitedName | None,
+        typer.Option(help="Only documents, or only works that are not stored as a document."),
+    ] = None,
+    community: Annotated[
+        int | None, typer.Option(min=0, help="Only works of this community.")
+    ] = None,
+    by_rank: Annotated[
+        bool,
+        typer.Option("--by-rank", help="Order by PageRank instead of the number of citations."),
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of results.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """List the most cited works."""
+    from itertools import islice
+
+    with calling() as client:
+        listing = client.most_cited(
+            kind=None if kind is None else kind.value, community=community, by_rank=by_rank
+        )
+        found = list(islice(listing, limit))
+    if as_json:
+        print_json([each.model_dump(mode="json") for each in found])
+        return
+    if not found:
+        say(
+            "Nothing has a rank yet: jobctl publish maintenance.recompute_graph --payload '{}'"
+            if by_rank and community is None
+            else "No works."
+        )
+        return
+    columns = ("CITED", "RANK", "COMMUNITY", "YEAR", "NODE", "LABEL")
+    rows = table(*columns, flexible=("NODE", "LABEL"), right=("CITED", "RANK", "COMMUNITY"))
+    for each in found:
+        rank = "" if each.rank is None else f"{each.rank:.2g}"
+        group = "" if each.community is None else str(each.community)
+        shown = (each.key, each.label)
+        add_row(rows, str(each.cited), rank, group, str(each.year or ""), *map(cell, shown))
+    console().print(rows)
+
+
+@app.command()
+def draw(
+    node: NodeArgument,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Output file; its name must end with .svg."
+        ),
+    ],
+    kind: KindOption = None,
+    direction: WayOption = Direction.BOTH,
+    depth: Annotated[int, typer.Option(min=1, max=4, help="Maximum distance in edges.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of nodes.")] = 60,
+) -> None:
+    """Draw the neighbourhood of a node as an SVG image."""
+    from switchyard.services.pipeline.graph.drawing import draw as drawn
+
+    if out.suffix.lower() != ".svg":
+        raise WrongUsage(f"{out.name}: its name must end with .svg")
+    kinds = kind or ()
+    with calling() as client:
+        found = client.neighbourhood(
+            node, depth=depth, kinds=kinds, direction=direction, limit=limit
+        )
+        out.write_text(drawn(_as_records(found)), encoding="utf-8")
+    say(f"{out}: {counted(len(found.nodes), 'node')}, {counted(len(found.edges), 'edge')}")
+
+
+@app.command()
+def export(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Output file; its name must end with .graphml or .parquet."
+        ),
+    ],
+) -> None:
+    """Write the whole graph as GraphML, or its edges as Parquet.
+
+    Reads the ledger directly, not over HTTP. The file appears only when it is complete.
+    """
+    from switchyard.services.pipeline.graph.exporting import export as exported
+
+    settings = load_settings()
+
+    async def work() -> tuple[int, int]:
+        async with open_ledger(settings) as ledger:
+            return await exported(ledger, file)
+
+    nodes, edges = run(work())
+    say(
+        f"{file}: {counted(nodes, 'node')}, {counted(edges, 'edge')}"
+        if nodes
+        else f"{file}: {counted(edges, 'edge')}"
+    )
+
+
+def _as_records(view: models.NeighbourhoodView) -> Neighbourhood:
+    from switchyard.services.pipeline.records.graph import GraphEdge, GraphNode, Neighbourhood
+
+    nodes = [
+        GraphNode(
+            key=each.key,
+            kind=each.kind,
+            label=each.label,
+            year=each.year,
+            told_by=each.told_by,
+            cited=each.cited,
+        )
+        for each in view.nodes
+    ]
+    return Neighbourhood(
+        nodes=nodes,
+        distances=[each.distance for each in view.nodes],
+        edges=[GraphEdge(**each.model_dump()) for each in view.edges],
+        truncated=view.truncated,
+    )
+
+
+def _print_summary(found: models.GraphView, as_json: bool) -> None:
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+        return
+    ranking = found.ranking
+    print_rows(
+        (
+            *((f"Nodes, {kind}", str(count)) for kind, count in sorted(found.nodes.items())),
+            *((f"Edges, {kind}", str(count)) for kind, count in sorted(found.edges.items())),
+            ("Ranked", "" if ranking is None else ranking.finished_at.isoformat(" ", "seconds")),
+            ("Communities", "" if ranking is None else str(ranking.communities)),
+        )
+    )
+    if ranking is None:
+        say("Not ranked yet: jobctl publish maintenance.recompute_graph --payload '{}'")
+
+
+def _print_near(found: models.NeighbourhoodView, as_json: bool) -> None:
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+        return
+    rows = table("AWAY", "KIND", "NODE", "YEAR", "LABEL", flexible=("NODE", "LABEL"))
+    for each in found.nodes:
+        shown = (each.key, str(each.year or ""), each.label)
+        add_row(rows, str(each.distance), each.kind, *map(cell, shown))
+    console().print(rows)
+    if found.truncated:
+        say("Only a part is drawn: raise --limit, or narrow it with --kind.")
+
+
+def _print_related(found: models.RelatedList, heading: str, as_json: bool) -> None:
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+        return
+    if not found.works:
+        say("No works.")
+        return
+    rows = table(heading, "NODE", "YEAR", "LABEL", flexible=("NODE", "LABEL"), right=(heading,))
+    for each in found.works:
+        shown = (each.node.key, str(each.node.year or ""), each.node.label)
+        add_row(rows, str(each.shared), *map(cell, shown))
+    console().print(rows)
+    if found.sampled:
+        say("Only a sample was examined: there are too many citations.")
+
+
+def _named(node: models.NodeView) -> str:
+    year = f" ({node.year})" if node.year else ""
+    return f"[bold]{cell(node.label)}[/]{year}  [dim]{cell(node.key)}[/]"

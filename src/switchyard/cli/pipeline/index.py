@@ -1,0 +1,181 @@
+"""`jobctl index`: the index that is searched, and building it anew."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from switchyard.broker.wording import counted
+from switchyard.cli.base.common import (
+    load_registry,
+    load_settings,
+    open_ledger,
+    quiet_logs,
+    require_broker,
+    run,
+)
+from switchyard.cli.base.output import JsonOption, echo, print_json, print_rows, say
+from switchyard.cli.base.shared_options import TimeoutOption, seconds_to_wait
+
+if TYPE_CHECKING:
+    from switchyard.cli.engine.jobs.publishing import Options
+
+app = typer.Typer(
+    no_args_is_help=True, help="The search index: show, rebuild, compact, abandon a rebuild."
+)
+
+WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until it has finished.")]
+
+
+class OfflineName(StrEnum):
+    """Embedders that ask nobody; held against those of the job by a test."""
+
+    WORDLLAMA = "wordllama"
+    HASHED = "hashed"
+
+
+@app.command()
+def show(as_json: JsonOption = False) -> None:
+    """Show the location of the index, its embedder, and the progress of a rebuild."""
+    quiet_logs()
+    told = run(_look())
+    if as_json:
+        print_json(told)
+        return
+    print_rows([("where", told["where"]), ("embedder of the settings", told["wanted"])])
+    for each in told["generations"]:
+        chunks = "" if each["chunks"] is None else f", {counted(each['chunks'], 'chunk')}"
+        echo(f"{each['role']}: {each['embedder']}{chunks} ({each['table']})")
+    active = told["generations"][0]["embedder"]
+    building = [each for each in told["generations"] if each["role"] == "building"]
+    if active != told["wanted"] and not building:
+        say(f"It keeps {active} until `jobctl index rebuild`.")
+
+
+@app.command()
+def rebuild(
+    offline: Annotated[
+        OfflineName | None,
+        typer.Option(
+            help="Use this built-in embedder, which needs no server. Default: the embedder "
+            "of the settings."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Use this model of the server at JOBS_EMBED_BASE_URL.")
+    ] = None,
+    dimensions: Annotated[
+        int | None,
+        typer.Option(min=8, max=4096, help="Dimensions of the vectors. Default: the embedder's."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Rebuild even if the index already uses this embedder.")
+    ] = False,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Build a new search index beside the current one, then swap them.
+
+    Use it after a change of the embedder. Searches and ingestion continue in the meantime. Needs a
+    running `jobctl worker reindex`.
+    """
+    payload: dict[str, Any] = {
+        "offline": None if offline is None else offline.value,
+        "model": model,
+        "dimensions": dimensions,
+        "force": force or None,
+    }
+    _publish(
+        "maintenance.rebuild_index",
+        {name: value for name, value in payload.items() if value is not None},
+        wait=wait,
+        timeout=timeout,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def compact(
+    wait: WaitOption = False, timeout: TimeoutOption = None, as_json: JsonOption = False
+) -> None:
+    """Merge fragments of the index, index new rows and remove replaced ones.
+
+    Searches and ingestion continue in the meantime. Needs a running `jobctl worker reindex`.
+    """
+    _publish("maintenance.compact_storage", {}, wait=wait, timeout=timeout, as_json=as_json)
+
+
+@app.command()
+def abandon() -> None:
+    """Abandon a rebuild. The current index is not changed."""
+    quiet_logs()
+    given_up = run(_abandon())
+    if given_up is None:
+        say("Nothing is being built.")
+    else:
+        echo(f"The index for {given_up} is given up.")
+
+
+async def _look() -> dict[str, Any]:
+    from switchyard.services.pipeline.index.opening import open_index, report
+
+    async with open_index(load_settings()) as index:
+        return {
+            "where": index.home.where,
+            "wanted": index.wanted.embedder,
+            "generations": [
+                {
+                    "role": each.role,
+                    "table": each.generation.table,
+                    "embedder": each.generation.embedder,
+                    "dimensions": each.generation.dimensions,
+                    "chunks": each.chunks,
+                }
+                for each in await report(index)
+            ],
+        }
+
+
+async def _abandon() -> str | None:
+    from switchyard.services.pipeline.index.opening import open_index
+    from switchyard.services.pipeline.index.rebuilding import abandon as give_up
+
+    settings = load_settings()
+    async with (
+        open_ledger(settings) as ledger,
+        open_index(settings, clock=ledger.clock.time) as index,
+    ):
+        building = await give_up(index)
+    return None if building is None else building.embedder
+
+
+def _publish(
+    routing_key: str, payload: dict[str, Any], *, wait: bool, timeout: str | None, as_json: bool
+) -> None:
+    from switchyard.cli.engine.jobs.publishing import Options, Wait
+
+    quiet_logs()
+    options = Options(
+        routing_key=routing_key,
+        priority=None,
+        max_attempts=None,
+        delay=0,
+        expires_in=None,
+        key=None,
+        wait=Wait.PIPELINE if wait else None,
+        timeout=seconds_to_wait(timeout, waits=wait),
+        as_json=as_json,
+    )
+    run(_published(options, payload))
+
+
+async def _published(options: Options, payload: dict[str, Any]) -> None:
+    from switchyard.cli.engine.jobs.publishing import job_publisher, publish_one
+
+    settings = load_settings()
+    require_broker(settings)
+    async with job_publisher(settings, load_registry(settings)) as (publisher, ledger):
+        await publish_one(options, publisher, ledger, payload)

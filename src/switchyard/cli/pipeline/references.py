@@ -1,0 +1,110 @@
+"""`jobctl documents references` and `bibliography`: what a document, or a file, cites."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from switchyard.broker.wording import counted
+from switchyard.cli.base.calling import calling
+from switchyard.cli.base.durations import optional_duration
+from switchyard.cli.base.errors import WrongUsage
+from switchyard.cli.base.output import (
+    JsonOption,
+    add_row,
+    cell,
+    console,
+    echo,
+    print_json,
+    say,
+    table,
+)
+from switchyard.cli.base.shared_options import TimeoutOption
+from switchyard.cli.pipeline.options import DocumentIdArgument, FileArgument, refuse_id
+
+
+class BibliographyFormat(StrEnum):
+    """Formats of references beside the table and JSON."""
+
+    BIBTEX = "bibtex"
+    CSL = "csl"
+    TEI = "tei"
+
+
+def references(
+    document_id: DocumentIdArgument,
+    written: Annotated[
+        BibliographyFormat | None,
+        typer.Option("--format", help="Print the references as BibTeX, CSL-JSON or TEI."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the references of a document, after a job `process_references` has run for it."""
+    if written is not None and as_json:
+        raise WrongUsage("--format and --json are two formats: give one of them")
+    with calling() as client:
+        if written is not None:
+            echo(client.bibliography(document_id, written.value).removesuffix("\n"))
+            return
+        made = client.document_references(document_id)
+    if as_json:
+        print_json(made)
+        return
+    _print_references(made)
+
+
+def bibliography(
+    file: FileArgument,
+    written: Annotated[
+        BibliographyFormat | None,
+        typer.Option("--format", help="Print the references as BibTeX, CSL-JSON or TEI."),
+    ] = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the references of a file, without storing it as a document."""
+    refuse_id(file, "jobctl documents references {}")
+    if written is not None and as_json:
+        raise WrongUsage("--format and --json are two formats: give one of them")
+    with calling() as client:
+        ordered = client.process_references(file)
+        if ordered.result is None:
+            client.wait(ordered.job_id, timeout=optional_duration(timeout))
+        if written is not None:
+            echo(client.job_bibliography(ordered.job_id, written.value).removesuffix("\n"))
+            return
+        made = ordered.result or client.job_references(ordered.job_id)
+    if as_json:
+        print_json(made)
+    else:
+        _print_references(made)
+
+
+def _print_references(made: dict[str, Any]) -> None:
+    rows = table(
+        "LABEL",
+        "AUTHORS",
+        "YEAR",
+        "TITLE",
+        "IN",
+        flexible=("AUTHORS", "TITLE", "IN"),
+        right=("YEAR",),
+    )
+    for reference in made["references"]:
+        authors = [person["family"] for person in reference.get("authors", ())]
+        shown = ", ".join(authors[:3]) + (" …" if len(authors) > 3 else "")
+        add_row(
+            rows,
+            cell(reference.get("label", "")),
+            cell(shown),
+            str(reference.get("year", "")),
+            cell(reference.get("title") or reference["text"]),
+            cell(reference.get("container", "")),
+        )
+    console().print(rows)
+    say(
+        f"{counted(len(made['references']), 'reference')}, "
+        f"cited at {counted(len(made['citations']), 'place')}"
+    )

@@ -1,0 +1,119 @@
+"""`jobctl samples`: documents to try the system with, here or sent through the pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from switchyard.cli.base.calling import calling, file_trouble
+from switchyard.cli.base.errors import CommandFailed, one_line
+from switchyard.cli.base.output import JsonOption, echo, print_json, print_json_line, say
+
+SeedOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=2**53 - 1,
+        help="Seed of the random generator: the same seed gives the same documents.",
+    ),
+]
+KindOption = Annotated[
+    list[str] | None,
+    typer.Option("--kind", help="Only this kind; repeatable. Default: all kinds in turn."),
+]
+LanguageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--language", help="Only this language; repeatable. Default: all languages in turn."
+    ),
+]
+
+app = typer.Typer(
+    no_args_is_help=True, help="Sample documents: generate files of many kinds and languages."
+)
+
+
+@app.command()
+def generate(
+    count: Annotated[
+        int, typer.Argument(min=1, max=1_000_000, metavar="COUNT", help="Number of documents.")
+    ] = 10,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Output directory; it is created if missing. Files of the same name are replaced.",
+        ),
+    ] = Path("samples"),
+    seed: SeedOption = 0,
+    kind: KindOption = None,
+    language: LanguageOption = None,
+    truth: Annotated[
+        bool,
+        typer.Option(
+            "--truth",
+            help="Also write NAME.json for each file: its text and tables in reading order.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Generate sample documents as files, and print their paths.
+
+    Kinds: text, report, paper, magazine, tables, figures, invoice, letter, scan (a PDF of images
+    only), image (a JPEG). Languages: en, de, fr, es, ru, zh, he. Needs no broker, ledger or API.
+
+    Example:
+
+    ```
+    jobctl samples generate 20 --kind scan --language de --out samples
+    ```
+    """
+    import json
+
+    from switchyard.services.pipeline.samples.generating import generate as generated
+
+    drawn = generated(count, seed=seed, kinds=kind, languages=language)
+    for sample in drawn:
+        path = out / sample.filename
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(sample.content)
+            if truth:
+                beside = path.with_suffix(".json")
+                beside.write_text(json.dumps(sample.truth, ensure_ascii=False, indent=1), "utf-8")
+        except OSError as error:
+            raise CommandFailed(file_trouble(error)) from error
+        if as_json:
+            about = {name: sample.truth[name] for name in ("kind", "language", "title")}
+            print_json_line({"path": str(path), **about, "page_count": sample.page_count})
+        else:
+            echo(one_line(str(path)))
+
+
+def generate_documents(
+    count: Annotated[
+        int, typer.Argument(min=1, max=50, metavar="COUNT", help="Number of documents.")
+    ] = 5,
+    seed: SeedOption = 0,
+    kind: KindOption = None,
+    language: LanguageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Generate sample documents and send them through the pipeline; prints the job id.
+
+    `jobctl jobs show JOB` lists the documents. For kinds and languages see
+    `jobctl samples generate --help`.
+    """
+    with calling() as client:
+        made = client.generate_documents(count, seed=seed, kinds=kind, languages=language)
+    if as_json:
+        print_json(made.model_dump(mode="json"))
+        return
+    if made.documents is None:
+        echo(made.job_id)
+        return
+    for document in made.documents:
+        echo(f"{document.document_id}  {one_line(document.filename)}")
+    say(f"made by job {made.job_id}")

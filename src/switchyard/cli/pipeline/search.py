@@ -1,0 +1,116 @@
+"""`jobctl search`: places in documents that answer a query, over the HTTP API."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from switchyard.cli.base.calling import calling
+from switchyard.cli.base.output import (
+    JsonOption,
+    cell,
+    console,
+    page_ranges,
+    print_json,
+    say,
+)
+from switchyard.cli.pipeline.classes import ClassOption, hint_of
+
+FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]
+"""Of times, which are in UTC."""
+
+
+class ModeName(StrEnum):
+    """How to search; held against `services.pipeline.index.ranking.Mode` by a test."""
+
+    HYBRID = "hybrid"
+    VECTOR = "vector"
+    KEYWORD = "keyword"
+
+
+def search(
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="Words or a question to search for.")
+    ],
+    mode: Annotated[
+        ModeName,
+        typer.Option(
+            help="vector (similar meaning), keyword (contains the words), or hybrid (both)."
+        ),
+    ] = ModeName.HYBRID,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Maximum number of passages.")] = 10,
+    per_document: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=100, help="Maximum number of passages per document. Default: no limit."
+        ),
+    ] = None,
+    document: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Only in this document; repeatable.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Only in documents from this source.")] = None,
+    classes: ClassOption = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=FORMATS,
+            help="Only documents ingested at or after this time, in UTC: 2026-01-31 or "
+            "2026-01-31T12:00:00.",
+        ),
+    ] = None,
+    until: Annotated[
+        datetime | None,
+        typer.Option(formats=FORMATS, help="Only documents ingested before this time, in UTC."),
+    ] = None,
+    cites: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORK", help="Only documents that cite this work: doi:…, or a document id."
+        ),
+    ] = None,
+    cited_by: Annotated[
+        str | None, typer.Option(metavar="WORK", help="Only documents that this work cites.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search the indexed documents, best passages first.
+
+    Examples:
+
+    ```
+    jobctl search 'why the tide rises'
+    jobctl search tides --mode keyword --since 2026-01-01 --limit 20
+    ```
+    """
+    with calling(retries=0) as client:  # who waits for it had better be told what is away
+        answer = client.search(
+            query,
+            mode=mode.value,
+            limit=limit,
+            per_document=per_document,
+            document_ids=document or None,
+            source=source,
+            classes=classes,
+            since=since and since.replace(tzinfo=UTC),
+            until=until and until.replace(tzinfo=UTC),
+            cites=cites,
+            cited_by=cited_by,
+        )
+        hint = "" if answer.hits or as_json else hint_of(client, classes)
+    if as_json:
+        print_json([hit.model_dump(mode="json") for hit in answer.hits])
+        return
+    if not answer.hits:
+        say(f"Nothing found.{hint}")
+        return
+    out = console()
+    for hit in answer.hits:
+        title = cell(hit.title)
+        where = f"{cell(hit.document_id)}  {hit.score:.2f}"
+        out.print(f"[bold]{title}[/], page {hit.page}  [dim]{where}[/]")
+        out.print(f"  {cell(hit.snippet)}")
+        if hit.unreadable_pages:
+            out.print(f"  [dim]not searched: unreadable {page_ranges(hit.unreadable_pages)}[/]")

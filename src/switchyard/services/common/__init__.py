@@ -1,0 +1,1 @@
+"""What every wing stands on: settings, errors, logs, tracing, files."""

@@ -1,0 +1,162 @@
+"""Cleaning the storage: files that nobody has needed for a while are removed.
+
+A file stays while a job that has not ended, or a dead letter that can be redriven, names it: by its
+key, or by the id of the document or job that it belongs to. What makes a document (its original,
+its text, its results) stays, unless a setting says for how long documents' files are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from switchyard.services.common.files.keys import figures_key
+from switchyard.services.common.files.storage import Storage, StoredFile, directory_of
+from switchyard.services.common.files.storage_errors import NotStored
+
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.engine.ledger import Ledger
+
+BATCH = 100
+"""Files between two looks at what is needed by now."""
+_OVERLAP = 10.0
+"""Seconds by which clocks of those who make jobs may differ."""
+_HOUR = 3600.0
+_BY_PRODUCTS = re.compile(
+    r"uploads/incoming/[^/]+|results/jobs/[^/]+/[^/]+|intermediate/[^/]+/[^/]+/pages/[^/]+"
+    r"|intermediate/jobs/.+|sources/[^/]+/[^/]+|health/[^/]+"
+)
+"""Uploads that became a document, results of jobs without one, pages that are in the text; what
+other people's servers answered, which is asked for again; probes of processes that are gone."""
+_PICTURES = re.compile(r"results/([^/]+)/figures/[^/]+")
+"""Cut out for a list of figures that never came about, or that another one has taken the place
+of: two jobs may describe a document at once, so neither of them removes what it does not name."""
+_DOCUMENTS = re.compile(r"uploads/[^/]+/[^/]+|intermediate/.+")
+_FOLDERS = ("uploads", "intermediate", "results", "sources", "health")
+_UNFINISHED = re.compile(r".+#\d+")
+"""What a put that was killed leaves in a directory; no store lists it."""
+
+
+@dataclass(slots=True)
+class Cleaned:
+    """What was removed."""
+
+    files: int = 0
+    bytes: int = 0
+    kept: int = 0
+    """Files that were old enough, and are needed."""
+    unfinished: int = 0
+    """Of uploads that never came to their end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """For how long files are kept; all in hours since they were last put."""
+
+    by_products: float
+    documents: float | None
+    """Originals and texts; None for ever."""
+
+    def is_over(self, stored: StoredFile, now: float) -> bool:
+        """Whether the file is one of those that are cleaned away, and old enough."""
+        age = now - stored.modified.timestamp()
+        if age > self.by_products * _HOUR and (
+            _BY_PRODUCTS.fullmatch(stored.key) or _PICTURES.fullmatch(stored.key)
+        ):
+            return True
+        return (
+            self.documents is not None
+            and age > self.documents * _HOUR
+            and _DOCUMENTS.fullmatch(stored.key) is not None
+        )
+
+
+async def clean(storage: Storage, ledger: Ledger, expiry: Expiry) -> Cleaned:
+    """Remove what is old and needed by nobody. Safe to interrupt, to repeat, and beside everything
+    else. Raises LedgerUnavailable, and what the store raises."""
+    done = Cleaned()
+    needed: set[str] = set()
+    since = 0.0
+    # First what is old, then what is needed: a job that came in between is among the latter.
+    now = min(time.time(), ledger.clock.time())  # a clock that is wrong makes nothing old
+    async for batch in _old(storage, expiry, now):
+        looked_at = ledger.clock.time()
+        needed |= await ledger.names_needed(since=max(0.0, since - _OVERLAP))
+        since = looked_at
+        listed = await _listed(storage, batch)
+        for stored in batch:
+            if stored.key in listed:
+                continue
+            if _is_needed(stored.key, needed):
+                done.kept += 1
+                continue
+            again = await storage.stat_async(stored.key)
+            if again is None or not expiry.is_over(again, now):
+                continue  # it was put anew meanwhile: a job that nobody saw yet may need it
+            await storage.delete_async(stored.key)
+            done.files += 1
+            done.bytes += stored.size
+    done.unfinished = await asyncio.to_thread(_drop_unfinished, storage, expiry, now)
+    return done
+
+
+async def _old(storage: Storage, expiry: Expiry, now: float) -> AsyncIterator[list[StoredFile]]:
+    batch: list[StoredFile] = []
+    for folder in _FOLDERS:
+        async for stored in storage.list_async(folder):
+            if expiry.is_over(stored, now):
+                batch.append(stored)
+            if len(batch) == BATCH:
+                yield batch
+                batch = []
+    if batch:
+        yield batch
+
+
+async def _listed(storage: Storage, batch: Sequence[StoredFile]) -> set[str]:
+    """The pictures among them that their document's list of figures names."""
+    pictures: dict[str, set[str]] = {}
+    for stored in batch:
+        if found := _PICTURES.fullmatch(stored.key):
+            pictures.setdefault(found[1], set()).add(stored.key)
+    listed: set[str] = set()
+    for document_id, keys in pictures.items():
+        try:
+            said = (await storage.get_async(figures_key(document_id))).decode()
+        except NotStored:
+            continue
+        listed |= {key for key in keys if json.dumps(key) in said}
+    return listed
+
+
+def _is_needed(key: str, needed: set[str]) -> bool:
+    return key in needed or not needed.isdisjoint(key.split("/"))
+
+
+def _drop_unfinished(storage: Storage, expiry: Expiry, now: float) -> int:
+    number = 0
+    oldest = now - expiry.by_products * _HOUR
+    for path in _unfinished(storage.url):
+        try:
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+                number += 1
+        except FileNotFoundError:
+            continue  # somebody else was faster, or it was finished after all
+    return number
+
+
+def _unfinished(url: str) -> Iterator[Path]:
+    root = directory_of(url)
+    if root is None:
+        return
+    for folder in _FOLDERS:
+        for path in (root / folder).rglob("*#*"):
+            if _UNFINISHED.fullmatch(path.name) and path.is_file():
+                yield path

@@ -1,0 +1,301 @@
+"""Fetching what a user's URL points to, without being led into our own network.
+
+The name is resolved once, every address of it is checked, and the connection goes to a checked
+address: a name whose answer changes in between gains nothing. Redirects are connections like the
+first. Proxies of the environment are not used: they would resolve for themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpcore
+import httpx
+
+from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.engine.jobs.retry import parse_retry_after
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+MAX_REDIRECTS = 5
+CONNECT_TIMEOUT = 10.0
+"""Seconds to connect, and seconds that a sender may be silent."""
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_ISATAP = frozenset({0x5EFE, 0x0200_5EFE})
+_INWARD = tuple(
+    ipaddress.ip_network(each)
+    for each in (
+        "168.63.129.16/32",  # of every machine at Azure: its platform
+        "192.0.0.0/24",  # for protocols between machine and network; at Oracle for metadata
+        "192.88.99.0/24",  # relays of 6to4
+        "64:ff9b:1::/48",  # translators of one's own network
+        "3fff::/20",
+        "5f00::/16",
+    )
+)
+"""Ranges that lead inward, or nowhere, and that not every Python knows."""
+_OK = range(200, 300)
+_MOVED = frozenset({301, 302, 303, 307, 308})
+
+
+class FetchRefused(PermanentError):
+    """The URL is not fetched, or what is there is not what was wanted: no use in trying again."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        self.status = status
+        """What the server answered, where it did."""
+        super().__init__(message)
+
+
+class NotPublic(FetchRefused):
+    """The address is none of the open internet, and the guard trusts it not."""
+
+
+class FetchMoved(FetchRefused):
+    """It is elsewhere, and redirects are for the caller to follow: to `target`, which may be
+    anywhere."""
+
+    def __init__(self, target: str, followed: int) -> None:
+        self.target = target
+        super().__init__(f"more than {followed} redirects, the last to {target[:300]}")
+
+
+class FetchFailed(RetryableError):
+    """The server can't be reached, is too slow, or says that it can't answer now."""
+
+    def __init__(
+        self, message: str, *, after: float | None = None, status: int | None = None
+    ) -> None:
+        self.status = status
+        """What the server answered, where it did."""
+        super().__init__(message, after=after)
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is of the open internet: not of this machine, a private network, a
+    link, a metadata service, a group; nor an IPv6 form of such an IPv4 address."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = _embedded(address)
+        if inner is not None:
+            return is_public(inner)
+        if address.is_site_local:
+            return False
+    if any(address in each for each in _INWARD):
+        return False
+    return address.is_global and not (address.is_multicast or address.is_reserved)
+
+
+def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that a translator would make of it."""
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address.sixtofour is not None:
+        return address.sixtofour
+    if address.teredo is not None:
+        return address.teredo[1]
+    is_tunnel = int(address) >> 32 & 0xFFFF_FFFF in _ISATAP
+    if address in _NAT64 or int(address) >> 32 == 0 or is_tunnel:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return None
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """The addresses of a name, as the system resolves it."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Decides where connections may go."""
+
+    resolve: Resolve = resolve
+    is_allowed: Callable[[Address], bool] = is_public
+    trusted: frozenset[tuple[str, int]] = frozenset()
+    """Hosts and ports that the operator has named in the settings: these may be anywhere."""
+
+    async def address_of(self, host: str, port: int) -> str:
+        """A checked address of that name. Raises NotPublic when any of them is none of the
+        open internet: a mixture has no honest reason."""
+        try:
+            found = await self.resolve(host, port)
+        except (OSError, UnicodeError) as error:
+            raise FetchFailed(f"the name {host!r} can't be resolved") from error
+        for address in found if (host, port) not in self.trusted else ():
+            if not self.is_allowed(ipaddress.ip_address(address)):
+                raise NotPublic(f"{host!r} is not an address of the open internet")
+        if not found:
+            raise FetchFailed(f"the name {host!r} has no address")
+        return found[0]
+
+
+class GuardedBackend(httpcore.AsyncNetworkBackend):
+    """Connects to what the guard has checked. TLS is still for the name: only the address is
+    pinned."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._network = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        address = await self._guard.address_of(host, port)
+        return await self._network.connect_tcp(
+            address, port, timeout, local_address, socket_options
+        )
+
+    async def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        raise FetchRefused("sockets of this machine are not fetched from")
+
+    async def sleep(self, seconds: float) -> None:
+        await self._network.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An answer that has begun."""
+
+    url: str
+    """Where it came from in the end, redirects followed."""
+    status: int
+    """Of 200 to 299; 304 where `headers` asked for what has changed."""
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    parts: AsyncIterator[bytes]
+    """The content as it comes. Raises FetchRefused beyond the limit, FetchFailed."""
+
+    @property
+    def content_type(self) -> str:
+        """As the server says; what it is, its content tells."""
+        return self.headers.get("content-type", "")
+
+
+@asynccontextmanager
+async def fetching(
+    url: str,
+    *,
+    max_bytes: int,
+    within: float,
+    guard: Guard | None = None,
+    headers: Mapping[str, str] | None = None,
+    max_redirects: int = MAX_REDIRECTS,
+) -> AsyncIterator[Fetched]:
+    """Get a URL (http or https) within so many seconds in all, at most `max_bytes` of it.
+
+    Raises FetchRefused and FetchFailed; FetchMoved behind so many redirects.
+    """
+    backend = GuardedBackend(guard or Guard())
+    limit = asyncio.timeout(within)
+    try:
+        async with (
+            limit,
+            httpcore.AsyncConnectionPool(network_backend=backend) as pool,
+        ):
+            target = checked_url(url)
+            for _ in range(max_redirects + 1):
+                async with _get(pool, target, headers or {}) as response:
+                    if response.status in _MOVED:
+                        target = checked_url(header_of(response, b"location"), target)
+                        continue
+                    _check(response, max_bytes, bool(headers))
+                    parts = _limited(response, max_bytes)
+                    yield Fetched(str(target), response.status, _headers(response), parts)
+                    return
+            raise FetchMoved(str(target), max_redirects)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise  # the caller's own
+        raise FetchFailed(f"not answered within {within:g} s") from error
+
+
+@asynccontextmanager
+async def _get(
+    pool: httpcore.AsyncConnectionPool, target: httpx.URL, asked: Mapping[str, str]
+) -> AsyncIterator[httpcore.Response]:
+    limits = dict.fromkeys(("connect", "read", "write", "pool"), CONNECT_TIMEOUT)
+    # A packed body could grow beyond every limit while it is unpacked.
+    headers = [("Host", target.netloc.decode()), ("Accept-Encoding", "identity"), *asked.items()]
+    try:
+        async with pool.stream(
+            "GET", str(target), headers=headers, extensions={"timeout": limits}
+        ) as response:
+            yield response
+    except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
+        raise FetchFailed(f"{target.host}: {type(error).__name__}") from error
+
+
+def checked_url(url: str, base: httpx.URL | None = None) -> httpx.URL:
+    """The URL, which must be one that may be asked at all; where it leads, the guard says. Raises
+    FetchRefused."""
+    try:
+        parsed = httpx.URL(url) if base is None else base.join(url)
+        host = parsed.host  # names of other scripts are decoded here
+    except (httpx.InvalidURL, ValueError, TypeError) as error:
+        raise FetchRefused("not a URL") from error
+    if parsed.scheme not in ("http", "https") or not host:
+        raise FetchRefused("only http and https URLs are fetched")
+    if parsed.port is not None and not 0 < parsed.port < 65_536:
+        raise FetchRefused(f"there is no port {parsed.port}")
+    if parsed.userinfo:
+        raise FetchRefused("URLs with a user or password are not fetched")
+    return parsed
+
+
+def _check(response: httpcore.Response, max_bytes: int, conditional: bool) -> None:
+    if response.status == 304 and conditional:
+        return
+    if response.status not in _OK:
+        said = f"the server answers {response.status}"
+        if response.status in (408, 425, 429) or response.status >= 500:
+            raise FetchFailed(
+                said,
+                after=parse_retry_after(header_of(response, b"retry-after")),
+                status=response.status,
+            )
+        raise FetchRefused(said, status=response.status)
+    if header_of(response, b"content-encoding") not in ("", "identity"):
+        raise FetchRefused("the server packs its answer although it was asked not to")
+    announced = header_of(response, b"content-length")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+
+
+async def _limited(response: httpcore.Response, max_bytes: int) -> AsyncIterator[bytes]:
+    size = 0
+    async for part in response.aiter_stream():
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        yield part
+
+
+def _too_large(max_bytes: int) -> FetchRefused:
+    return FetchRefused(f"more than the {max_bytes:,} bytes allowed")
+
+
+def _headers(response: httpcore.Response) -> dict[str, str]:
+    return {
+        key.decode("latin-1").lower(): value.decode("latin-1") for key, value in response.headers
+    }
+
+
+def header_of(response: httpcore.Response, name: bytes) -> str:
+    """A header of an answer, by its name in lower case; empty where it is missing."""
+    return next(
+        (value.decode("latin-1") for key, value in response.headers if key.lower() == name), ""
+    )

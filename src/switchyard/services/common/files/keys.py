@@ -1,0 +1,95 @@
+"""Under which key each file lies, and what a key may be."""
+
+from __future__ import annotations
+
+import re
+
+from switchyard.services.common.files.storage_errors import InvalidKey
+
+MAX_KEY_LENGTH = 900
+"""Characters. S3 takes 1,024 bytes, of which the URL's own prefix uses some."""
+
+_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@=+-]{0,199}")
+
+_SUFFIXES = {
+    "application/pdf": "pdf",
+    "text/markdown": "md",
+    "image/png": "png",
+    "image/jpeg": "jpg",
+    "image/tiff": "tif",
+    "image/webp": "webp",
+}
+
+
+def check_key(key: str) -> str:
+    """The key itself, when it is a relative path of plain segments.
+
+    Segments have letters, digits and `. _ : @ = + -` and do not begin with a dot, so no key
+    climbs out of the storage, names a hidden or temporary file, or needs escaping anywhere.
+    Raises InvalidKey.
+    """
+    if len(key) > MAX_KEY_LENGTH or not all(map(_SEGMENT.fullmatch, key.split("/"))):
+        raise InvalidKey(f"{key[:100]!r} is not a storage key: use plain names separated by '/'")
+    return key
+
+
+def upload_key(document_id: str, media_type: str) -> str:
+    """Where a document's original lies."""
+    return f"uploads/{document_id}/input.{_SUFFIXES.get(media_type, 'txt')}"
+
+
+def stage_key(document_id: str, stage: str) -> str:
+    """Where a stage keeps its output."""
+    return f"intermediate/{document_id}/{stage}/output.json"
+
+
+def page_key(document_id: str, stage: str, number: int) -> str:
+    """Where a stage that works page by page keeps what it made of one."""
+    return f"intermediate/{document_id}/{stage}/pages/{number}.json"
+
+
+def result_key(document_id: str) -> str:
+    """Where the finished document's result lies."""
+    return f"results/{document_id}/result.json"
+
+
+def figures_key(document_id: str) -> str:
+    """Where the list of a document's figures lies."""
+    return f"results/{document_id}/figures.json"
+
+
+def figure_folder(document_id: str) -> str:
+    """Where the pictures of a document's figures lie."""
+    return f"results/{document_id}/figures"
+
+
+def figure_key(document_id: str, sha256: str, suffix: str) -> str:
+    """Where the picture of a figure lies: by its content, so that a list of figures never names
+    another one's."""
+    return f"{figure_folder(document_id)}/{sha256[:32]}.{suffix}"
+
+
+def references_key(document_id: str) -> str:
+    """Where a document's references lie."""
+    return f"results/{document_id}/references.json"
+
+
+def links_key(document_id: str) -> str:
+    """Where the works lie that a document's references are linked to."""
+    return f"results/{document_id}/links.json"
+
+
+def job_folder(job_id: str) -> str:
+    """In place of a document's id in a key, where there is no document."""
+    return f"jobs/{job_id}"
+
+
+def extraction_key(job_id: str) -> str:
+    """Where a job without a document keeps its result: whoever publishes it chooses its id, which
+    may be that of a document."""
+    return f"results/jobs/{job_id}/result.json"
+
+
+def raw_answers_key(job_id: str) -> str:
+    """Where the answers lie that a model gave to a job and that do not match its schema."""
+    return f"results/jobs/{job_id}/raw.json"

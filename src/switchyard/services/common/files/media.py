@@ -1,0 +1,203 @@
+"""What kind of file it is, by its content: names and content types are only claims."""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+from switchyard.services.common.files.charsets import (
+    BEGINNING_BYTES,
+    UTF_8,
+    Charset,
+    marked_charset,
+)
+from switchyard.services.common.files.errors import UnsupportedDocument
+
+PDF = "application/pdf"
+MARKDOWN = "text/markdown"
+PLAIN_TEXT = "text/plain"
+PNG = "image/png"
+JPEG = "image/jpeg"
+TIFF = "image/tiff"
+WEBP = "image/webp"
+IMAGES = frozenset({PNG, JPEG, TIFF, WEBP})
+"""They have no text of their own: OCR reads them."""
+
+MAX_DOCUMENT_BYTES = 100 * 1024 * 1024
+"""Largest file that is taken in."""
+
+SNIFF_BYTES = BEGINNING_BYTES
+"""How much of a file's beginning is enough for `refuse_unsupported`."""
+
+_HEADER_WITHIN = 1024
+"""Bytes that may stand before `%PDF-`; every reader tolerates them."""
+_PDF_BODY = re.compile(rb"(?:^|[\r\n])\d{1,10} \d{1,5} obj\b")
+"""An object of a PDF, at a line's beginning: what is left where `%PDF-` was lost."""
+
+_PDF_LINE = re.compile(rb"(?:^|[\r\n])%(?:PDF-|!PS-Adobe-\d\.\d PDF-)")
+"""Its first line; the second form was allowed to those of the nineties."""
+
+_BINARY = (
+    (b"PK\x03\x04", "a ZIP archive or an Office document"),
+    (b"PK\x05\x06", "an empty ZIP archive"),
+    (b"GIF87a", "a GIF image"),
+    (b"GIF89a", "a GIF image"),
+    (b"\x89PNG", "a PNG image that is broken"),
+    (b"\x1f\x8b", "a gzip file"),
+    (b"\xd0\xcf\x11\xe0", "an old Office document"),
+    (b"\x7fELF", "a program"),
+)
+"""Formats that are not taken, whatever their file says further on."""
+_SHORT = ((b"BM", "a bitmap"), (b"MZ", "a program"))
+"""The same, by two letters with which a text may begin as well."""
+_TEXTUAL = (
+    (b"{\\rtf", "a Rich Text document"),
+    (b"%!PS", "a PostScript file"),
+    (b"<!doctype html", "an HTML page"),
+    (b"<html", "an HTML page"),
+    (b"<?xml", "an XML file"),
+    (b"<svg", "an SVG image"),
+)
+"""Those that are text, and that servers may have put before a PDF."""
+
+_IMAGE_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", PNG),
+    (b"\xff\xd8\xff", JPEG),
+    (b"II*\x00", TIFF),
+    (b"MM\x00*", TIFF),
+    (b"II+\x00", TIFF),  # BigTIFF, of scanners
+    (b"MM\x00+", TIFF),
+)
+
+TAKEN = "only PDF, images (PNG, JPEG, TIFF, WebP), plain text and Markdown are taken"
+_SAVE_ANEW = "save text as UTF-8, and send it again"
+_TEXT_CONTROLS = frozenset(b"\t\n\r\x0c\x1b")
+
+
+def refuse_unsupported(head: bytes) -> None:
+    """Check the beginning of a file, at least SNIFF_BYTES of it or all there is.
+
+    Raises UnsupportedDocument. What passes can still turn out to be broken further on.
+    """
+    if not head:
+        raise UnsupportedDocument("the file is empty")
+    if _image_type(head) is not None:
+        return
+    other = _other_format(head)
+    if other is not None:
+        raise UnsupportedDocument(f"{other}: {TAKEN}")
+    if _is_pdf(head) or _has_pdf_body(head):
+        return
+    marked = marked_charset(head)
+    if marked is None and _has_controls(head):
+        raise UnsupportedDocument(f"binary data: {TAKEN}")
+    try:  # not final: the last character may be cut in the middle
+        (marked or UTF_8).decoder("strict")(head, False)
+    except UnicodeDecodeError as error:
+        raise UnsupportedDocument(
+            f"neither a PDF nor text in UTF-8 or UTF-16: {_SAVE_ANEW}"
+        ) from error
+
+
+def refuse_false_pdf(head: bytes, filename: str | None) -> None:
+    """Check the beginning of a file whose name ends in .pdf: text under that name is what a
+    download left that failed. Raises UnsupportedDocument."""
+    if _is_named_pdf(filename) and not (_is_pdf(head) or _has_pdf_body(head)):
+        raise UnsupportedDocument("its name ends in .pdf, but it is no PDF")
+
+
+def media_type_of(data: bytes, filename: str | None = None) -> str:
+    """`application/pdf`, one of IMAGES, `text/markdown` or `text/plain`, from a whole file's
+    content.
+
+    The name only tells Markdown from other text, and what was meant to be a PDF. Raises
+    UnsupportedDocument.
+    """
+    refuse_unsupported(data[:SNIFF_BYTES])
+    image = _image_type(data)
+    if image is not None:
+        refuse_false_pdf(data, filename)
+        return image
+    if _is_pdf(data):
+        return PDF
+    # Without its first line, by its objects: a text may show such a line, too.
+    if _has_pdf_body(data) and (_is_named_pdf(filename) or not _is_text(data)):
+        return PDF
+    decode_text(data)
+    refuse_false_pdf(data, filename)
+    markdown = filename is not None and filename.lower().endswith((".md", ".markdown"))
+    return MARKDOWN if markdown else PLAIN_TEXT
+
+
+def _other_format(head: bytes) -> str | None:
+    """The name of a format that is not taken: of a beginning that may have a PDF's objects, too,
+    as readers would go by the one or by the other."""
+    start = head.removeprefix(codecs.BOM_UTF8).lstrip()[:16].lower()
+    for magics, begins in (
+        (_BINARY, head),
+        (_SHORT, head if _has_controls(head) else b""),
+        (_TEXTUAL, start if _PDF_LINE.search(head[:_HEADER_WITHIN]) is None else b""),
+    ):
+        for magic, name in magics:
+            if begins.startswith(magic):
+                return name
+    return None
+
+
+def _has_controls(head: bytes) -> bool:
+    return any(byte < 32 and byte not in _TEXT_CONTROLS for byte in head)
+
+
+def _image_type(head: bytes) -> str | None:
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return WEBP
+    return next((media_type for magic, media_type in _IMAGE_MAGIC if head.startswith(magic)), None)
+
+
+def _is_pdf(head: bytes) -> bool:
+    return b"%PDF-" in head[:_HEADER_WITHIN]
+
+
+def _has_pdf_body(head: bytes) -> bool:
+    return _PDF_BODY.search(head[:_HEADER_WITHIN]) is not None
+
+
+def _is_named_pdf(filename: str | None) -> bool:
+    return (filename or "").lower().endswith(".pdf")
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return "\0" not in decode_text(data)
+    except UnsupportedDocument:
+        return False
+
+
+def decode_text(data: bytes) -> str:
+    """The text of a text file. Raises UnsupportedDocument."""
+    try:
+        return (marked_charset(data) or UTF_8).decode(data, "strict")
+    except UnicodeDecodeError as error:
+        raise UnsupportedDocument(
+            f"not text in UTF-8 or UTF-16, as byte {error.start:,} does not fit: {_SAVE_ANEW}"
+        ) from error
+
+
+def charset_to_read(head: bytes, declared: Charset | None) -> Charset | None:
+    """The charset that the text of a file is to be read in, as its sender declares it, by the
+    file's first SNIFF_BYTES. None where the file itself shows what it is: a PDF, an image, a text
+    with a byte order mark."""
+    is_shown = (
+        marked_charset(head) is not None
+        or _image_type(head) is not None
+        or _is_pdf(head)
+        or _has_pdf_body(head)
+        or any(head.startswith(magic) for magic, _ in _BINARY)
+    )
+    return None if is_shown else declared
+
+
+def text_as_utf8(data: bytes, declared: Charset | None) -> bytes:
+    """A file in UTF-8 where it is text in the charset that its sender declares; else as it is."""
+    charset = charset_to_read(data[:SNIFF_BYTES], declared)
+    return data if charset in (None, UTF_8) else charset.decode(data).encode()

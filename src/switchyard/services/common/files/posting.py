@@ -1,0 +1,69 @@
+"""Sending to an address that a user has named, by the rules of `services.common.files.fetching`: to
+the open internet alone, and to where the name led when it was checked.
+
+Of the answer, its status is all that is read: what else it says may be endless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import httpcore
+
+from switchyard.services.common.files.fetching import (
+    FetchFailed,
+    FetchRefused,
+    Guard,
+    GuardedBackend,
+    checked_url,
+    header_of,
+)
+from switchyard.services.engine.jobs.retry import parse_retry_after
+
+_TAKEN = range(200, 300)
+_MOVED = range(300, 400)
+_GONE = 410
+
+
+async def post(
+    url: str, body: bytes, *, headers: Mapping[str, str], within: float, guard: Guard
+) -> int:
+    """Post a body (http or https), and return the status, of 200 to 299, all within so many
+    seconds.
+
+    Raises FetchRefused where another try is no use: the address is none of the open internet, leads
+    elsewhere or is gone (410). Raises FetchFailed for every other answer, and for none.
+    """
+    target = checked_url(url)
+    asked = [("Host", target.netloc.decode()), *headers.items()]
+    timeouts = dict.fromkeys(("connect", "read", "write", "pool"), within)
+    limit = asyncio.timeout(within)
+    try:
+        async with (
+            limit,
+            httpcore.AsyncConnectionPool(network_backend=GuardedBackend(guard)) as pool,
+            pool.stream(
+                "POST", str(target), headers=asked, content=body, extensions={"timeout": timeouts}
+            ) as response,
+        ):
+            return _taken(response)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise FetchFailed(f"{target.host} has not answered within {within:g} s") from error
+    except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
+        raise FetchFailed(f"{target.host}: {type(error).__name__}") from error
+
+
+def _taken(response: httpcore.Response) -> int:
+    status = response.status
+    if status in _TAKEN:
+        return status
+    said = f"the server answers {status}"
+    if status in _MOVED:
+        raise FetchRefused(f"{said}, and redirects are not followed: name the address itself")
+    if status == _GONE:
+        raise FetchRefused(said, status=status)
+    after = parse_retry_after(header_of(response, b"retry-after"))
+    raise FetchFailed(said, after=after, status=status)

@@ -1,0 +1,88 @@
+"""How much may lie in the storage: a limit that uploads are held against as they come in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterable
+
+from switchyard.services.common.errors import NotNow
+from switchyard.services.common.files.storage import Storage
+
+MEASURE_EVERY = 30.0
+"""Seconds for which a measurement of the whole storage holds; uploads are added meanwhile."""
+
+
+class StorageFull(NotNow):
+    """The storage has reached its quota: nothing more is taken in until files are removed."""
+
+
+class Quota:
+    """Counts what this process takes in, on top of what it last measured.
+
+    Other processes' uploads are seen at the next measurement, so several of them may together
+    exceed the quota by what they take in within MEASURE_EVERY seconds.
+    """
+
+    def __init__(self, storage: Storage, limit: int | None) -> None:
+        self._storage = storage
+        self._limit = limit
+        """Bytes; None for no limit."""
+        self._used = 0
+        self._under_way = 0
+        """Bytes of uploads that have not come to their end, which no store lists."""
+        self._measured_at: float | None = None
+        self._measuring: asyncio.Task[None] | None = None
+
+    async def check(self) -> None:
+        """Raises StorageFull when nothing more may be taken in."""
+        if self._limit is None:
+            return
+        at = self._measured_at
+        if at is None or time.monotonic() - at > MEASURE_EVERY:
+            if self._measuring is None:
+                self._measuring = asyncio.create_task(self._measure())
+            # One for all who come meanwhile: a store that says nothing is not waited for in turn.
+            await asyncio.shield(self._measuring)
+        self._refuse_over(self._limit)
+
+    async def _measure(self) -> None:
+        try:
+            at = time.monotonic()
+            self._used = await self._storage.size_async() + self._under_way
+            self._measured_at = at
+        finally:
+            self._measuring = None
+
+    async def metered(self, parts: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+        """The same parts, counted. Raises StorageFull as soon as they exceed the quota; what was
+        counted of an upload that does not come to its end is given back."""
+        if self._limit is None:
+            async for part in parts:
+                yield part
+            return
+        counted = 0
+        whole = False
+        try:
+            async for part in parts:
+                counted += len(part)
+                self._used += len(part)
+                self._under_way += len(part)
+                self._refuse_over(self._limit, at_least=1)
+                yield part
+            whole = True
+        finally:
+            self._under_way -= counted
+            if not whole:
+                self._used -= counted
+
+    def release(self, size: int) -> None:
+        """So many bytes were removed again."""
+        self._used = max(0, self._used - size)
+
+    def _refuse_over(self, limit: int, *, at_least: int = 0) -> None:
+        if self._used >= limit + at_least:
+            raise StorageFull(
+                f"the storage is at its quota, JOBS_STORAGE_QUOTA, of {limit:,} bytes: its "
+                "operators can raise it, or remove files"
+            )

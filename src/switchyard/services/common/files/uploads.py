@@ -1,0 +1,145 @@
+"""A document's way into storage: measured, checked by its content, kept under its own id."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from switchyard.services.common.files.charsets import Charset, as_utf8
+from switchyard.services.common.files.errors import DocumentTooLarge, UnsupportedDocument
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.media import (
+    MAX_DOCUMENT_BYTES,
+    SNIFF_BYTES,
+    charset_to_read,
+    media_type_of,
+    refuse_false_pdf,
+    refuse_unsupported,
+)
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import FileTooLarge, NotStored
+from switchyard.services.engine.jobs.outcomes import PermanentError
+
+INCOMING = "uploads/incoming/"
+"""Where uploads wait for their job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that was taken in and waits under `key` for `ingest_document`."""
+
+    key: str
+    size: int
+    """Bytes."""
+    sha256: str
+
+    @property
+    def vouched(self) -> dict[str, str]:
+        """What the payload of its job may say although it comes from outside."""
+        return {"key": self.key}
+
+
+async def receive(
+    storage: Storage,
+    parts: AsyncIterable[bytes],
+    filename: Callable[[], str | None] = lambda: None,
+    charset: Callable[[], Charset | None] = lambda: None,
+    *,
+    max_bytes: int = MAX_DOCUMENT_BYTES,
+) -> Upload:
+    """Store an upload as it comes in, refusing early what is no document. `charset` is what its
+    sender says that its text is in: it is stored in UTF-8.
+
+    For the API: the key goes into the payload of `ingest_document`. Uploads that no job takes
+    up are removed by age, like everything below INCOMING.
+    Raises UnsupportedDocument, DocumentTooLarge, and whatever `parts` raises; nothing is kept then.
+    """
+    key = f"{INCOMING}{uuid4()}"
+    try:
+        received = await storage.put_stream_async(
+            key,
+            _sniffed(as_utf8(parts, lambda head: charset_to_read(head, charset())), filename),
+            max_bytes=max_bytes,
+        )
+    except UnicodeDecodeError as error:
+        raise UnsupportedDocument(
+            f"not text in the charset that it is declared to be in: {error.reason}"
+        ) from error
+    except FileTooLarge as error:
+        raise DocumentTooLarge(f"the file has {error}") from error
+    return Upload(key, received.size, received.sha256)
+
+
+async def _sniffed(
+    parts: AsyncIterable[bytes], filename: Callable[[], str | None]
+) -> AsyncIterator[bytes]:
+    """The same parts, the first of them long enough to be checked."""
+    head = b""
+    checked = False
+    async for part in parts:
+        if checked:
+            yield part
+            continue
+        head += part
+        if len(head) >= SNIFF_BYTES:
+            refuse_unsupported(head)
+            refuse_false_pdf(head, filename())
+            checked = True
+            yield head
+    if not checked:
+        refuse_unsupported(head)
+        refuse_false_pdf(head, filename())
+        yield head
+
+
+async def read_upload(storage: Storage, key: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+    """An uploaded file. Raises PermanentError (it is gone), DocumentTooLarge."""
+    try:
+        return await storage.get_async(key, max_bytes=max_bytes)
+    except NotStored as error:
+        raise PermanentError(f"the upload {key!r} is gone: send the file again") from error
+    except FileTooLarge as error:
+        raise DocumentTooLarge(f"the file has {error}") from error
+
+
+def read_path(
+    path: str, *, max_bytes: int = MAX_DOCUMENT_BYTES, below: Sequence[Path] | None = None
+) -> bytes:
+    """A file on this machine; with `below`, only of these directories, whatever links say.
+
+    Raises PermanentError, DocumentTooLarge.
+    """
+    try:
+        file = Path(path).resolve()
+        if below is not None and not any(file.is_relative_to(each.resolve()) for each in below):
+            raise PermanentError(f"{path!r} is outside of the directories of JOBS_INGEST_PATHS")
+        if not file.is_file():  # a pipe or a device would never end
+            raise PermanentError(f"there is no file {path!r} on this worker's machine")
+        with file.open("rb") as stream:
+            data = stream.read(max_bytes + 1)
+    except OSError as error:
+        raise PermanentError(f"{path!r} can't be read: {error.strerror or error}") from error
+    except RuntimeError as error:  # of `resolve`
+        raise PermanentError(f"{path!r} can't be read: its links lead in a circle") from error
+    except ValueError as error:  # a NUL in the name
+        raise PermanentError(f"{path!r} is not a file name") from error
+    if len(data) > max_bytes:
+        raise DocumentTooLarge(f"the file has more than the {max_bytes:,} bytes allowed")
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a file is, whatever it is called."""
+
+    sha256: str
+    media_type: str
+    size: int
+    """Bytes."""
+
+
+def identify(data: bytes, filename: str | None) -> Identity:
+    """Raises UnsupportedDocument."""
+    return Identity(content_hash(data), media_type_of(data, filename), len(data))

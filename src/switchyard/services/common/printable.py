@@ -1,0 +1,43 @@
+"""Foreign text as a terminal may get it: what would steer the terminal is shown, not obeyed.
+
+Payloads, titles, file names, error texts come from anybody. Printed as they are, an escape sequence
+in them clears the screen, renames the window or writes into the clipboard, and a character that
+turns the direction of writing makes a line read as another. All that is printed passes here: on
+its way to the terminal in cli/base/output.py, on its way to the log in services/common/logs.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+_STEERING = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, but tab and line feed; C1 as well
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction of writing
+    "\u2028\u2029"  # line ends to some
+    "\ud800-\udfff"  # halves of a pair: no encoding can write them
+)
+_TEXT = re.compile(f"[{_STEERING}]")
+_LINE = re.compile(f"[{_STEERING}\t\n]")
+
+
+def printable(text: str) -> str:
+    r"""The text with steering characters as `\x1b` or `\u202e`; its lines and tabs stay."""
+    return text if text.isascii() and text.isprintable() else _TEXT.sub(_shown, text)
+
+
+def printable_line(text: str) -> str:
+    """The same in one line, whatever breaks are in it: nothing can pretend to be the next line."""
+    return text if text.isascii() and text.isprintable() else _LINE.sub(_shown, text)
+
+
+def printable_json(text: str) -> str:
+    r"""A JSON document that means the same, its steering characters as `\u202e`.
+
+    JSON has them only within strings, where they may stand so.
+    """
+    return _TEXT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _shown(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -1,0 +1,72 @@
+"""All settings of the system, from `JOBS_…` environment variables (docs/settings.md)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Self
+
+from pydantic import model_validator
+
+from switchyard.broker.settings import BrokerSettings
+from switchyard.services.common.settings.api import ApiSettings
+from switchyard.services.common.settings.documents import DocumentSettings
+from switchyard.services.common.settings.jobs import JobSettings, LimitNumbers, LimitRoom
+from switchyard.services.common.settings.llm import LlmServer, LlmSettings
+from switchyard.services.common.settings.notices import NoticeSettings
+from switchyard.services.common.settings.places import PlaceSettings, default_data_dir
+from switchyard.services.common.settings.processes import ProcessSettings
+from switchyard.services.common.settings.sources import SourceSettings
+
+ASCENDING = (
+    ("llm_concurrency_min", "llm_concurrency", "llm_concurrency_max"),
+    ("llm_ok_below", "llm_slow_at", "llm_full_at"),
+    ("pressure_slow_at", "pressure_full_at"),
+)
+"""Settings of which none may be more than the next."""
+FITTED = frozenset({"llm_concurrency"})
+"""Those of them whose default gives way to what is set beside it."""
+
+__all__ = ["LimitNumbers", "LimitRoom", "LlmServer", "Settings", "default_data_dir"]
+
+
+class Settings(
+    # Listed from the last part of docs/settings.md to the first.
+    NoticeSettings,
+    ApiSettings,
+    ProcessSettings,
+    SourceSettings,
+    DocumentSettings,
+    LlmSettings,
+    JobSettings,
+    PlaceSettings,
+    BrokerSettings,
+):
+    """Settings of workers, scheduler, API and CLI. Secrets never reach a log."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        for names in ASCENDING:
+            chain = [each for each in names if each in self.model_fields_set or each not in FITTED]
+            for less, more in pairwise(chain):
+                if getattr(self, less) > getattr(self, more):
+                    raise ValueError(f"{self._shown(less)} is more than {self._shown(more)}")
+        return self
+
+    def _shown(self, name: str) -> str:
+        default = "" if name in self.model_fields_set else ", its default"
+        return f"JOBS_{name.upper()} ({getattr(self, name):g}{default})"
+
+    @model_validator(mode="after")
+    def _check_engines(self) -> Self:
+        if "grobid" in self.reference_engines and self.grobid_url is None:
+            raise ValueError("JOBS_REFERENCE_ENGINES has grobid: set JOBS_GROBID_URL")
+        if "llm" in self.reference_engines and not self.llm_servers:
+            raise ValueError("JOBS_REFERENCE_ENGINES has llm: set JOBS_LLM_BASE_URL")
+        return self
+
+    def slots_of(self, worker: str) -> int:
+        """Jobs that this kind of worker runs at once, where nobody says otherwise. Those of the LLM
+        worker wait for servers, which have limits of their own."""
+        if worker == "llm" and self.llm_servers:
+            return max(self.worker_concurrency, self.llm_concurrency_max)
+        return self.worker_concurrency

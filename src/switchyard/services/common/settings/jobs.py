@@ -1,0 +1,65 @@
+"""Job types, schedules, limits and fairness."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_settings import BaseSettings
+
+from switchyard.services.common.settings.values import Listed, OrOff
+
+
+class LimitRoom(BaseModel):
+    """Numbers of a named limit; null lifts what the code says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
+    per_minute: int | None = Field(default=None, ge=1, le=100_000_000)
+    tokens_per_minute: int | None = Field(default=None, ge=1, le=1_000_000_000_000)
+
+    def given(self) -> dict[str, int | None]:
+        """Those that are set, to a number or to null."""
+        numbers = ("concurrency", "per_minute", "tokens_per_minute")
+        return {each: getattr(self, each) for each in numbers if each in self.model_fields_set}
+
+
+class LimitNumbers(LimitRoom):
+    """What JOBS_LIMITS says of one limit."""
+
+    keys: dict[str, LimitRoom] = {}
+    """Of single keys."""
+
+
+class JobSettings(BaseSettings):
+    """Job types, schedules and limits."""
+
+    modules: Listed[str] = Field(
+        default=(),
+        description="Python modules with your own job types, comma-separated. Must be the "
+        "same in all processes.",
+    )
+    schedules: Path | None = Field(
+        default=None,
+        description="TOML file with schedules (docs/schedules.md). The active scheduler reads "
+        "it when it starts.",
+    )
+    default_schedules: bool = Field(
+        default=True,
+        description="Whether the built-in nightly maintenance jobs are published "
+        "(docs/schedules.md).",
+    )
+    limits: dict[str, LimitNumbers] = Field(
+        default={},
+        description='Overrides named limits of the code, as a JSON object: `{"openai": '
+        '{"concurrency": 10, "per_minute": null, "keys": {"acme": {"concurrency": '
+        "2}}}}` (docs/limits.md). `null` removes a limit.",
+    )
+    fair_from: OrOff[int] = Field(
+        default=500,
+        ge=1,
+        le=10_000_000,
+        description="Fairness between sources: when a source has this many unfinished jobs in "
+        "a lane, its further jobs get a lower priority there. `off`: never.",
+    )

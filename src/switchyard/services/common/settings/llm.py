@@ -1,0 +1,244 @@
+"""Language models: servers, how many requests at once, answers that are kept, money."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings
+
+from switchyard.broker import patterns
+from switchyard.services.common.prices import ModelPrices
+
+ASKING = 0.9
+"""Part of an attempt for its calls, all together: the rest is for reading and writing."""
+
+
+class LlmServer(BaseModel):
+    """One OpenAI-compatible server, of those in JOBS_LLM_PROVIDERS."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(default="default", pattern=patterns.DASHED_NAME)
+    """Names it in the ledger: the same in all processes."""
+    base_url: str
+    model: str = "default"
+    api_key: SecretStr | None = None
+    order: int = Field(default=0, ge=0, le=100)
+    """Servers of the lowest order are asked; those of the next when these are away."""
+    weight: float = Field(default=1.0, gt=0, le=1000)
+    """How often it is asked first, among those of its order."""
+    most: int | None = Field(default=None, ge=1, le=10_000)
+    """Requests that it gets at once at most; JOBS_LLM_CONCURRENCY_MAX where unset."""
+    max_tokens_name: Literal["max_tokens", "max_completion_tokens"] | None = None
+    """The parameter that limits an answer; unset, the one that the server takes."""
+    sends_temperature: bool | None = None
+    """Whether the model takes a temperature; unset, it is left out where the server refuses it."""
+    batch: bool = False
+    """Questions of the lane backfill go through its Batch API, together and later."""
+
+
+class LlmSettings(BaseSettings):
+    """Language models."""
+
+    llm_base_url: str | None = Field(
+        default=None,
+        description="Address of an OpenAI-compatible server, for example "
+        "http://localhost:8000/v1. Without one, summaries are extractive and "
+        "marked as such.",
+    )
+    llm_model: str = Field(default="default", description="Model on that server.")
+    llm_api_key: SecretStr | None = Field(default=None, description="API key for that server.")
+    llm_timeout: float = Field(
+        default=180,
+        gt=0,
+        description="Timeout of one call to a language model server, in seconds; a request may "
+        "take several. `jobctl llm status` shows what remains of it for each type of request "
+        "(docs/llm.md#concurrency).",
+    )
+    llm_providers: tuple[LlmServer, ...] = Field(
+        default=(),
+        description="Several servers instead of JOBS_LLM_BASE_URL, as a JSON list of objects "
+        "with `name`, `base_url`, `model`, `api_key`, `order`, `weight`, `most`, "
+        "`batch`, `max_tokens_name`, `sends_temperature` (docs/llm.md).",
+    )
+    llm_max_tokens_name: Literal["max_tokens", "max_completion_tokens"] | None = Field(
+        default=None,
+        description="Parameter that limits the length of an answer. Default: `max_tokens`, or "
+        "`max_completion_tokens` if the server refuses that.",
+    )
+    llm_sends_temperature: bool | None = Field(
+        default=None,
+        description="Whether requests contain `temperature`. Default: yes, unless the server "
+        "refuses it.",
+    )
+    llm_batch: bool = Field(
+        default=False,
+        description="Whether requests of the lane backfill go through the Batch API of "
+        "JOBS_LLM_BASE_URL: cheaper, but answered within hours "
+        "(docs/llm.md#batches).",
+    )
+    llm_batch_wait: float = Field(
+        default=600,
+        ge=0,
+        le=86_400,
+        description="Seconds that requests are collected before a batch is sent.",
+    )
+    llm_batch_size: int = Field(
+        default=1_000,
+        ge=1,
+        le=50_000,
+        description="Number of collected requests at which a batch is sent without waiting.",
+    )
+    vision_model: str | None = Field(
+        default=None,
+        description="Model with image input, for `describe_figures` and `analyze_image`. "
+        "Without it, these jobs become dead letters.",
+    )
+    vision_base_url: str | None = Field(
+        default=None,
+        description="Address of the server of JOBS_VISION_MODEL. Default: JOBS_LLM_BASE_URL.",
+    )
+    vision_api_key: SecretStr | None = Field(
+        default=None,
+        description="API key for JOBS_VISION_BASE_URL. Default: JOBS_LLM_API_KEY, unless "
+        "JOBS_VISION_BASE_URL is set.",
+    )
+    llm_pacing: Literal["adaptive", "steps", "fixed"] = Field(
+        default="adaptive",
+        description="How the number of concurrent requests per server is adjusted: `adaptive` "
+        "by the times of its tokens, `steps` by timeouts only, `fixed` never.",
+    )
+    llm_concurrency: int = Field(
+        default=16,
+        ge=1,
+        le=10_000,
+        description="Initial number of concurrent requests per server, of all processes together.",
+    )
+    llm_concurrency_min: int = Field(
+        default=5, ge=1, le=10_000, description="Lower bound of this number."
+    )
+    llm_concurrency_max: int = Field(
+        default=50, ge=1, le=10_000, description="Upper bound of this number."
+    )
+    llm_direct: bool = Field(
+        default=False,
+        description="Whether clients call language model servers directly instead of "
+        "publishing jobs. Limits and stored answers are the same "
+        "(docs/llm.md#direct-mode).",
+    )
+    llm_answers_days: float = Field(
+        default=90,
+        ge=0,
+        le=36_500,
+        description="Days that an answer is stored and reused for equal requests. 0: not stored.",
+    )
+    llm_answers_mb: int = Field(
+        default=1024,
+        ge=0,
+        description="Maximum size of the stored answers in MiB; the least recently used are "
+        "deleted first.",
+    )
+    llm_prices: Path | None = Field(
+        default=None,
+        description="TOML file with prices of models (docs/llm.md#what-it-costs). Without it, "
+        "only tokens are counted.",
+    )
+    llm_budget_per_day: float | None = Field(
+        default=None,
+        gt=0,
+        le=1_000_000_000,
+        description="Maximum cost of language model calls per day (UTC), in the currency of "
+        "JOBS_LLM_PRICES. Default: no limit.",
+    )
+    llm_spend_days: float = Field(
+        default=400,
+        ge=1,
+        le=36_500,
+        description="Days that the cost of each call is stored.",
+    )
+    llm_hedge_share: float = Field(
+        default=0,
+        ge=0,
+        le=0.5,
+        description="Maximum share of hot calls for which a second request is sent if the "
+        "first is slow to answer (hedging). 0: off.",
+    )
+    llm_ok_below: int = Field(
+        default=250,
+        ge=1,
+        description="Queue length of an llm queue below which its back-pressure state returns "
+        "to ok.",
+    )
+    llm_slow_at: int = Field(
+        default=500,
+        ge=1,
+        description="Queue length of an llm queue from which its back-pressure state is slow.",
+    )
+    llm_full_at: int = Field(
+        default=1000,
+        ge=1,
+        description="Queue length of an llm queue from which its back-pressure state is full "
+        "and requests are refused.",
+    )
+
+    @model_validator(mode="after")
+    def _check_llm(self) -> Self:
+        names = [each.name for each in self.llm_providers]
+        if len(set(names)) < len(names):
+            raise ValueError("two servers of JOBS_LLM_PROVIDERS have the same name")
+        if self.llm_direct and not self.llm_servers:
+            raise ValueError("JOBS_LLM_DIRECT is set: set JOBS_LLM_BASE_URL")
+        if self.llm_budget_per_day is not None and self.llm_prices is None:
+            raise ValueError("JOBS_LLM_BUDGET_PER_DAY needs prices: set JOBS_LLM_PRICES")
+        ModelPrices.load(self.llm_prices)  # whoever has set it hears at once what is wrong with it
+        return self
+
+    @property
+    def prices(self) -> ModelPrices:
+        """What models cost, as their file says now."""
+        return ModelPrices.load(self.llm_prices)
+
+    def llm_call_limit(self, attempt: float) -> float:
+        """Seconds that one call may take in an attempt of so many."""
+        return min(self.llm_timeout, ASKING * attempt)
+
+    @property
+    def llm_servers(self) -> tuple[LlmServer, ...]:
+        """The servers of language models; empty where there is none."""
+        if self.llm_providers or self.llm_base_url is None:
+            return self.llm_providers
+        return (
+            LlmServer(
+                base_url=self.llm_base_url,
+                model=self.llm_model,
+                api_key=self.llm_api_key,
+                max_tokens_name=self.llm_max_tokens_name,
+                sends_temperature=self.llm_sends_temperature,
+                batch=self.llm_batch,
+            ),
+        )
+
+    @property
+    def model_servers(self) -> tuple[LlmServer, ...]:
+        """Those, and that of the vision model."""
+        vision = self.for_vision
+        return (*self.llm_servers, *(vision.llm_servers if vision else ()))
+
+    def most_calls(self, server: LlmServer) -> int:
+        """Calls that a server gets at once at most."""
+        return server.most or self.llm_concurrency_max
+
+    @property
+    def for_vision(self) -> Self | None:
+        """The same settings with the vision model as the only language model; None where there is
+        none, or no server that has it."""
+        base_url = self.vision_base_url or self.llm_base_url
+        if self.vision_model is None or base_url is None:
+            return None
+        own_key = self.vision_api_key or (None if self.vision_base_url else self.llm_api_key)
+        server = LlmServer(
+            name="vision", base_url=base_url, model=self.vision_model, api_key=own_key
+        )
+        return self.model_copy(update={"llm_providers": (server,), "llm_base_url": None})

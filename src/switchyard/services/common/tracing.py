@@ -1,0 +1,280 @@
+"""Traces: what happens to a job, from the request over every stage, retry and redrive, as spans of
+OpenTelemetry (docs/tracing.md).
+
+Off, this module imports nothing and a span costs the look at a variable. `tracing` turns it on for
+a process, where the environment names an exporter as OpenTelemetry defines it. The tracer is in the
+context, as the log's fields are: who makes spans names it nowhere.
+
+A job carries the W3C `traceparent` of its publish, in its message and so in its record: whatever
+becomes of it later (a retry, a redrive, another worker, its time, the end of a join) is of the same
+trace."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+import structlog
+
+from switchyard.services.common.traceparent import valid_traceparent
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor
+
+MAX_VALUE = 200
+"""Characters of an attribute."""
+FLUSH = 5_000
+"""Milliseconds for what is left when a process ends."""
+_ASKED_BY = (
+    "OTEL_TRACES_EXPORTER",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+)
+
+Value = str | int | float | bool
+Kind = Literal["internal", "server", "client", "producer", "consumer"]
+
+
+class Spanned(Protocol):
+    """A span that is open."""
+
+    @property
+    def traceparent(self) -> str | None:
+        """What is to be its child elsewhere carries this; None where nobody traces."""
+        ...
+
+    def note(self, **attributes: Value | None) -> None:
+        """Add attributes; text is cut to 200 characters, None left out. Never a payload, an
+        answer or an address: these may be private."""
+        ...
+
+    def failed(self, kind: str) -> None:
+        """It ended badly, in this way."""
+        ...
+
+    def rename(self, name: str) -> None:
+        """What it is was known later than that it is."""
+        ...
+
+    def end(self) -> None:
+        """It is over; for those of `begin` alone."""
+        ...
+
+
+class _NoSpan:
+    traceparent: str | None = None
+
+    def note(self, **attributes: Value | None) -> None:
+        """Nobody traces."""
+
+    def failed(self, kind: str) -> None:
+        """Nobody traces."""
+
+    def rename(self, name: str) -> None:
+        """Nobody traces."""
+
+    def end(self) -> None:
+        """Nobody traces."""
+
+
+class _OpenSpan:
+    def __init__(self, span: Any) -> None:
+        self.span = span
+
+    @property
+    def traceparent(self) -> str | None:
+        context = self.span.get_span_context()
+        if not context.is_valid:
+            return None
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+    def note(self, **attributes: Value | None) -> None:
+        for name, value in _bounded(attributes).items():
+            self.span.set_attribute(name, value)
+
+    def failed(self, kind: str) -> None:
+        from opentelemetry.trace import StatusCode
+
+        self.span.set_attribute("error.type", kind[:MAX_VALUE])
+        self.span.set_status(StatusCode.ERROR)
+
+    def rename(self, name: str) -> None:
+        self.span.update_name(name[:MAX_VALUE])
+
+    def end(self) -> None:
+        self.span.end()
+
+
+_NOTHING: Final = _NoSpan()
+_tracer: Final[ContextVar[Any]] = ContextVar("tracer", default=None)
+
+
+def tracer() -> Any:
+    """What keeps the spans here, for `tracing_by`; None where nobody traces."""
+    return _tracer.get()
+
+
+@contextmanager
+def tracing_by(tracer: Any) -> Iterator[None]:
+    """With the tracer of another context: a server's requests come in contexts of their own."""
+    token = _tracer.set(tracer)
+    try:
+        yield
+    finally:
+        _tracer.reset(token)
+
+
+@contextmanager
+def span(
+    name: str,
+    *,
+    kind: Kind = "internal",
+    parent: str | None = None,
+    **attributes: Value | None,
+) -> Iterator[Spanned]:
+    """A span around what is done within; whatever begins there is its child.
+
+    Its own parent is `parent`, a traceparent, or else the span around it. An exception that leaves
+    it is its error, by its type. In names of attributes, `__` stands for a dot.
+    """
+    keeps = tracer()
+    if keeps is None:
+        yield _NOTHING
+        return
+    from opentelemetry.trace import use_span
+
+    spanned = _begun(keeps, name, kind, parent, None, attributes)
+    try:
+        # Its exceptions are not recorded: their text may be private.
+        with use_span(spanned.span, record_exception=False, set_status_on_exception=False):
+            yield spanned
+    except BaseException as error:
+        spanned.failed(type(error).__name__)
+        raise
+    finally:
+        spanned.end()
+
+
+def begin(
+    name: str, *, kind: Kind = "internal", parent: str | None = None, **attributes: Value | None
+) -> Spanned:
+    """A span that is nobody's surroundings, one of many at once: `end` it."""
+    keeps = tracer()
+    return _NOTHING if keeps is None else _begun(keeps, name, kind, parent, None, attributes)
+
+
+def record(name: str, *, began: float, parent: str | None, **attributes: Value | None) -> None:
+    """A span of what is over now, and has begun then (seconds since the epoch), such as a wait.
+    Nothing without a parent."""
+    keeps = tracer()
+    if keeps is not None and valid_traceparent(parent) is not None:
+        _begun(keeps, name, "internal", parent, began, attributes).end()
+
+
+def _begun(
+    keeps: Any,
+    name: str,
+    kind: Kind,
+    parent: str | None,
+    began: float | None,
+    attributes: Mapping[str, Value | None],
+) -> _OpenSpan:
+    from opentelemetry.trace import SpanKind
+
+    return _OpenSpan(
+        keeps.start_span(
+            name[:MAX_VALUE],
+            context=_context_of(parent),
+            kind=SpanKind[kind.upper()],
+            attributes=_bounded(attributes),
+            start_time=None if began is None else int(began * 1e9),
+        )
+    )
+
+
+def current_traceparent() -> str | None:
+    """That of the span around; None where nobody traces, or outside of any."""
+    if tracer() is None:
+        return None
+    from opentelemetry.trace import get_current_span
+
+    return _OpenSpan(get_current_span()).traceparent
+
+
+def _context_of(parent: str | None) -> Any:
+    if valid_traceparent(parent) is None:
+        return None
+    from opentelemetry.context import Context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract({"traceparent": parent}, context=Context())
+
+
+def _bounded(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
+    return {
+        name.replace("__", "."): value[:MAX_VALUE] if isinstance(value, str) else value
+        for name, value in attributes.items()
+        if value is not None
+    }
+
+
+@contextmanager
+def tracing(process: str) -> Iterator[None]:
+    """Trace what is done within, and in all tasks that begin there, where the environment asks for
+    it. `process` is the service's name behind `switchyard-`, unless OTEL_SERVICE_NAME has one.
+
+    Raises ValueError for an exporter that is not installed.
+    """
+    if not _is_asked_for():
+        yield
+        return
+    if importlib.util.find_spec("opentelemetry.sdk") is None:
+        structlog.get_logger("tracing").warning(
+            "nothing is traced: OTEL_… asks for it, and `switchyard[tracing]` is not installed"
+        )
+        yield
+        return
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    with tracing_to(BatchSpanProcessor(_exporter()), process):
+        yield
+
+
+@contextmanager
+def tracing_to(processor: SpanProcessor, process: str) -> Iterator[None]:
+    """`tracing` to a processor of one's own."""
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+
+    named = {} if os.environ.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: f"switchyard-{process}"}
+    provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+    provider.add_span_processor(processor)
+    try:
+        with tracing_by(provider.get_tracer("switchyard")):
+            yield
+    finally:
+        provider.force_flush(FLUSH)
+        provider.shutdown()
+
+
+def _is_asked_for() -> bool:
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    if os.environ.get("OTEL_TRACES_EXPORTER", "").lower() == "none":
+        return False
+    return any(os.environ.get(name) for name in _ASKED_BY)
+
+
+def _exporter() -> Any:
+    """The one that OTEL_TRACES_EXPORTER names; it reads its own variables."""
+    name = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
+    name = "otlp_proto_http" if name == "otlp" else name
+    found = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)
+    if found is None:
+        raise ValueError(f"OTEL_TRACES_EXPORTER={name[:50]}: no such exporter is installed")
+    return found.load()()

@@ -1,0 +1,2 @@
+"""The job engine: job types, ledger, workers, publishing, dead letters, redrive, backfill,
+schedules."""

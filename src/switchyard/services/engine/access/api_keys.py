@@ -1,0 +1,181 @@
+"""Keys of the HTTP API: making them, and telling whose a presented one is.
+
+A key is 32 random bytes behind a prefix that secret scanners can look for. Only its SHA-256 is
+kept: with so many bits nothing slower is needed, and nobody can read keys out of the ledger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import structlog
+
+from switchyard.services.common.errors import Misconfigured
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.keys import ApiKeyRecord
+
+PREFIX = "swy_"
+KEY_BYTES = 32
+SHORTEST_KEY = 24
+"""Characters that a key from the settings must have at least."""
+REMEMBERED_FOR = 1.0
+"""Seconds for which a key that was found is not looked up again: a revoked one works no longer."""
+MOST_REMEMBERED = 1_000
+USE_NOTED_EVERY = 60.0
+"""Seconds between notes of a key's use in the ledger."""
+
+
+class Scope(StrEnum):
+    """What a key may do."""
+
+    PUBLISH = "publish"
+    """Publish and cancel jobs."""
+    READ = "read"
+    """See jobs, results, events."""
+    ADMIN = "admin"
+    """Everything, workers and dead letters included."""
+
+
+class InvalidKeySetting(Misconfigured):
+    """A key in the settings can't be used; the text says why, without the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who makes a request."""
+
+    id: str
+    """Public, for logs and limits."""
+    scopes: frozenset[Scope]
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.scopes or Scope.ADMIN in self.scopes
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key that was just made. This is the only moment at which it can be read."""
+
+    id: str
+    key: str = field(repr=False)
+
+
+def hash_of(key: str) -> str:
+    """SHA-256, hexadecimal: what is kept of a key."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+async def create_key(ledger: Ledger, name: str, scopes: Iterable[Scope]) -> NewKey:
+    """Make a key and keep its hash. Raises LedgerError."""
+    made = NewKey(id=secrets.token_hex(4), key=PREFIX + secrets.token_urlsafe(KEY_BYTES))
+    await ledger.add_api_key(
+        made.id,
+        name=name,
+        key_hash=hash_of(made.key),
+        scopes=sorted(set(scopes)),
+        now=ledger.clock.time(),
+    )
+    return made
+
+
+def configured_keys(text: str) -> dict[str, Principal]:
+    """The keys of JOBS_API_KEYS by their hashes: `KEY` (every scope) or `KEY:read+publish`,
+    separated by commas. Raises InvalidKeySetting."""
+    found: dict[str, Principal] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        key, colon, names = entry.partition(":")
+        if len(key) < SHORTEST_KEY:
+            raise InvalidKeySetting(
+                f"a key in JOBS_API_KEYS is shorter than {SHORTEST_KEY} characters: make one with "
+                "`jobctl keys create`, or with `openssl rand -base64 32`"
+            )
+        try:
+            scopes = frozenset(map(Scope, names.split("+"))) if colon else frozenset(Scope)
+        except ValueError as error:
+            raise InvalidKeySetting(
+                f"a scope in JOBS_API_KEYS is unknown: use {', '.join(Scope)}, joined by +"
+            ) from error
+        key_hash = hash_of(key)
+        found[key_hash] = Principal(f"env-{key_hash[:8]}", scopes)
+    return found
+
+
+@dataclass(slots=True)
+class _Remembered:
+    principal: Principal
+    until: float
+
+
+class KeyRing:
+    """Tells whose a key is: from the settings, or from the ledger."""
+
+    def __init__(self, ledger: Ledger, configured: dict[str, Principal]) -> None:
+        self._ledger = ledger
+        self._configured = configured
+        self._remembered: dict[str, _Remembered] = {}
+        self._noted: dict[str, float] = {}
+        self._any_until = 0.0
+        self._any = bool(configured)
+        self._log = structlog.get_logger("api keys")
+
+    async def identify(self, key: str) -> Principal | None:
+        """Whose key that is; None for a key that is unknown or revoked. Raises LedgerError."""
+        key_hash = hash_of(key)
+        for known, principal in self._configured.items():
+            if hmac.compare_digest(known, key_hash):
+                return principal
+        now = time.monotonic()
+        remembered = self._remembered.get(key_hash)
+        if remembered is not None and now < remembered.until:
+            return remembered.principal
+        self._remembered.pop(key_hash, None)
+        record = await self._ledger.find_api_key(key_hash)
+        if record is None or record.revoked_at is not None:
+            return None
+        if not hmac.compare_digest(record.key_hash, key_hash):
+            return None
+        if len(self._remembered) >= MOST_REMEMBERED:
+            self._remembered.clear()
+        principal = _principal(record)
+        self._remembered[key_hash] = _Remembered(principal, now + REMEMBERED_FOR)
+        await self._note_use(record, now)
+        return principal
+
+    async def has_keys(self) -> bool:
+        """Whether there is any key, also a revoked one: then nobody gets in without one.
+
+        At most a second old; once True, always True. Raises LedgerError.
+        """
+        if not self._any and time.monotonic() >= self._any_until:
+            self._any = await self._ledger.has_api_keys()
+            self._any_until = time.monotonic() + REMEMBERED_FOR
+        return self._any
+
+    async def has_usable_keys(self) -> bool:
+        """Whether somebody could get in with a key. Raises LedgerError."""
+        if self._configured:
+            return True
+        return any(key.revoked_at is None for key in await self._ledger.list_api_keys())
+
+    async def _note_use(self, record: ApiKeyRecord, now: float) -> None:
+        if now - self._noted.get(record.id, -USE_NOTED_EVERY) < USE_NOTED_EVERY:
+            return
+        self._noted[record.id] = now
+        try:
+            await self._ledger.note_api_key_used(record.id, self._ledger.clock.time())
+        except LedgerError as error:  # the key is right all the same
+            self._log.warning(
+                "the use of an API key could not be recorded", key=record.id, error=str(error)
+            )
+
+
+def _principal(record: ApiKeyRecord) -> Principal:
+    known = {scope.value for scope in Scope}
+    return Principal(record.id, frozenset(Scope(name) for name in record.scopes if name in known))

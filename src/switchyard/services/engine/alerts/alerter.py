@@ -1,0 +1,128 @@
+"""Looks now and then, and posts what is new to a webhook.
+
+What was told stands in the ledger: another scheduler goes on from there, and a message that could
+not be delivered is sent at the next look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import structlog
+
+from switchyard.broker.authorities import authorities
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.access.signing import HEADER, signature
+from switchyard.services.engine.alerts.messages import Alert, of_check, of_operation, operation_key
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.check import Check, Finding
+from switchyard.services.engine.monitoring.doctor import diagnose
+from switchyard.services.engine.records.bulk import AT_LAST, BulkOperation
+from switchyard.services.engine.records.errors import LedgerError
+
+TELLING_WARNINGS = frozenset(
+    {Finding.WORKERS_SILENT, Finding.DISK_LOW, Finding.DISPLACED, Finding.CONSUMER_LOST}
+)
+"""Warnings that are told; all that is wrong is told anyway."""
+RECENT = 86_400.0
+"""Seconds for which an operation's end is news, and remembered as told."""
+LOOKED_AT = 200
+"""Operations at most."""
+DELIVERY = 5.0
+"""Seconds for one message."""
+
+
+class Alerter:
+    """Runs in the scheduler that is active, where JOBS_ALERT_WEBHOOK is set."""
+
+    def __init__(self, settings: Settings, ledger: Ledger) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._log = structlog.get_logger("alerts")
+        self._last: dict[str, Check] = {}
+        """What the look before has found: one look alone may have seen a moment."""
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except LedgerError as error:
+                self._log.warning("alerts could not be checked", error=str(error))
+            await asyncio.sleep(self._settings.alert_interval)
+
+    async def look(self) -> None:
+        """Post what is new; what was not taken is posted again by the next look. Raises
+        LedgerError."""
+        found = {str(each.finding): each for each in await self._findings()}
+        lasting = {key: check for key, check in found.items() if key in self._last}
+        self._last = found
+        system, now = str(await self._ledger.system()), self._ledger.clock.time()
+        told = await self._ledger.told_alerts()
+        for key, check in lasting.items():
+            if key not in told:
+                await self._tell(of_check(check, firing=True, system=system, at=now))
+        for operation in await self._ended(now):
+            if operation_key(operation) not in told:
+                await self._tell(of_operation(operation, system=system, at=now))
+        for key in (key for key in told if key in set(Finding) and key not in found):
+            over = Check(key, "ok", "it is no more", finding=Finding(key))
+            if await self._delivered(of_check(over, firing=False, system=system, at=now)):
+                await self._ledger.forget_alert(key)
+        await self._ledger.forget_alerts_before(
+            now - 2 * RECENT, keep=[str(each) for each in Finding]
+        )
+
+    async def _findings(self) -> list[Check]:
+        checks = [check async for check in diagnose(self._settings)]
+        return [
+            check
+            for check in checks
+            if check.finding is not None
+            and (check.status == "wrong" or check.finding in TELLING_WARNINGS)
+        ]
+
+    async def _ended(self, now: float) -> list[BulkOperation]:
+        page = await self._ledger.list_bulk(states=AT_LAST, limit=LOOKED_AT)
+        return [each for each in page.items if each.updated_at > now - RECENT]
+
+    async def _tell(self, alert: Alert) -> None:
+        if await self._delivered(alert):
+            await self._ledger.remember_alert(alert.key, alert.at)
+            self._log.info("told", alert=alert.key, status=alert.status)
+
+    async def _delivered(self, alert: Alert) -> bool:
+        """Whether it was taken. One that is refused again and again holds up no other."""
+        try:
+            await self._post(alert)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            # Not its text: the address is a secret.
+            name = type(error).__name__
+            self._log.warning("an alert could not be delivered", alert=alert.key, error=name)
+            return False
+        return True
+
+    async def _post(self, alert: Alert) -> None:
+        url, secret = self._settings.alert_webhook, self._settings.alert_secret
+        if url is None:
+            return
+        body = alert.body(self._settings.alert_format)
+        headers = {"Content-Type": "application/json"}
+        if secret is not None:
+            headers[HEADER] = signature(body, secret.get_secret_value())
+        # Of the answer, its status is what counts: what else it says may be endless.
+        limit = asyncio.timeout(DELIVERY)
+        try:
+            async with (
+                limit,
+                httpx.AsyncClient(timeout=DELIVERY, verify=authorities()) as client,
+                client.stream(
+                    "POST", url.get_secret_value(), content=body, headers=headers
+                ) as answer,
+            ):
+                answer.raise_for_status()
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise httpx.ReadTimeout("no answer in time") from error

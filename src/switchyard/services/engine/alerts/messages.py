@@ -1,0 +1,87 @@
+"""What an alert says, and in which form it is sent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from switchyard.services.engine.monitoring.check import Check
+from switchyard.services.engine.records.bulk import BulkOperation
+
+Form = Literal["json", "slack"]
+LONGEST_DETAIL = 3_000
+"""Characters: chat services refuse longer texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One thing that has begun, is over, or has happened."""
+
+    key: str
+    """The same as long as it is the same thing."""
+    status: Literal["firing", "resolved", "ended"]
+    title: str
+    detail: str
+    remedy: str
+    system: str
+    """Which system it is about: its name and id."""
+    at: float
+    """Seconds since the epoch."""
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        marks = {"firing": "🔴", "resolved": "🟢", "ended": "🔵"}
+        lines = [f"{marks[self.status]} {self.system}: {self.title} ({self.status})", self.detail]
+        if self.remedy and self.status != "resolved":
+            lines.append(f"→ {self.remedy}")
+        return "\n".join(line for line in lines if line)
+
+    def body(self, form: Form) -> bytes:
+        """What is sent: for Slack and what understands its messages the text alone."""
+        if form == "slack":
+            content: dict[str, object] = {"text": _plain(self.text)}
+        else:
+            moment = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds")
+            content = {**asdict(self), "at": moment, "text": self.text}
+        return json.dumps(content, ensure_ascii=False).encode()
+
+
+def _plain(text: str) -> str:
+    """Slack gives these three a meaning: a payload's words must not mention everybody."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def of_check(check: Check, *, firing: bool, system: str, at: float) -> Alert:
+    """What the doctor has found, or finds no more."""
+    return Alert(
+        key=str(check.finding),
+        status="firing" if firing else "resolved",
+        title=f"{check.name}: {check.finding}",
+        detail=check.detail[:LONGEST_DETAIL],
+        remedy=check.remedy,
+        system=system,
+        at=at,
+    )
+
+
+def of_operation(operation: BulkOperation, *, system: str, at: float) -> Alert:
+    """A backfill or redrive that has come to its end, or stands until somebody acts."""
+    note = f": {operation.note}" if operation.note else ""
+    command = "backfill" if operation.kind == "backfill" else "dead redrives"
+    return Alert(
+        key=operation_key(operation),
+        status="ended",
+        title=f"{operation.kind} {operation.state}",
+        detail=f"{operation.title}{note}"[:LONGEST_DETAIL],
+        remedy=f"`jobctl {command} show {operation.id}`",
+        system=system,
+        at=at,
+    )
+
+
+def operation_key(operation: BulkOperation) -> str:
+    """One for each end: what was resumed may end again."""
+    return f"{operation.id}.{operation.state}"

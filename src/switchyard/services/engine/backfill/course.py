@@ -1,0 +1,320 @@
+"""Running a backfill: read, publish, note how far, wait for what was published.
+
+A batch is recorded, published and confirmed before the cursor passes it, and a job's id follows
+from its item. So a crash at any moment repeats at most the batches under way, and the repeat finds
+its jobs recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from pydantic_core import to_json
+
+from switchyard.broker.errors import LaneFull, NeverTaken
+from switchyard.broker.lanes import EVENTS_EXCHANGE, queue_name
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.wire.envelope import Envelope
+from switchyard.services.engine.backfill.counts import NOTES, Counts
+from switchyard.services.engine.backfill.gate import Gate
+from switchyard.services.engine.backfill.reader import ReadAhead
+from switchyard.services.engine.backfill.sharing import QueueShare, Target, share_of
+from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable
+from switchyard.services.engine.backfill.spec import KIND, Plan, job_or_reason
+from switchyard.services.engine.bulk.hot_traffic import HotTraffic
+from switchyard.services.engine.bulk.session import BulkSession
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.lane_pressure import LanePressure
+from switchyard.services.engine.publishing.publisher import JobPublisher
+from switchyard.services.engine.publishing.recorded import publish_recorded
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.records.states import FINISHED, State
+from switchyard.services.llm.spending import short_budget
+
+BATCH = 500
+"""Jobs that are recorded and published together."""
+IN_FLIGHT = 3
+"""Batches under way at once."""
+WINDOW = 2_000
+"""Items that are read ahead."""
+CLOSED_PAUSE = 0.1
+"""Seconds between looks whether the gate is open; the gate asks the broker less often."""
+REFUSED_PAUSE = 0.5
+SAMPLE_EVERY = 5.0
+SAMPLE_SHARE = 0.05
+"""Of the time, for counting what became of the jobs: that of a million takes seconds."""
+DRAIN_PAUSE = 1.0
+PAST_END = "its end date came before the end of the source"
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    items: Sequence[Item | Unusable]
+    publishing: asyncio.Task[None]
+    published: int
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def cursor(self) -> Cursor:
+        return self.items[-1].cursor
+
+
+class Course:
+    """One process's part of one backfill."""
+
+    def __init__(
+        self,
+        session: BulkSession,
+        ledger: Ledger,
+        publisher: Publisher,
+        plan: Plan,
+        source: Source,
+        pressure: LanePressure,
+        traffic: HotTraffic,
+        *,
+        per_day: float | None = None,
+        target: Target | None = None,
+        fair_from: int | None = None,
+    ) -> None:
+        self._session = session
+        self._ledger = ledger
+        self._publisher = publisher
+        self._jobs = JobPublisher(plan.registry, ledger, publisher, fair_from=fair_from)
+        self._plan = plan
+        self._source = source
+        self._per_day = per_day
+        """What calls of language models may cost on one day."""
+        self._counts = Counts.of(session.operation.counts)
+        self._under_way: deque[_Batch] = deque()
+        self._next_sample = float("-inf")
+        queue = queue_name(plan.spec.lane, plan.job_type.worker)
+        self._gate = Gate(
+            pressure,
+            traffic,
+            self._count_open,
+            lane=plan.spec.lane,
+            queue=queue,
+            low=plan.spec.low,
+            high=plan.spec.high,
+            short_budget=self._short_budget,
+            share=None if target is None else partial(self._share, target),
+        )
+
+    async def run(self) -> None:
+        note = None
+        if not self._counts.exhausted:
+            if self._plan.then is not None:
+                await self._ledger.record_joined([self._plan.then])
+            note = await self._publish_all()
+            own, _ = await self._ledger.count_bulk_jobs(self._session.id)
+            self._counts.conclude(sum(own.values()))
+            await self._session.checkpoint(counts=self._counts.to_json())
+        await self._let_go()
+        await self._drain(note)
+
+    async def _let_go(self) -> None:
+        """No more jobs will come: the one that follows waits for no more than these."""
+        if self._plan.then is None:
+            return
+        ledger, then_id = self._ledger, self._plan.then.message.job_id
+        if await ledger.release_join(then_id, ledger.clock.time()):
+            # All had ended before; what fails here, the scheduler makes good.
+            then = await ledger.get(then_id)
+            await publish_recorded(self._publisher, ledger, [then] if then else [])
+
+    # --- publishing -------------------------------------------------------------------------
+
+    async def _publish_all(self) -> str | None:
+        """Publish what is left of the source; a note when it is not all of it."""
+        items = self._source.items(self._session.operation.cursor)
+        async with ReadAhead(items, WINDOW) as reader:
+            try:
+                while True:
+                    if self._is_past_end():
+                        return PAST_END
+                    room = await self._room()
+                    if room > 0:
+                        room = await self._session.take_slots(room, until=self._until)
+                    if room == 0:
+                        continue
+                    if reader.is_empty:
+                        await self._settle_all()
+                    batch = await self._session.unless_gone(reader.take(room))
+                    self._session.check()
+                    if not batch:
+                        return None
+                    async with self._gate.turn(self._session):
+                        if self._is_past_end():
+                            return PAST_END
+                        self._launch(batch)
+                        if len(batch) < BATCH:
+                            # Only this is the turn's; what follows does not keep others waiting.
+                            await asyncio.wait([each.publishing for each in self._under_way])
+                    if len(batch) < BATCH:
+                        await self._settle_all()  # in no hurry: what is shown shall be true
+                    elif len(self._under_way) >= IN_FLIGHT:
+                        await self._settle_oldest()
+            finally:
+                await self._settle_rest()
+
+    async def _room(self) -> int:
+        """Jobs that may be published; 0 after a pause, when there is no room."""
+        under_way = sum(each.published for each in self._under_way if not each.publishing.done())
+        room = await self._gate.room(BATCH, self._session.operation.max_open, under_way)
+        await self._session.move(BulkState.RUNNING, self._gate.why)
+        if room == 0:
+            await self._settle_all()
+            if self._is_sample_due:
+                await self._sample()
+                await self._session.record(counts=self._counts.to_json())
+            await self._session.sleep(CLOSED_PAUSE)
+        return room
+
+    def _launch(self, items: Sequence[Item | Unusable]) -> None:
+        jobs: list[NewJob] = []
+        skipped: list[str] = []
+        for item in items:
+            made = job_or_reason(self._plan, item)
+            if isinstance(made, str):
+                skipped.append(made)
+            else:
+                jobs.append(made)
+        self._gate.let_through(len(jobs))
+        publishing = asyncio.create_task(
+            self._publish(jobs, skipped), name=f"batch of {self._session.id}"
+        )
+        self._under_way.append(_Batch(items, publishing, len(jobs), skipped))
+
+    async def _publish(self, jobs: Sequence[NewJob], skipped: list[str]) -> None:
+        """Until the broker has taken all of them, but for those that it never takes: those are
+        skipped, as items that make no valid job are."""
+        while jobs:
+            outcomes = await self._jobs.publish_prepared(jobs)
+            refused: list[NewJob] = []
+            for job, outcome in zip(jobs, outcomes, strict=True):
+                if isinstance(outcome, LaneFull):
+                    # One that its lane has dead-lettered is a job of this backfill that died.
+                    if not outcome.dead_lettered:
+                        refused.append(job)
+                elif isinstance(outcome, NeverTaken):
+                    skipped.append(f"{job.message.job_id}: {outcome}")
+                elif isinstance(outcome, Exception):
+                    raise outcome
+            jobs = refused
+            if jobs:
+                self._gate.refused()
+                await self._session.sleep(REFUSED_PAUSE)
+
+    async def _settle_oldest(self) -> None:
+        await self._settle(self._under_way[0])
+        self._session.check()
+
+    async def _settle_all(self) -> None:
+        while self._under_way:
+            await self._settle_oldest()
+
+    async def _settle_rest(self) -> None:
+        """Note what is done of what was under way, up to the first batch that is not."""
+        try:
+            while self._under_way:
+                await self._settle(self._under_way[0])
+        finally:
+            left = [batch.publishing for batch in self._under_way]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            self._under_way.clear()
+
+    async def _settle(self, batch: _Batch) -> None:
+        """Wait for the batch, and let the cursor pass it."""
+        await batch.publishing
+        self._under_way.popleft()
+        counts = self._counts
+        counts.read += len(batch.items)
+        counts.published += len(batch.items) - len(batch.skipped)
+        counts.skipped += len(batch.skipped)
+        counts.notes += batch.skipped[: NOTES - len(counts.notes)]
+        if self._is_sample_due:
+            await self._sample()
+        await self._session.record(cursor=batch.cursor, counts=counts.to_json())
+
+    @property
+    def _is_sample_due(self) -> bool:
+        return time.monotonic() >= self._next_sample
+
+    @property
+    def _until(self) -> float | None:
+        until = self._plan.spec.until
+        return None if until is None else until.timestamp()
+
+    def _is_past_end(self) -> bool:
+        return self._until is not None and self._ledger.clock.time() >= self._until
+
+    async def _share(self, target: Target) -> QueueShare | None:
+        spec = self._plan.spec
+        return await share_of(
+            self._ledger,
+            self._session.id,
+            lane=spec.lane,
+            worker=self._plan.job_type.worker,
+            weight=spec.weight,
+            target=target,
+        )
+
+    async def _short_budget(self) -> str | None:
+        """More jobs would wait for a budget, too."""
+        budget = await short_budget(
+            self._ledger, self._session.id, self._per_day if self._plan.asks_models else None
+        )
+        return None if budget is None else f"{budget.name} has too little left"
+
+    # --- what became of the jobs ------------------------------------------------------------
+
+    async def _drain(self, note: str | None) -> None:
+        """Wait until all its jobs have ended, and those that followed from them."""
+        while True:
+            is_done = await self._count_open(1) == 0
+            if is_done or self._is_sample_due:
+                await self._sample()
+                await self._session.checkpoint(counts=self._counts.to_json())
+            if is_done:
+                break
+            await self._session.move(BulkState.DRAINING, note)
+            await self._session.sleep(DRAIN_PAUSE)
+        await self._session.finish(BulkState.COMPLETED, note)
+
+    async def _sample(self) -> None:
+        """Keep a sample of its course and tell of it."""
+        began = time.monotonic()
+        own, _ = await self._ledger.count_bulk_jobs(self._session.id)
+        ended = time.monotonic()
+        self._next_sample = ended + max(SAMPLE_EVERY, (ended - began) / SAMPLE_SHARE)
+        finished = sum(own.get(state, 0) for state in FINISHED)
+        self._counts.add_sample(finished, self._ledger.clock.time())
+        self._announce(own)
+
+    async def _count_open(self, at_most: int) -> int:
+        return await self._ledger.count_open_bulk_jobs(self._session.id, at_most=at_most)
+
+    def _announce(self, own: Mapping[State, int]) -> None:
+        """Tell whoever listens; best effort, as all events."""
+        body = {
+            "event": "progress",
+            "job_id": self._session.id,
+            "job_type": KIND,
+            "lane": self._plan.spec.lane,
+            "at": self._ledger.clock.time(),
+            "total": self._counts.total,
+            "published": self._counts.published,
+            "skipped": self._counts.skipped,
+            "jobs": {state.value: number for state, number in own.items()},
+        }
+        event = Envelope(body=to_json(body), message_id=self._session.id, type="progress")
+        routing_key = f"progress.{self._plan.spec.lane}.{KIND}"
+        self._publisher.send_soon(EVENTS_EXCHANGE, routing_key, lambda: event)

@@ -1,0 +1,224 @@
+"""A file as a source: an item for each line of text, each row of CSV, each line of JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from switchyard.broker import patterns
+from switchyard.services.common.files.charsets import UTF_8, Charset, as_utf8, marked_charset
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import NotStored, StorageError
+from switchyard.services.engine.backfill.formats import FileFormat
+from switchyard.services.engine.backfill.sources import (
+    Cursor,
+    InvalidBackfill,
+    Item,
+    Source,
+    SourceAway,
+    SourceFailed,
+    Unusable,
+)
+
+MAX_INPUT_BYTES = 10 * 1024**3
+TURN = 500
+"""Records between two turns of everything else in the event loop."""
+MAX_RECORD_BYTES = 1024 * 1024
+"""Of one line, or one row of CSV with line breaks in it."""
+PIECE_BYTES = 16 * 1024
+"""Of a file, after which others of its process get their turn: it may have nothing but line ends,
+and a megabyte of these takes half a second."""
+INPUT_PREFIX = "backfills"
+
+
+def format_of(name: str) -> FileFormat:
+    """The format that a file's name tells."""
+    if name.endswith((".jsonl", ".ndjson")):
+        return FileFormat.JSONL
+    return FileFormat.CSV if name.endswith(".csv") else FileFormat.LINES
+
+
+async def store_input(
+    storage: Storage,
+    parts: AsyncIterable[bytes],
+    file_format: FileFormat,
+    charset: Callable[[], Charset | None] = lambda: None,
+) -> str:
+    """Keep a file for backfills, in UTF-8: by its byte order mark, else by the charset that its
+    sender declares, known with its first part. Returns its key.
+
+    Raises InvalidBackfill, FileTooLarge, and whatever `parts` raises: nothing is kept then.
+    """
+    key = f"{INPUT_PREFIX}/{secrets.token_hex(8)}.{file_format}"
+    text = as_utf8(parts, lambda head: marked_charset(head) or charset())
+    try:
+        await storage.put_stream_async(key, text, max_bytes=MAX_INPUT_BYTES)
+    except UnicodeDecodeError as error:
+        raise InvalidBackfill(
+            f"the file is not in the charset that it is declared to be in: {error.reason}"
+        ) from error
+    return key
+
+
+class FileOptions(BaseModel):
+    """Options of the source `file`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: str = Field(pattern=patterns.INPUT_KEY)
+    """Where the file lies in the storage."""
+    format: FileFormat
+    name: str | None = None
+    """Its name, for people."""
+
+
+class FileSource(Source):
+    """Items of a file in the storage. The cursor is the place in it: `byte` and `line`."""
+
+    name: ClassVar[str] = "file"
+    Options = FileOptions
+    options: FileOptions
+
+    @property
+    def title(self) -> str:
+        return f"file {self.options.name or self.options.key}"
+
+    async def total(self) -> int | None:
+        """Records that are not empty."""
+        number = 0
+        async for record, _ in self._records(0):
+            number += bool(record.strip())
+        return number - (self.options.format is FileFormat.CSV and number > 0)
+
+    async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
+        offset, line = (cursor["byte"], cursor["line"]) if cursor else (0, 0)
+        header = await self._header() if self.options.format is FileFormat.CSV else []
+        header_comes = bool(header) and cursor is None
+        async for record, end in self._records(offset):
+            line += 1
+            if not record.strip():
+                continue
+            if header_comes:
+                header_comes = False
+                continue
+            place = {"byte": end, "line": line}
+            try:
+                values = self._parse(record, header)
+            except ValueError as error:
+                yield Unusable(f"line {line}", str(error), place)
+            else:
+                yield Item(str(line), values, place)
+
+    def _parse(self, record: bytes, header: list[str]) -> dict[str, Any]:
+        """Raises ValueError, saying what is wrong with the record."""
+        if len(record) > MAX_RECORD_BYTES:
+            hint = ": is a quote not closed?" if self.options.format is FileFormat.CSV else ""
+            raise ValueError(f"longer than {MAX_RECORD_BYTES:,} bytes{hint}")
+        try:
+            text = UTF_8.decode(record, "strict")
+        except UnicodeDecodeError as error:
+            raise ValueError("not UTF-8: save the file so, or send its charset") from error
+        if self.options.format is FileFormat.LINES:
+            return {"item": text.strip()}
+        if self.options.format is FileFormat.CSV:
+            return _parse_row(text, header)
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not JSON: {error}") from error
+        return value if isinstance(value, dict) else {"item": value}
+
+    async def _header(self) -> list[str]:
+        async for record, _ in self._records(0):
+            if not record.strip():
+                continue
+            try:
+                text = UTF_8.decode(record, "strict")
+                names = [name.strip() for name in _cells(text)]
+            except (UnicodeDecodeError, csv.Error) as error:
+                raise SourceFailed(
+                    f"the first row of {self.title} can't be read: {error}"
+                ) from error
+            if not all(names) or len(set(names)) != len(names):
+                raise SourceFailed(f"the first row of {self.title} must name each column once")
+            return names
+        return []
+
+    async def _records(self, offset: int) -> AsyncIterator[tuple[bytes, int]]:
+        """Records with the place after each. A row of CSV goes on where a quote is open."""
+        quotes = self.options.format is FileFormat.CSV
+        rest = bytearray()
+        row = _Row()
+        try:
+            async for piece in self._pieces(offset):
+                first, *others = piece.split(b"\n")
+                rest += first
+                if len(rest) > 64 * MAX_RECORD_BYTES:
+                    raise SourceFailed(f"{self.title} has a line of {len(rest):,} bytes and more")
+                if not others:
+                    continue
+                lines = [bytes(rest), *others]
+                rest = bytearray(lines.pop())
+                for number, line in enumerate(lines, 1):
+                    if number % TURN == 0:
+                        await asyncio.sleep(0)
+                    offset += len(line) + 1
+                    if not quotes:
+                        yield line, offset
+                    elif row.ends_with(line + b"\n"):
+                        yield row.take(), offset
+        except NotStored as error:
+            raise SourceFailed(str(error)) from error
+        except (StorageError, OSError) as error:
+            raise SourceAway(f"the storage does not answer: {error}") from error
+        if last := row.take() + rest:
+            yield last, offset + len(rest)
+
+    async def _pieces(self, offset: int) -> AsyncIterator[bytes]:
+        async for part in self.context.storage.stream_async(self.options.key, start=offset):
+            for at in range(0, len(part), PIECE_BYTES):
+                yield part[at : at + PIECE_BYTES]
+                await asyncio.sleep(0)
+
+
+class _Row:
+    """A row of CSV, which may have line breaks between quotes."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._size = 0
+        self._is_open = False
+
+    def ends_with(self, line: bytes) -> bool:
+        """Add a line; whether the row is whole now, or longer than any may be."""
+        self._lines.append(line)
+        self._size += len(line)
+        self._is_open ^= line.count(b'"') % 2 == 1
+        return not self._is_open or self._size > MAX_RECORD_BYTES
+
+    def take(self) -> bytes:
+        """The row, and begin another."""
+        row = b"".join(self._lines)
+        self._lines, self._size, self._is_open = [], 0, False
+        return row
+
+
+def _cells(text: str) -> list[str]:
+    csv.field_size_limit(MAX_RECORD_BYTES)
+    return next(csv.reader(text.splitlines(keepends=True)), [])
+
+
+def _parse_row(text: str, header: list[str]) -> dict[str, Any]:
+    try:
+        row = _cells(text)
+    except csv.Error as error:
+        raise ValueError(f"not CSV: {error}") from error
+    if len(row) != len(header):
+        raise ValueError(f"{len(row)} fields, but the first row names {len(header)}")
+    return dict(zip(header, row, strict=True))

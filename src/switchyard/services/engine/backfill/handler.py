@@ -1,0 +1,93 @@
+"""Runs backfills: opens what one needs and sees its course through."""
+
+from __future__ import annotations
+
+from switchyard.broker.lanes import LANES, Lane
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.backfill.course import Course
+from switchyard.services.engine.backfill.gate import FRESH_FOR
+from switchyard.services.engine.backfill.sharing import target_of
+from switchyard.services.engine.backfill.sources import (
+    InvalidBackfill,
+    SourceAway,
+    SourceFailed,
+    Sources,
+)
+from switchyard.services.engine.backfill.spec import KIND, Plan, parse_spec
+from switchyard.services.engine.backfill.starting import Backfills
+from switchyard.services.engine.bulk.handler import BulkFailed, TryLater
+from switchyard.services.engine.bulk.hot_traffic import HotTraffic
+from switchyard.services.engine.bulk.session import BulkSession
+from switchyard.services.engine.identity.broker import guard
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.lane_pressure import LanePressure
+
+
+class BackfillHandler:
+    """Runs operations of kind `backfill`."""
+
+    kind = KIND
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        sources: Sources,
+        *,
+        traffic: HotTraffic | None = None,
+        lanes: tuple[Lane, ...] = LANES,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._ledger = ledger
+        self._sources = sources
+        self._traffic = traffic or HotTraffic(ledger)
+        self._lanes = lanes
+
+    async def run(self, session: BulkSession) -> None:
+        """See BulkHandler."""
+        try:
+            spec = parse_spec(session.operation.spec)
+            backfills = Backfills(
+                self._settings,
+                self._registry,
+                self._ledger,
+                Storage(self._settings.files_url),
+                self._sources,
+            )
+            source = backfills.open(spec, session.operation.created_at)
+            plan = Plan.of(session.id, spec, type(source), self._registry)
+            pressure = LanePressure(
+                self._settings,
+                self._registry,
+                ledger=self._ledger,
+                fresh_for=FRESH_FOR,
+                lanes=self._lanes,
+            )
+            async with (
+                Publisher(
+                    self._settings, name=session.id, guard=guard(self._settings, self._ledger)
+                ) as publisher,
+                pressure,
+            ):
+                course = Course(
+                    session,
+                    self._ledger,
+                    publisher,
+                    plan,
+                    source,
+                    pressure,
+                    self._traffic,
+                    per_day=self._settings.llm_budget_per_day,
+                    target=target_of(self._sources, self._registry),
+                    fair_from=self._settings.fair_from,
+                )
+                await course.run()
+        except (InvalidBackfill, SourceFailed) as error:
+            raise BulkFailed(str(error)) from error
+        except SourceAway as error:
+            raise TryLater(str(error)) from error

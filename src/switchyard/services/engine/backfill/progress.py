@@ -1,0 +1,152 @@
+"""How far a backfill is, when it will be done, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from switchyard.services.engine.backfill.counts import Counts, ProgressPoint
+from switchyard.services.engine.backfill.spec import then_id_of
+from switchyard.services.engine.bulk.runner import AT_ONCE
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.bulk import ACTIVE, BulkDeaths, BulkOperation, BulkState
+from switchyard.services.engine.records.states import FINISHED, State
+
+RECENT = (60.0, 600.0)
+"""Seconds over which rates are taken, beside that since the start."""
+UNATTENDED = 5.0
+"""Seconds without a scheduler after which it is worth a word."""
+LEAST = 5.0
+"""Seconds of its course without which nothing is foretold."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillProgress:
+    """A backfill at one moment."""
+
+    operation: BulkOperation
+    now: float
+    """The moment, by the ledger's clock: this host's may be hours off."""
+    total: int | None
+    """Items in all; None where the source does not know."""
+    read: int
+    published: int
+    skipped: int
+    repeated: int
+    """Items whose key another one had before; known once all is published."""
+    exhausted: bool
+    """All is published that will be."""
+    notes: tuple[str, ...]
+    """Why items were skipped; the first 50."""
+    jobs: Mapping[State, int]
+    """Its jobs by state."""
+    followers: Mapping[State, int]
+    """The jobs that followed from them, by state."""
+    rate: float | None
+    """Jobs a second that were finished in the last minute; None at the start."""
+    eta: tuple[float, float] | None
+    """Seconds to go, at the best and the worst of its rates so far; None where not known."""
+    deaths: tuple[BulkDeaths, ...]
+    """Dead jobs by cause, followers included."""
+
+    @property
+    def then_id(self) -> str | None:
+        """The job that follows its end; None where none does."""
+        return then_id_of(self.operation.id) if self.operation.spec.get("then") else None
+
+    @property
+    def done(self) -> int:
+        """Jobs of its own that have succeeded."""
+        return self.jobs.get(State.SUCCEEDED, 0)
+
+    @property
+    def finished(self) -> int:
+        """Jobs of its own that have run to their end, well or not: none that was cancelled."""
+        return self.done + self.jobs.get(State.DEAD, 0)
+
+    @property
+    def dead(self) -> int:
+        """Dead jobs, followers included."""
+        return self.jobs.get(State.DEAD, 0) + self.followers.get(State.DEAD, 0)
+
+    @property
+    def note(self) -> str | None:
+        """Why it stands where it stands; also that nobody runs it."""
+        operation = self.operation
+        idle = self.now - (operation.lease_until or operation.updated_at)
+        if operation.state in ACTIVE and idle > UNATTENDED:
+            return (
+                f"no scheduler has had it for {idle:,.0f} s: is `jobctl scheduler` running? One "
+                f"runs {AT_ONCE} at once"
+            )
+        return operation.note
+
+    @property
+    def is_over(self) -> bool:
+        return self.operation.state in (
+            BulkState.COMPLETED,
+            BulkState.CANCELLED,
+            BulkState.FAILED,
+            BulkState.HALTED,
+        )
+
+    @property
+    def succeeded(self) -> bool:
+        """Over, with every item done."""
+        return self.operation.state is BulkState.COMPLETED and not (self.dead or self.skipped)
+
+    @property
+    def seconds(self) -> float | None:
+        """From its start to its end, or to now."""
+        started = self.operation.started_at
+        if started is None:
+            return None
+        return (self.operation.finished_at or self.now) - started
+
+
+async def progress_of(ledger: Ledger, operation: BulkOperation) -> BackfillProgress:
+    """Raises LedgerUnavailable."""
+    counts = Counts.of(operation.counts)
+    own, followers = await ledger.count_bulk_jobs(operation.id)
+    finished = sum(number for state, number in own.items() if state in FINISHED)
+    is_dead = own.get(State.DEAD) or followers.get(State.DEAD)
+    deaths = await ledger.bulk_deaths(operation.id) if is_dead else []
+    samples = counts.samples
+    left = None if counts.total is None else max(0, counts.total - counts.skipped - finished)
+    if counts.exhausted:
+        left = counts.published - finished
+    runs = operation.state in (BulkState.RUNNING, BulkState.DRAINING)
+    return BackfillProgress(
+        operation=operation,
+        now=ledger.clock.time(),
+        total=counts.total,
+        read=counts.read,
+        published=counts.published,
+        skipped=counts.skipped,
+        repeated=counts.repeated,
+        exhausted=counts.exhausted,
+        notes=tuple(counts.notes),
+        jobs=own,
+        followers=followers,
+        rate=_rate(samples, RECENT[0]) if runs else None,
+        eta=_eta(samples, left) if runs and left else None,
+        deaths=tuple(deaths),
+    )
+
+
+def _rate(samples: list[ProgressPoint], seconds: float) -> float | None:
+    """Finished jobs a second over the last `seconds` of the course, or None at its start."""
+    if len(samples) < 2:
+        return None
+    last = samples[-1]
+    first = next(sample for sample in samples if last.at - sample.at <= seconds)
+    if first is last:
+        first = samples[-2]
+    span = last.at - first.at
+    return (last.finished - first.finished) / span if span >= LEAST else None
+
+
+def _eta(samples: list[ProgressPoint], left: int) -> tuple[float, float] | None:
+    rates = [_rate(samples, seconds) for seconds in (*RECENT, float("inf"))]
+    known = [rate for rate in rates if rate]
+    return (left / max(known), left / min(known)) if known else None

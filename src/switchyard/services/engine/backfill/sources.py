@@ -1,0 +1,217 @@
+"""Sources: where the items of a backfill come from.
+
+A source is a small class: an async iterator over items, each with a cursor from which another
+process can go on. Those in the modules of JOBS_MODULES are found like the built-in ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ValidationError
+
+from switchyard.broker.message import describe
+from switchyard.broker.wording import choices
+from switchyard.services.common.errors import Failed, InvalidInput, NotNow
+from switchyard.services.engine.jobs.local_fields import refusals
+from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.pipeline.sources.asking import SourceClient, SourceServer
+
+if TYPE_CHECKING:
+    from switchyard.services.common.files.storage import Storage
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.ledger import Ledger
+
+BUILT_IN_MODULES = (
+    "switchyard.services.pipeline.sources.backfill_arxiv",
+    "switchyard.services.engine.backfill.files",
+    "switchyard.services.pipeline.sources.backfill_github",
+    "switchyard.services.pipeline.sources.backfill_huggingface",
+    "switchyard.services.engine.backfill.stored",
+)
+"""Modules with the sources that come along."""
+
+PATIENCE = 60.0
+
+Cursor = Mapping[str, Any]
+"""JSON that says how far a source was read; only the source knows its form."""
+
+
+class InvalidBackfill(InvalidInput):
+    """The backfill can't be started as it was asked for; the text says what to change."""
+
+
+class SourceAway(NotNow):
+    """The source does not answer for the moment: the backfill tries again by itself."""
+
+
+class SourceFailed(Failed):
+    """The source can't be read on, and trying again would not help; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What one job is made of."""
+
+    key: str
+    """Names the item within the source, the same on each reading: its job's id is made of it."""
+    values: Mapping[str, Any]
+    """What the payload's template can use; the payload itself where there is no template."""
+    cursor: Cursor
+    """Where to go on after this item."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A piece of the source that can't be made into a job."""
+
+    where: str
+    """For people: `line 17`."""
+    why: str
+    cursor: Cursor
+
+
+class Source(ABC):
+    """Base of all sources.
+
+    class Numbers(Source):
+        name = "numbers"
+        class Options(BaseModel):
+            to: int
+        async def items(self, cursor):
+            for n in range(cursor["n"] if cursor else 0, self.options.to):
+                yield Item(str(n), {"n": n}, cursor={"n": n + 1})
+    """
+
+    name: ClassVar[str]
+    """What `jobctl backfill start` calls it."""
+    Options: ClassVar[type[BaseModel]]
+    """What it can be told."""
+    job_type: ClassVar[str | None] = None
+    """The job type where none is asked for."""
+    vouches: ClassVar[bool] = False
+    """Its items are the words of a server that the settings name, and nobody's who starts a
+    backfill. So they may fill local-only fields of the same name also where it was started over
+    HTTP."""
+
+    shows_records: ClassVar[bool] = False
+    """Its items are records of this system: who starts a backfill over HTTP sees some of them, and
+    needs the scope `read`, too."""
+
+    def __init__(self, options: Any, context: SourceContext) -> None:
+        self.options = options
+        """An instance of `Options`."""
+        self.context = context
+
+    @abstractmethod
+    def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
+        """The items after that cursor, all of them for None; the same in the same order each time.
+
+        Raises SourceAway, SourceFailed.
+        """
+
+    async def total(self) -> int | None:
+        """How many items there are in all; None where that is not known. Raises SourceAway,
+        SourceFailed."""
+        return None
+
+    @property
+    def title(self) -> str:
+        """For people: what is gone through."""
+        shown = self.options.model_dump(mode="json", exclude_none=True)
+        return " ".join([self.name, *(f"{key}={value}" for key, value in shown.items())])
+
+
+@dataclass(frozen=True, slots=True)
+class SourceContext:
+    """What sources may use."""
+
+    settings: Settings
+    ledger: Ledger
+    storage: Storage
+    started_at: float
+    """When the backfill was started: what came later is not its."""
+    patience: float = PATIENCE
+    """Seconds to wait for a turn, where a source lets everybody ask in turn."""
+
+
+@asynccontextmanager
+async def asked(server: SourceServer, context: SourceContext) -> AsyncIterator[SourceClient]:
+    """A client for a server (services/pipeline/sources/asking.py), whose errors become those of a
+    source: what can be asked again later, SourceAway; what can't, SourceFailed."""
+    try:
+        async with SourceClient.connect(
+            server, context.settings, context.ledger, patience=context.patience
+        ) as client:
+            yield client
+    except PermanentError as error:
+        raise SourceFailed(str(error)) from error
+    except RetryableError as error:
+        raise SourceAway(str(error)) from error
+
+
+class Sources:
+    """The sources that this process knows."""
+
+    def __init__(self, sources: Iterable[type[Source]]) -> None:
+        self._sources: dict[str, type[Source]] = {}
+        for source in sources:
+            missing = [name for name in ("name", "Options") if not hasattr(source, name)]
+            if missing:
+                raise InvalidBackfill(
+                    f"source {source.__module__}.{source.__qualname__} has no {missing[0]}"
+                )
+            known = self._sources.setdefault(source.name, source)
+            if known is not source:
+                raise InvalidBackfill(
+                    f"source {source.name!r} is declared twice: in {known.__module__} and in "
+                    f"{source.__module__}"
+                )
+
+    @classmethod
+    def load(cls, modules: Iterable[str] = ()) -> Sources:
+        """The built-in sources and those of these modules. Raises InvalidBackfill."""
+        found: dict[type[Source], None] = {}
+        for name in dict.fromkeys((*BUILT_IN_MODULES, *modules)):
+            try:
+                module = importlib.import_module(name)
+            except ImportError as error:
+                raise InvalidBackfill(f"can't import the module {name!r}: {error}") from error
+            for _, each in inspect.getmembers(module, inspect.isclass):
+                if (
+                    issubclass(each, Source)
+                    and not inspect.isabstract(each)
+                    and each.__module__ == module.__name__
+                ):
+                    found[each] = None
+        return cls(found)
+
+    def __iter__(self) -> Iterator[type[Source]]:
+        return iter(sorted(self._sources.values(), key=lambda source: source.name))
+
+    def get(self, name: str) -> type[Source]:
+        """Raises InvalidBackfill, naming those there are."""
+        try:
+            return self._sources[name]
+        except KeyError:
+            raise InvalidBackfill(f"no source {name!r}; {choices(name, self._sources)}") from None
+
+    def open(
+        self, name: str, options: Mapping[str, Any], context: SourceContext, *, remote: bool = True
+    ) -> Source:
+        """The source of that name with these options; with `remote` they come from outside, and
+        none that is LocalOnly may be set. Raises InvalidBackfill."""
+        source = self.get(name)
+        try:
+            given = source.Options.model_validate(options)
+        except ValidationError as error:
+            raise InvalidBackfill(f"source {name}: {describe(error)}") from error
+        if remote and (refused := refusals(given, options, {})):
+            raise InvalidBackfill(f"source {name}: {'; '.join(each.message for each in refused)}")
+        return source(given, context)

@@ -1,0 +1,209 @@
+"""What a backfill is asked to do, and how its items become jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+from uuid import NAMESPACE_URL, uuid5
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from switchyard.broker.lanes import BACKFILL, lane_named
+from switchyard.broker.message import MAX_PRIORITY, Moment, describe
+from switchyard.services.engine.backfill.sources import InvalidBackfill, Item, Source, Unusable
+from switchyard.services.engine.backfill.template import Unfillable, render
+from switchyard.services.engine.jobs.registry import (
+    InvalidPayload,
+    JobType,
+    Registry,
+    UnknownJobType,
+)
+from switchyard.services.engine.monitoring.metric_names import LLM
+from switchyard.services.engine.publishing.preparing import (
+    InvalidJob,
+    JobRequest,
+    notice_of,
+    prepare,
+)
+from switchyard.services.engine.records.bulk import MOST_WAITING, notice_id_of
+from switchyard.services.engine.records.joins import Joining, WhenDead
+from switchyard.services.engine.records.requests import NewJob
+
+KIND = "backfill"
+MOST_UNEQUAL = 1000.0
+NOTE_LENGTH = 300
+"""Characters of what is noted about an item that can't be used."""
+
+_NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/backfills")
+_THEN, _ITEM = "then", "item/"
+
+
+class BackfillSpec(BaseModel):
+    """A backfill: what is gone through, and what becomes of each item."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str
+    """Name of the source: arxiv, github, huggingface, file, documents, or one of your own."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The source's options."""
+    job_type: str | None = None
+    """What is to be done with each item; the source's own job type where unset."""
+    lane: str = BACKFILL.name
+    payload: dict[str, Any] | None = None
+    """Template of the payload, `{field}` where a value of the item goes; the item itself where
+    unset."""
+    priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
+    max_attempts: int | None = Field(default=None, ge=1, le=1000)
+    low: int | None = Field(default=None, ge=0, le=MOST_WAITING)
+    """Messages in a queue at or below which publishing goes on; half of `high` where unset."""
+    high: int | None = Field(default=None, ge=1, le=MOST_WAITING)
+    """Messages in a queue at which publishing waits; half of the queue's limit where unset."""
+    weight: float = Field(default=1.0, ge=MOST_UNEQUAL**-1, le=MOST_UNEQUAL)
+    """Its part of the room in a queue that several backfills publish into, against theirs."""
+    until: Moment | None = None
+    """Nothing is published after this time."""
+    then: str | None = Field(default=None, max_length=200)
+    """A job that follows when all its jobs, and all that followed from them, have ended: a job
+    type, or `<lane>.<job_type>`."""
+    then_payload: dict[str, Any] = Field(default_factory=dict)
+    when_dead: WhenDead = "wait"
+    """What becomes of that job when some are dead."""
+    notify_url: str | None = None
+    """Is told when the backfill has ended, well or not."""
+    remote: bool = True
+    """Somebody outside has asked for it: what its payloads and options may say is held against
+    that, also later, when a scheduler runs it."""
+
+    @model_validator(mode="after")
+    def _low_is_below_high(self) -> Self:
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError("the low watermark must be below the high one")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How items become jobs."""
+
+    operation_id: str
+    spec: BackfillSpec
+    job_type: JobType
+    registry: Registry
+    source: type[Source]
+    then: NewJob | None = None
+    """Waits for all its jobs."""
+    notice: NewJob | None = None
+    """Tells of its end."""
+
+    @classmethod
+    def of(
+        cls, operation_id: str, spec: BackfillSpec, source: type[Source], registry: Registry
+    ) -> Plan:
+        """Raises InvalidBackfill for a job type or lane that does not fit."""
+        name = spec.job_type or source.job_type
+        if name is None:
+            raise InvalidBackfill(f"source {source.name} needs a job type: name one with --type")
+        try:
+            job_type = registry.get(name)
+            lane_named(spec.lane)
+        except (UnknownJobType, ValueError) as error:
+            raise InvalidBackfill(str(error)) from error
+        if spec.lane not in job_type.lanes:
+            raise InvalidBackfill(
+                f"{name} is not worked in lane {spec.lane}: use {' or '.join(job_type.lanes)}"
+            )
+        then = _then(operation_id, spec, source, registry)
+        notice = _notice(operation_id, spec, registry)
+        return cls(operation_id, spec, job_type, registry, source, then, notice)
+
+    @property
+    def asks_models(self) -> bool:
+        """Its own jobs are those of the LLM worker."""
+        return self.job_type.worker == LLM
+
+    def job(self, item: Item) -> NewJob:
+        """The job of an item; its id is the same each time.
+
+        Raises InvalidJob, InvalidPayload, Unfillable: the item can't be made into a job.
+        """
+        template, values = self.spec.payload, item.values
+        request = JobRequest(
+            routing_key=f"{self.spec.lane}.{self.job_type.name}",
+            payload=values if template is None else render(template, values),
+            priority=self.spec.priority,
+            max_attempts=self.spec.max_attempts,
+            source=self.source.name,
+            job_id=item_job_id(self.operation_id, item.key),
+            operation_id=self.operation_id,
+            vouched=values if self.source.vouches else None,
+        )
+        made = prepare(self.registry, request, remote=self.spec.remote)
+        return made if self.then is None else replace(made, join_id=self.then.message.job_id)
+
+
+def item_job_id(operation_id: str, key: str) -> str:
+    """Return the id of an item's job. No key, whoever has chosen it, makes that of the job which
+    follows at the end."""
+    if key == _THEN or key.startswith(_ITEM):
+        key = f"{_ITEM}{key}"
+    return str(uuid5(_NAMESPACE, f"{operation_id}/{key}"))
+
+
+def then_id_of(operation_id: str) -> str:
+    """The id of the job that follows a backfill's end."""
+    return str(uuid5(_NAMESPACE, f"{operation_id}/{_THEN}"))
+
+
+def _then(
+    operation_id: str, spec: BackfillSpec, source: type[Source], registry: Registry
+) -> NewJob | None:
+    """The job that follows; held until all others are published. Raises InvalidBackfill."""
+    if spec.then is None:
+        if spec.then_payload:
+            raise InvalidBackfill("then_payload without then: name the job type that it is for")
+        return None
+    try:
+        lanes = () if "." in spec.then else registry.get(spec.then).lanes
+        lane = spec.lane if spec.lane in lanes else next(iter(lanes), "")
+        request = JobRequest(
+            routing_key=f"{lane}.{spec.then}" if lane else spec.then,
+            payload=spec.then_payload,
+            source=source.name,
+            job_id=then_id_of(operation_id),
+        )
+        job = prepare(registry, request, remote=spec.remote)
+    except (UnknownJobType, InvalidJob, InvalidPayload) as error:
+        raise InvalidBackfill(f"then: {error}") from error
+    return replace(job, joins=Joining(spec.when_dead, held=True))
+
+
+def _notice(operation_id: str, spec: BackfillSpec, registry: Registry) -> NewJob | None:
+    """Raises InvalidBackfill."""
+    if spec.notify_url is None:
+        return None
+    try:
+        notice = notice_of(registry, spec.notify_url, backfill_id=operation_id)
+    except (UnknownJobType, InvalidJob) as error:
+        raise InvalidBackfill(str(error)) from error
+    message = notice.message.model_copy(update={"job_id": notice_id_of(operation_id)})
+    return replace(notice, message=message, joins=Joining("go_on", held=True, again=True))
+
+
+def parse_spec(values: Mapping[str, Any]) -> BackfillSpec:
+    """Raises InvalidBackfill, naming the fields."""
+    try:
+        return BackfillSpec.model_validate(values)
+    except ValidationError as error:
+        raise InvalidBackfill(describe(error)) from error
+
+
+def job_or_reason(plan: Plan, item: Item | Unusable) -> NewJob | str:
+    """The job of an item, or where and why there is none."""
+    if isinstance(item, Unusable):
+        return f"{item.where}: {item.why}"[:NOTE_LENGTH]
+    try:
+        return plan.job(item)
+    except (InvalidJob, InvalidPayload, Unfillable) as error:
+        return f"{item.key}: {error}"[:NOTE_LENGTH]

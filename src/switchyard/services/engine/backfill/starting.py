@@ -1,0 +1,208 @@
+"""Starting backfills and ending them: the same checks at every door."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.backfill.sources import (
+    BUILT_IN_MODULES,
+    PATIENCE,
+    InvalidBackfill,
+    Item,
+    Source,
+    SourceAway,
+    SourceContext,
+    SourceFailed,
+    Sources,
+    Unusable,
+)
+from switchyard.services.engine.backfill.spec import (
+    KIND,
+    BackfillSpec,
+    Plan,
+    job_or_reason,
+    then_id_of,
+)
+from switchyard.services.engine.bulk.control import cancel as cancel_bulk
+from switchyard.services.engine.bulk.control import check_limits, new_bulk_id, require_bulk
+from switchyard.services.engine.bulk.session import LISTEN
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.preparing import InvalidJob, check_notify_url
+from switchyard.services.engine.records.bulk import BulkOperation
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.records.results import Cancelled
+from switchyard.services.engine.records.states import WAITING, State
+from switchyard.services.llm.backfill_estimating import CostEstimate, estimate
+
+PEEK = 20
+"""Items that are made into jobs for trial before a backfill starts."""
+CANCELLED_AT_ONCE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a backfill would do."""
+
+    title: str
+    total: int | None
+    """Items in all; None where the source does not know."""
+    jobs: tuple[NewJob, ...]
+    """The first jobs."""
+    unusable: tuple[str, ...]
+    """Why items among the first can't be made into jobs."""
+    cost: CostEstimate | None = None
+    """What its calls of language models will come to; None where its jobs make none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backfills:
+    """Starts backfills. The same checks for everybody who starts one."""
+
+    settings: Settings
+    registry: Registry
+    ledger: Ledger
+    storage: Storage
+    sources: Sources
+    patience: float = PATIENCE
+    """Seconds to wait for a turn to ask a source."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        modules: Iterable[str] | None = None,
+        *,
+        patience: float = PATIENCE,
+    ) -> Backfills:
+        """With the sources of JOBS_MODULES and of `modules`. Raises InvalidBackfill."""
+        sources = Sources.load([*settings.modules, *(modules or ())])
+        storage = Storage(settings.files_url)
+        return cls(settings, registry, ledger, storage, sources, patience)
+
+    def open(self, spec: BackfillSpec, started_at: float) -> Source:
+        """The source of a spec. Raises InvalidBackfill."""
+        context = SourceContext(self.settings, self.ledger, self.storage, started_at, self.patience)
+        return self.sources.open(spec.source, spec.options, context, remote=spec.remote)
+
+    async def preview(self, spec: BackfillSpec, *, operation_id: str = "preview") -> Preview:
+        """Read the first items and make their jobs, sending nothing.
+
+        Raises InvalidBackfill, also when none of the first items can be made into a job, or there
+        are none; SourceAway.
+        """
+        source = self.open(spec, self.ledger.clock.time())
+        plan = Plan.of(operation_id, spec, self.sources.get(spec.source), self.registry)
+        if spec.until is not None and spec.until.timestamp() <= self.ledger.clock.time():
+            raise InvalidBackfill("its end lies in the past")
+        jobs: list[NewJob] = []
+        unusable: list[str] = []
+        try:
+            total = await source.total()
+            async with aclosing(source.items(None)) as items:  # type: ignore[type-var]
+                async for each in items:
+                    _try(plan, each, jobs, unusable)
+                    if len(jobs) + len(unusable) >= PEEK:
+                        break
+        except SourceFailed as error:
+            raise InvalidBackfill(str(error)) from error
+        except (SourceAway, InvalidBackfill, LedgerError):
+            raise
+        except Exception as error:
+            if type(source).__module__ in BUILT_IN_MODULES:
+                raise
+            # It is not ours: whoever wrote it wants to know where it went wrong.
+            raise InvalidBackfill(f"source {spec.source} raised {_where(error)}") from error
+        if not jobs:
+            why = f"none of its first items can be used: {unusable[0]}" if unusable else "no items"
+            raise InvalidBackfill(f"{source.title}: {why}")
+        cost = estimate(self.settings, plan.job_type, jobs, total)
+        return Preview(source.title, total, tuple(jobs), tuple(unusable), cost)
+
+    async def start(
+        self,
+        spec: BackfillSpec,
+        *,
+        created_by: str,
+        reason: str | None = None,
+        rate: float | None = None,
+        max_open: int | None = None,
+        budget: float | None = None,
+    ) -> BulkOperation:
+        """Check and record a backfill; a scheduler runs it. Raises InvalidLimits, InvalidBackfill,
+        SourceAway, LedgerUnavailable."""
+        check_limits({"rate": rate, "max_open": max_open, "budget": budget})
+        if budget is not None and self.settings.llm_prices is None:
+            raise InvalidBackfill("a budget needs prices: set JOBS_LLM_PRICES")
+        if spec.notify_url is not None:
+            try:
+                check_notify_url(spec.notify_url, self.settings)
+            except InvalidJob as error:
+                raise InvalidBackfill(str(error)) from error
+        preview = await self.preview(spec)
+        operation_id = new_bulk_id(KIND)
+        plan = Plan.of(operation_id, spec, self.sources.get(spec.source), self.registry)
+        return await self.ledger.create_bulk(
+            operation_id,
+            kind=KIND,
+            title=preview.title,
+            spec=spec.model_dump(mode="json"),
+            created_by=created_by,
+            reason=reason,
+            rate=rate,
+            max_open=max_open,
+            counts={"total": preview.total},
+            notice=plan.notice,
+            budget=budget,
+        )
+
+    async def cancel(self, operation_id: str, *, jobs: bool) -> int:
+        """End a backfill; with `jobs` also those of its jobs that have not begun, and what
+        followed from them. Returns how many were cancelled. May be called again: what a crash
+        left is then done. Raises UnknownBulkOperation, BulkConflict, LedgerUnavailable."""
+        operation = await cancel_bulk(self.ledger, operation_id, kind=KIND)
+        follows = operation.spec.get("then") is not None
+        if not (jobs or follows):
+            return 0
+        while await self._is_held(operation_id):  # noqa: ASYNC110 - it is another process
+            await asyncio.sleep(LISTEN)
+        if follows:  # what follows its end does not follow that it is given up
+            await self.ledger.cancel(then_id_of(operation_id), self.ledger.clock.time())
+        if not jobs:
+            return 0
+        cancelled = 0
+        waiting = WAITING | {State.JOINING}
+        while ids := await self.ledger.bulk_jobs(operation_id, waiting, limit=CANCELLED_AT_ONCE):
+            now = self.ledger.clock.time()
+            answers = await asyncio.gather(*(self.ledger.cancel(each, now) for each in ids))
+            cancelled += sum(isinstance(answer, Cancelled) for answer in answers)
+        return cancelled
+
+    async def _is_held(self, operation_id: str) -> bool:
+        operation = await require_bulk(self.ledger, operation_id)
+        return (
+            operation.holder is not None and (operation.lease_until or 0) > self.ledger.clock.time()
+        )
+
+
+def _where(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({PurePath(frame.filename).name}, line {frame.lineno})"
+
+
+def _try(plan: Plan, item: Item | Unusable, jobs: list[NewJob], unusable: list[str]) -> None:
+    made = job_or_reason(plan, item)
+    if isinstance(made, str):
+        unusable.append(made)
+    else:
+        jobs.append(made)

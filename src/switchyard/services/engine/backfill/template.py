@@ -1,0 +1,112 @@
+"""Payload templates: JSON with `{field}` where a value of the item goes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from switchyard.broker.message import MAX_BODY_BYTES
+from switchyard.services.common.errors import InvalidInput
+
+SHOWN_FIELDS = 20
+
+_FIELD = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
+
+
+class Unfillable(InvalidInput):
+    """The template can't be filled in with an item's values; the text says why."""
+
+
+class MissingField(Unfillable):
+    """The template names a field that the item does not have, or has a brace that names none."""
+
+
+class Overgrown(Unfillable):
+    """Filled in, the template is larger, or nested more deeply, than any job can be."""
+
+
+def render(template: Any, values: Mapping[str, Any]) -> Any:
+    """The template with the item's values in it.
+
+    A text that is nothing but `{field}` becomes the value as it is, of whatever type; within a
+    longer text it becomes text. `{a.b}` is field `b` of object `a`; `{{` and `}}` are braces.
+    Raises MissingField, Overgrown.
+    """
+    try:
+        return _Filling(values).of(template)
+    except RecursionError as error:
+        raise Overgrown("the payload is nested too deeply") from error
+
+
+@dataclass(slots=True)
+class _Filling:
+    """One item's values on their way into a template. They are counted as they go in: a small
+    template may name a large field any number of times."""
+
+    values: Mapping[str, Any]
+    room: int = MAX_BODY_BYTES
+    """Characters that may still be put in."""
+
+    def of(self, template: Any) -> Any:
+        if isinstance(template, str):
+            whole = _FIELD.fullmatch(template)
+            if whole and whole[1]:
+                return self._as_it_is(whole[1])
+            return _FIELD.sub(self._as_text, template)
+        if isinstance(template, Mapping):
+            return {key: self.of(value) for key, value in template.items()}
+        if isinstance(template, list):
+            return [self.of(value) for value in template]
+        return template
+
+    def _as_it_is(self, path: str) -> Any:
+        value = _look_up(path, self.values)
+        if isinstance(value, str):
+            self._count(len(value))
+        elif isinstance(value, Mapping | list):
+            self._count(len(json.dumps(value, separators=(",", ":"), ensure_ascii=False)))
+        return value
+
+    def _as_text(self, found: re.Match[str]) -> str:
+        if not found[1]:
+            if len(found[0]) == 1:
+                raise MissingField(
+                    f"{found.string!r} has a brace that names no field: write {{name}}, or "
+                    f"{found[0] * 2} for a brace"
+                )
+            return found[0][0]
+        value = _look_up(found[1], self.values)
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        text = "" if value is None else str(value)
+        self._count(len(text))
+        return text
+
+    def _count(self, characters: int) -> None:
+        self.room -= characters
+        if self.room < 0:
+            raise Overgrown(
+                f"with the item's values the payload is larger than the {MAX_BODY_BYTES:,} bytes "
+                "that a job may have"
+            )
+
+
+def _look_up(path: str, values: Mapping[str, Any]) -> Any:
+    if path in values:
+        return values[path]
+    path = path.strip()
+    at: Any = values
+    for step in path.split("."):
+        if not isinstance(at, Mapping) or step not in at:
+            raise MissingField(f"the item has no field {path!r}; it has: {_names(values)}")
+        at = at[step]
+    return at
+
+
+def _names(values: Mapping[str, Any]) -> str:
+    shown = ", ".join(map(str, islice(values, SHOWN_FIELDS)))
+    return shown if len(values) <= SHOWN_FIELDS else f"{shown}, …"

@@ -1,0 +1,145 @@
+"""What people do to bulk operations: limit, pause, resume and cancel them.
+
+How they run: `services.engine.bulk.runner`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Mapping
+
+from switchyard.services.common.errors import InvalidInput, Unknown, WrongState
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.short_ids import Among
+from switchyard.services.engine.records.bulk import (
+    ACTIVE,
+    ENDED,
+    LEAST_RATE,
+    MOST_RATE,
+    RESUMABLE,
+    BulkHold,
+    BulkOperation,
+    BulkState,
+)
+
+MOST: Mapping[str, int] = {
+    "rate": MOST_RATE,
+    "max_open": 2_000_000_000,
+    "budget": 1_000_000_000,
+}
+"""The highest limits; no limit at all is another matter."""
+
+
+LISTED_BY = {
+    "backfill": ": see `jobctl backfill list`, GET /backfills",
+    "redrive": ": see `jobctl dead redrives list`, GET /admin/dead/redrives",
+}
+"""Where the operations of a kind are listed."""
+
+
+class UnknownBulkOperation(Unknown):
+    """The ledger has no such operation."""
+
+
+class InvalidLimits(InvalidInput):
+    """A rate, a number of open jobs or a budget that can't be meant."""
+
+
+class BulkConflict(WrongState):
+    """The operation can't be moved from the state that it is in; the text says which."""
+
+
+def new_bulk_id(kind: str) -> str:
+    """An id for an operation of that kind."""
+    return f"{kind}-{secrets.token_hex(5)}"
+
+
+async def require_bulk(ledger: Ledger, operation_id: str, kind: str | None = None) -> BulkOperation:
+    """The record of the operation with that id, or whose id alone begins so. Raises
+    UnknownBulkOperation, AmbiguousId."""
+    found = await ledger.get_bulk(await ledger.full_id(Among.OPERATIONS, operation_id))
+    if found is None or kind not in (None, found.kind):
+        raise UnknownBulkOperation(
+            f"no {kind or 'operation'} {operation_id!r}{LISTED_BY.get(kind or '', '')}"
+        )
+    return found
+
+
+def check_limits(limits: Mapping[str, float | int | None]) -> None:
+    """Raises InvalidLimits for a rate, a number of open jobs or a budget that is out of range."""
+    for name, value in limits.items():
+        if value is None:
+            continue
+        if name == "rate" and 0 < value < LEAST_RATE:
+            raise InvalidLimits(f"rate must be at least {LEAST_RATE:g} a second")
+        if not value > 0:
+            raise InvalidLimits(f"{name} must be more than 0; to stop publishing, pause it")
+        if value > MOST[name]:
+            raise InvalidLimits(f"{name} must be at most {MOST[name]:,}; leave it out for no limit")
+
+
+async def set_limits(
+    ledger: Ledger,
+    operation_id: str,
+    changes: Mapping[str, float | int | None],
+    *,
+    kind: str | None = None,
+) -> BulkOperation:
+    """Change `rate` (jobs a second), `max_open` or `budget`, or take it away with None; also while
+    it runs. Raises InvalidLimits, UnknownBulkOperation, BulkConflict when it is over."""
+    check_limits(changes)
+    found = await require_bulk(ledger, operation_id, kind)
+    if found.state in ENDED:
+        raise BulkConflict(f"{operation_id} is {found.state}: it is over")
+    return await ledger.set_bulk_limits(found.id, changes) or found
+
+
+async def pause(
+    ledger: Ledger, operation_id: str, note: str | None = None, *, kind: str | None = None
+) -> BulkOperation:
+    """Stop within half a second, to go on where it was. With `kind`, one of another is unknown, as
+    in all of these. Raises UnknownBulkOperation, BulkConflict."""
+    same = {BulkState.PAUSED}
+    return await _move(ledger, operation_id, kind, BulkState.PAUSED, ACTIVE, same, note)
+
+
+async def resume(
+    ledger: Ledger, operation_id: str, *, kind: str | None = None, hold: BulkHold | None = None
+) -> BulkOperation:
+    """Let it go on where it was; with `hold`, by that process. Raises UnknownBulkOperation,
+    BulkConflict."""
+    return await _move(ledger, operation_id, kind, BulkState.WAITING, RESUMABLE, ACTIVE, hold=hold)
+
+
+async def cancel(ledger: Ledger, operation_id: str, *, kind: str | None = None) -> BulkOperation:
+    """End it; what it has published stays. Raises UnknownBulkOperation, BulkConflict."""
+    among, same = ACTIVE | RESUMABLE, {BulkState.CANCELLED}
+    return await _move(ledger, operation_id, kind, BulkState.CANCELLED, among, same)
+
+
+async def _move(
+    ledger: Ledger,
+    operation_id: str,
+    kind: str | None,
+    to: BulkState,
+    among: Collection[BulkState],
+    same: Collection[BulkState],
+    note: str | None = None,
+    hold: BulkHold | None = None,
+) -> BulkOperation:
+    if kind is not None:
+        operation_id = (await require_bulk(ledger, operation_id, kind)).id
+    found, moved = await ledger.move_bulk(operation_id, to, among=among, note=note, hold=hold)
+    if found is None:
+        raise UnknownBulkOperation(f"no operation {operation_id!r}")
+    if not moved and found.state not in same:
+        over = ": it is over" if found.state in ENDED else ""
+        raise BulkConflict(f"{operation_id} is {found.state}{over}, and can't be {_WORD[to]}")
+    return found
+
+
+_WORD = {
+    BulkState.PAUSED: "paused",
+    BulkState.WAITING: "resumed",
+    BulkState.CANCELLED: "cancelled",
+}

@@ -1,0 +1,91 @@
+"""Giving way: while hot jobs come in, bulk work goes in small steps and rests between them.
+
+A publisher at full speed, the broker and the database keep every core busy, and a hot job then
+waits for one at each of its dozen steps. Rests leave the cores to it for most of the time. How long
+they are follows from how long the steps take: on a slow or busy machine bulk work gives way more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from switchyard.services.engine.bulk.session import BulkSession
+from switchyard.services.engine.ledger import Ledger
+
+STEP = 30
+"""Jobs that are sent together while hot jobs come in."""
+REST = 4.0
+"""How many times as long as a step the rest after it is."""
+LONGEST_STEP = 0.25
+"""Seconds; ten times what a step takes. One that took longer has itself waited for something, and
+that must not keep the others from their turns."""
+RECENT = 5.0
+"""Seconds since a worker took a hot job for which bulk work gives way to the next one."""
+LOOK = 0.5
+"""Seconds between looks for hot jobs."""
+
+
+class HotTraffic:
+    """Whether hot jobs come in, and whose turn it is then. One for all that a process does."""
+
+    def __init__(self, ledger: Ledger, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._looking = asyncio.Lock()
+        self._looked_at = float("-inf")
+        self._comes_in = False
+        self._free_at = float("-inf")
+        """When the next turn can begin: those that were given out are over then."""
+        self._step = 0.0
+        """Seconds that the last step took."""
+
+    async def comes_in(self) -> bool:
+        """Whether a worker took a hot job within the last seconds. Raises LedgerUnavailable."""
+        async with self._looking:  # who asks meanwhile gets the new answer
+            if self._clock() - self._looked_at >= LOOK:
+                idle = await self._ledger.hot_idle()
+                self._comes_in = idle is not None and idle < RECENT
+                self._looked_at = self._clock()
+            return self._comes_in
+
+    async def room(self, wanted: int) -> int:
+        """How many jobs to send in the next turn, at most `wanted`. Raises LedgerUnavailable."""
+        return min(wanted, STEP) if await self.comes_in() else wanted
+
+    @property
+    def why(self) -> str | None:
+        """Why bulk work is slow, to be shown; None when it is not, or nobody has looked lately."""
+        is_known = self._clock() - self._looked_at < 2 * LOOK
+        return "slow: hot jobs come in" if self._comes_in and is_known else None
+
+    @asynccontextmanager
+    async def turn(self, session: BulkSession) -> AsyncIterator[None]:
+        """Wait until it is one's turn to send, which is at once while no hot jobs come in.
+
+        Turns are given out ahead, each as long as the last step and its rest: several operations
+        take no more of the time than one. Ends the handler when the operation is not to go on.
+        """
+        if not await self.comes_in():
+            yield
+            return
+        begins = max(self._clock(), self._free_at)
+        self._free_at = ends = begins + self._step * (1 + REST)
+        try:
+            while (left := begins - self._clock()) > 0 and await self.comes_in():
+                await session.sleep(min(left, LOOK))
+        except BaseException:
+            self._end_turn(ends, begins)
+            raise
+        began = self._clock()
+        yield
+        ended = self._clock()
+        self._step = min(ended - began, LONGEST_STEP)
+        self._end_turn(ends, ended + self._step * REST)
+
+    def _end_turn(self, expected: float, really: float) -> None:
+        """A turn ends at another time than was expected. Those behind it keep theirs."""
+        is_last = self._free_at == expected
+        self._free_at = really if is_last else max(self._free_at, really)

@@ -1,0 +1,167 @@
+"""Bulk operations: long, visible, resumable work on many jobs (backfills, redrives, purges).
+
+An operation is a record in the ledger. A `BulkRunner` (in every scheduler, or in the foreground of
+a command) takes one that nobody runs and hands it to the handler of its kind as a `BulkSession`.
+The handler works in small steps and notes each with a checkpoint, from which another process can go
+on at any time. What people want meanwhile (`services.engine.bulk.control`) reaches it within half a
+second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from switchyard.broker.background import Background, end_tasks
+from switchyard.broker.errors import PublishError
+from switchyard.services.common.instance import new_instance_id
+from switchyard.services.engine.bulk.control import BulkConflict, require_bulk
+from switchyard.services.engine.bulk.handler import BulkFailed, BulkHandler, TryLater
+from switchyard.services.engine.bulk.session import LEASE, BulkSession, LetGo
+from switchyard.services.engine.jobs.retry import Failure
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.bulk import ACTIVE, BulkHold, BulkOperation, BulkState
+from switchyard.services.engine.records.errors import LedgerError
+
+LOOK = 1.0
+"""Seconds between looks for operations that nobody runs."""
+AT_ONCE = 8
+"""Operations that one process runs at once."""
+FIRST_PAUSE, LAST_PAUSE = 1.0, 30.0
+"""Seconds before an operation goes on after the broker, the ledger or a source was away."""
+
+
+class BulkRunner:
+    """Runs operations of the kinds that it has handlers for, until `stop`."""
+
+    def __init__(
+        self, ledger: Ledger, handlers: Sequence[BulkHandler], *, lease: float = LEASE
+    ) -> None:
+        """`lease`: seconds after which others take what this process holds, once it has died."""
+        self.hold = BulkHold(new_instance_id(), lease)
+        """With it an operation can be started for this process alone, which then runs it with
+        `run_one`."""
+        self._ledger = ledger
+        self._handlers = {handler.kind: handler for handler in handlers}
+        self._sessions: dict[str, BulkSession] = {}
+        self._stopping = asyncio.Event()
+        self._log = structlog.get_logger("bulk").bind(holder=self.hold.holder)
+
+    async def run(self) -> None:
+        """Take operations that nobody runs, until `stop`."""
+        tasks: set[asyncio.Task[None]] = set()
+        stopped = asyncio.create_task(self._stopping.wait())
+        try:
+            while not self._stopping.is_set():
+                operation = await self._claim() if len(tasks) < AT_ONCE else None
+                if operation is not None and operation.id in self._sessions:
+                    continue  # our own hold had run out: now it is renewed
+                if operation is not None:
+                    tasks.add(asyncio.create_task(self._hold(operation), name=operation.id))
+                    continue
+                await asyncio.wait({stopped}, timeout=LOOK)
+                for task in [task for task in tasks if task.done()]:
+                    tasks.remove(task)
+                    await task
+        finally:
+            stopped.cancel()
+            for session in self._sessions.values():
+                session.let_go("stopping")
+            if tasks:
+                await asyncio.wait(tasks, timeout=self.hold.seconds)
+            await end_tasks(*tasks)
+
+    def stop(self) -> None:
+        """End at the next checkpoints; safe in a signal handler."""
+        self._stopping.set()
+        for session in self._sessions.values():
+            session.let_go("stopping")
+
+    async def run_one(self, operation_id: str) -> BulkOperation:
+        """Run one operation in the foreground until it ends, is paused or halts, or `stop`.
+
+        Returns its record then. Raises BulkConflict when another process runs it, BulkFailed.
+        """
+        while True:
+            operation = await self._ledger.claim_bulk(
+                self.hold, kinds=self._handlers, operation_id=operation_id
+            )
+            if operation is not None:
+                await self._hold(operation)
+            current = await require_bulk(self._ledger, operation_id)
+            if current.state not in ACTIVE or self._stopping.is_set():
+                return current
+            if operation is None:
+                raise BulkConflict(f"{operation_id} is run by another process: {current.holder}")
+
+    async def _claim(self) -> BulkOperation | None:
+        try:
+            return await self._ledger.claim_bulk(self.hold, kinds=self._handlers)
+        except LedgerError as error:
+            self._log.warning("ledger away", error=str(error))
+            return None
+
+    async def _hold(self, operation: BulkOperation) -> None:
+        session = BulkSession(self._ledger, operation, self.hold.holder, self.hold.seconds)
+        self._sessions[operation.id] = session
+        log = self._log.bind(operation=operation.id)
+        listening = Background(log)
+        listening.start(f"listen {operation.id}", session.listen)
+        log.info("running", title=operation.title)
+        try:
+            await self._carry_on(session, log)
+        except LetGo as gone:
+            log.info("let go", why=str(gone))
+        finally:
+            await listening.close()
+            del self._sessions[operation.id]
+            try:
+                await self._ledger.release_bulk(operation.id, self.hold.holder)
+            except LedgerError as error:
+                log.warning("can't release", error=str(error))
+
+    async def _carry_on(
+        self, session: BulkSession, log: structlog.typing.FilteringBoundLogger
+    ) -> None:
+        handler = self._handlers[session.operation.kind]
+        pause = FIRST_PAUSE
+        while True:
+            began = time.monotonic()
+            try:
+                waits = session.operation.state is BulkState.WAITING
+                await session.move(BulkState.RUNNING if waits else session.operation.state)
+                await handler.run(session)
+                log.info("ended", state=session.operation.state, counts=session.operation.counts)
+                return
+            except LetGo:
+                raise
+            except (TryLater, PublishError, LedgerError) as error:
+                if time.monotonic() - began > LAST_PAUSE:
+                    pause = FIRST_PAUSE
+                log.warning("tries again", error=str(error), seconds=pause)
+                await self._note(session, session.operation.state, f"tries again: {error}")
+                await session.sleep(pause)
+                pause = min(pause * 2, LAST_PAUSE)
+            except BulkFailed as error:
+                log.warning("failed", error=str(error))
+                await self._note(session, BulkState.FAILED, str(error))
+                return
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:  # a panic of Rust in a source's library, for one
+                failure = Failure.of(error)
+                text = f"{failure.error_type}: {failure.message}"
+                await self._note(session, BulkState.FAILED, text)
+                # As text: an exception may be one that can't be shown.
+                log.error("failed", error=text, traceback=failure.traceback)  # noqa: TRY400
+                return
+
+    async def _note(self, session: BulkSession, state: BulkState, note: str) -> None:
+        """Show it where that is possible; whoever goes on will find the same."""
+        try:
+            await session.finish(state, note)
+        except LedgerError as error:
+            self._log.warning("ledger away", error=str(error))

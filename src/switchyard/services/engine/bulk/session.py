@@ -1,0 +1,164 @@
+"""One process's hold of one bulk operation: how far it is, and what people want of it meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from switchyard.broker.background import end_tasks
+from switchyard.services.engine.bulk.rate import RateSlots
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.bulk import ACTIVE, BulkOperation, BulkState
+from switchyard.services.engine.records.errors import LedgerError
+
+LEASE = 10.0
+"""Seconds after which an operation is taken from a process that has died."""
+LISTEN = 0.25
+"""Seconds between looks at what people want of an operation."""
+LOST = "lost to another process"
+
+T = TypeVar("T")
+
+
+class LetGo(Exception):
+    """The operation is not this process's any more, or not for now: it ends the handler."""
+
+
+class BulkSession:
+    """One process's hold of one operation."""
+
+    def __init__(
+        self, ledger: Ledger, operation: BulkOperation, holder: str, lease: float = LEASE
+    ) -> None:
+        self.operation = operation
+        """The record as it was last seen."""
+        self.holder = holder
+        """Who holds it: what the ledger's writes for this operation are fenced by."""
+        self.clock = ledger.clock
+        self._ledger = ledger
+        self._lease = lease
+        self._changed = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._gone: str | None = None
+        self._slots = RateSlots()
+
+    @property
+    def id(self) -> str:
+        return self.operation.id
+
+    async def checkpoint(
+        self,
+        *,
+        cursor: Mapping[str, Any] | None = None,
+        counts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Note how far it has come. Ends the handler when the operation is not to go on."""
+        await self.record(cursor=cursor, counts=counts)
+        self.check()
+
+    async def record(
+        self,
+        *,
+        cursor: Mapping[str, Any] | None = None,
+        counts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Note how far it has come; for what was under way when the handler was ended."""
+        await self._write(cursor=cursor, counts=counts)
+
+    async def move(self, state: BulkState, note: str | None = None) -> None:
+        """Show another state, or what is waited for. Ends the handler when it is not to go on."""
+        if (self.operation.state, self.operation.note) != (state, note):
+            await self._write(state=state, note=note)
+        self.check()
+
+    async def finish(self, state: BulkState = BulkState.COMPLETED, note: str | None = None) -> None:
+        """The end, or a halt, and why. Somebody's cancel that came before stays."""
+        await self._write(state=state, note=note)
+
+    def check(self) -> None:
+        """End the handler when the operation is not to go on: paused, cancelled, lost."""
+        if self._gone is None and self.operation.state not in ACTIVE:
+            self._gone = self.operation.state
+        if self._gone is not None:
+            raise LetGo(self._gone)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, or end the handler as soon as the operation is not to go on."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self.check()
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), left)
+            except TimeoutError:
+                break
+        self.check()
+
+    async def unless_gone(self, work: Awaitable[T]) -> T:
+        """What `work` gives, or end the handler as soon as the operation is not to go on."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                self.check()
+                self._changed.clear()
+                changed = asyncio.create_task(self._changed.wait())
+                try:
+                    await asyncio.wait({task, changed}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    changed.cancel()
+            return task.result()
+        finally:
+            await end_tasks(task)
+
+    async def take_slots(self, wanted: int, *, until: float | None = None) -> int:
+        """How many jobs may be published now, 1 to `wanted`, waiting for the first by the
+        operation's rate, which may change meanwhile; 0 once it is `until` by the ledger's clock."""
+        while True:
+            self.check()
+            if until is not None and self.clock.time() >= until:
+                return 0
+            taken, pause = self._slots.take(wanted, self.operation.rate)
+            if taken:
+                return taken
+            # In steps: a rate that is raised meanwhile counts at once.
+            await self.sleep(min(pause, LISTEN))
+
+    @property
+    def slot_wait(self) -> float:
+        """Seconds until something may be published by the operation's rate, as far as is known."""
+        return self._slots.wait(self.operation.rate)
+
+    def let_go(self, why: str) -> None:
+        """End the handler at its next step."""
+        self._gone = self._gone or why
+        self._changed.set()
+
+    def lose(self) -> NoReturn:
+        """End the handler: the ledger says that another process holds the operation."""
+        self.let_go(LOST)
+        raise LetGo(LOST)
+
+    async def listen(self) -> None:
+        """Keep the hold, and hear what people want, until cancelled."""
+        lost_at = time.monotonic() + self._lease
+        while True:
+            await asyncio.sleep(LISTEN)
+            try:
+                await self._write()
+                lost_at = time.monotonic() + self._lease
+            except LedgerError:
+                # Somebody else may have it by then; what both do is done once all the same.
+                if time.monotonic() > lost_at:
+                    self.let_go("ledger away")
+
+    async def _write(self, **changes: Any) -> None:
+        async with self._writing:  # or an older answer could come last
+            seen = await self._ledger.checkpoint_bulk(self.id, self.holder, self._lease, **changes)
+        if seen is None:
+            self.let_go(LOST)
+            return
+        if seen.state is not self.operation.state or seen.rate != self.operation.rate:
+            self._changed.set()
+        self.operation = seen

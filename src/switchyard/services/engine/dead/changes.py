@@ -1,0 +1,234 @@
+"""What a redrive alters in a dead letter, and the copy that goes back."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from switchyard.broker.lanes import LANES, lane_named, split_routing_key
+from switchyard.broker.message import JobMessage, describe, now
+from switchyard.services.common.errors import InvalidInput
+from switchyard.services.engine.dead.letters import DeadJob
+from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
+
+MAX_EXPRESSION = 2_000
+"""Characters of a jq expression."""
+
+
+class InvalidRedrive(InvalidInput):
+    """The redrive can't be done as it was asked for; the text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a redrive alters in each letter. Applied in the order of the fields."""
+
+    payload: Mapping[str, Any] | None = None
+    """The whole payload, in place of the old one."""
+    merge: Mapping[str, Any] | None = None
+    """A JSON merge patch (RFC 7396) for the payload."""
+    jq: str | None = None
+    """A jq expression that makes the new payload of the old one."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Paths into the message, such as `payload.timeout` or `priority`, and their new values."""
+    priority: int | None = None
+    max_attempts: int | None = None
+    to: str | None = None
+    """Routing key to publish to instead of the original one."""
+
+    @property
+    def is_empty(self) -> bool:
+        return self == Change()
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that are set."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, {})} | (
+            {"payload": dict(self.payload)} if self.payload is not None else {}
+        )
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Change:
+        return cls(**fields)
+
+    def check(self) -> None:
+        """Raises InvalidRedrive for what could be right for no letter."""
+        if self.to is not None:
+            try:
+                split_routing_key(self.to)
+            except ValueError as error:
+                raise InvalidRedrive(str(error)) from error
+        if self.jq is not None:
+            _program(self.jq)
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """`payload.x=1` as path and value; the value is JSON, or else text as it stands.
+
+    Raises InvalidRedrive when it has no such form or names another part of the message.
+    """
+    path, equals, raw = text.partition("=")
+    head = path.split(".")[0]
+    known = ("payload", "priority", "metadata.max_attempts", "metadata.expires_at")
+    if not equals or not ((head == "payload" and "." in path) or path in known[1:]):
+        raise InvalidRedrive(
+            f"--set {text!r}: write PATH=VALUE with PATH payload.…, {', '.join(known[1:])}"
+        )
+    try:
+        return path, json.loads(raw)
+    except ValueError:
+        return path, raw
+
+
+def changed(
+    letter: DeadJob,
+    change: Change,
+    registry: Registry,
+    *,
+    remote: bool = False,
+    moment: datetime | None = None,
+) -> tuple[JobMessage, str]:
+    """The copy that goes back, and its routing key.
+
+    With `remote` somebody outside has asked for the change: local-only fields must be as they
+    were, in a job of the same type. `moment` is now by the ledger's clock; the
+    host's where it is not given. Raises InvalidRedrive when it would not be a valid job.
+    """
+    if letter.message is None:
+        raise InvalidRedrive(why_no_job(letter))
+    routing_key = change.to or letter.certificate.routing_key
+    try:
+        lane, job_type_name = split_routing_key(routing_key)
+        lane_named(lane, LANES)
+        job_type = registry.get(job_type_name)
+        message = _altered(letter, change, job_type_name)
+        if remote:
+            is_same_type = letter.message.job_type == job_type_name
+            before = letter.message.payload if is_same_type else None
+            job_type.validate_remote(message.payload, before)
+        else:
+            job_type.validate(message.payload)
+    except ValidationError as error:
+        raise InvalidRedrive(describe(error)) from error
+    except (ValueError, UnknownJobType, InvalidPayload) as error:
+        raise InvalidRedrive(str(error)) from error
+    if lane not in job_type.lanes:
+        raise InvalidRedrive(f"{job_type_name} is not worked in lane {lane}")
+    moment = moment or now()
+    expires_at = message.metadata.expires_at
+    more = {} if change.is_empty else {"edited_from": edit_name(letter.id, letter.redrives)}
+    return (
+        message.with_metadata(
+            attempts=0,
+            redrives=message.metadata.redrives + 1,
+            queued_at=moment,
+            not_before=None,
+            sent_on=0,
+            # An expiry that has passed would only kill it again.
+            expires_at=expires_at if expires_at is None or expires_at > moment else None,
+            **more,
+        ),
+        routing_key,
+    )
+
+
+def why_no_job(letter: DeadJob) -> str:
+    """Why there is no job in a letter that has none, and what to do."""
+    if letter.certificate.properties:
+        return f"{letter.certificate.message}: export it, mend its publisher, publish its body anew"
+    if letter.certificate.is_foreign:
+        return letter.certificate.message
+    return "the body is no job message: export it, mend it and publish it anew"
+
+
+def edit_name(letter_id: str, redrives: int) -> str:
+    """What `edited_from` in a message's metadata says: the letter, and which death of it."""
+    return f"{letter_id}/{redrives}"
+
+
+def _altered(letter: DeadJob, change: Change, job_type: str) -> JobMessage:
+    message = letter.message
+    assert message is not None
+    if change == Change(to=change.to):
+        # Unknown fields survive in the message as it was decoded; most redrives change nothing.
+        same = message.job_type == job_type
+        return message if same else message.model_copy(update={"job_type": job_type})
+    values = json.loads(letter.body)
+    values["job_type"] = job_type
+    if change.payload is not None:
+        values["payload"] = dict(change.payload)
+    if change.merge is not None:
+        values["payload"] = merged(values["payload"], change.merge)
+    if change.jq is not None:
+        values["payload"] = _computed(change.jq, values["payload"])
+    for path, value in change.values.items():
+        _assign(values, path.split("."), value)
+    if change.priority is not None:
+        values["priority"] = change.priority
+    if change.max_attempts is not None:
+        _assign(values, ("metadata", "max_attempts"), change.max_attempts)
+    return JobMessage.model_validate_json(json.dumps(values))
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """The target with a JSON merge patch (RFC 7396): null removes, objects are merged, anything
+    else replaces."""
+    if not isinstance(patch, Mapping):
+        return patch
+    result = dict(target) if isinstance(target, Mapping) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), value)
+    return result
+
+
+@lru_cache(maxsize=16)
+def _program(expression: str) -> Any:
+    """Compiled, which takes about as long as to apply it to a thousand payloads."""
+    import jq
+
+    if len(expression) > MAX_EXPRESSION:
+        raise InvalidRedrive(f"the jq expression has more than {MAX_EXPRESSION} characters")
+    try:
+        return jq.compile(expression)
+    except ValueError as error:
+        raise InvalidRedrive(f"jq {expression!r}: {' '.join(str(error).split())}") from error
+
+
+def _computed(expression: str, payload: Any) -> dict[str, Any]:
+    program = _program(expression)
+    try:
+        results = program.input_text(json.dumps(payload)).all()
+    except ValueError as error:
+        raise InvalidRedrive(f"jq {expression!r}: {' '.join(str(error).split())}") from error
+    if len(results) != 1 or not isinstance(results[0], dict):
+        raise InvalidRedrive(f"jq {expression!r} makes no payload: it must give one object")
+    made: dict[str, Any] = results[0]
+    return made
+
+
+def _assign(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    at = values
+    for step in path[:-1]:
+        inner = at.setdefault(step, {})
+        if not isinstance(inner, dict):
+            raise InvalidRedrive(f"{'.'.join(path)}: {step} is not an object")
+        at = inner
+    at[path[-1]] = value
+
+
+def difference(before: Any, after: Any) -> list[str]:
+    """The lines of a unified diff between two JSON values; none where they are the same."""
+    old, new = (
+        json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).splitlines()
+        for value in (before, after)
+    )
+    return list(difflib.unified_diff(old, new, "dead letter", "edited", lineterm=""))

@@ -1,0 +1,112 @@
+"""Jobs that the broker had taken and that are not in their lane, through nobody's fault: told apart
+wherever letters are read, from what a lane refused and from what others send astray.
+
+**Thrown out.** A classic queue holds more than its length while workers hold some of it
+unacknowledged. When the broker restarts, these are back, and it cuts the queue to its length before
+it knows that a full one refuses newcomers and drops nothing: the most urgent go first (measured on
+3.10 and 4.3). The letter says `maxlen`, as that of a newcomer to a hot lane does.
+
+**Unbound.** A job whose key no queue is bound to goes from `jobs.topic` to the dead letters, and is
+confirmed. Where the ledger has the job, and it has not ended, it was accepted and is to run. What
+nobody has recorded waits for somebody: whoever sends it astray would do so again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from switchyard.broker.dead.certificate import BROKER, MOST_NAME, UNBOUND, DeathCertificate, Reason
+from switchyard.broker.dead.scan import Letter
+from switchyard.broker.lanes import LANES, lane_named, lane_of
+from switchyard.services.engine.dead.foreign import told_apart
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.states import FINISHED, UNCONFIRMED, State
+
+_LANES = frozenset(lane.name for lane in LANES)
+_ENDS_UNROUTABLE = FINISHED | {None, State.JOINING}
+"""States in which a letter without a queue is none of a job that was accepted and is to run; None
+for a job without a record."""
+
+
+async def examined(ledger: Ledger, letters: Sequence[Letter]) -> list[Letter]:
+    """The letters as they are to be taken: see `told_apart`, too. Raises LedgerUnavailable."""
+    found = await told_apart(ledger, letters)
+    thrown_out = {place for place, letter in enumerate(found) if _may_be_thrown_out(letter)}
+    astray = {place for place, letter in enumerate(found) if _went_astray(letter)}
+    doubted = sorted(thrown_out | astray)
+    if not doubted:
+        return found
+    known = await ledger.job_generations([found[place].id for place in doubted])
+    unbound = []
+    for place in doubted:
+        letter = found[place]
+        state, redrives = known.get(letter.id, (None, letter.redrives))
+        if redrives > letter.redrives:
+            continue
+        if place in thrown_out and _was_taken(letter, state):
+            found[place] = _as_thrown_out(letter)
+        elif place in astray and state not in _ENDS_UNROUTABLE:
+            unbound.append(place)
+    if unbound:
+        queues = await ledger.job_queues([found[place].id for place in unbound])
+        for place in unbound:
+            found[place] = _as_unbound(found[place], queues.get(found[place].id, ""))
+    return found
+
+
+def _went_astray(letter: Letter) -> bool:
+    """Whether no queue was bound to its key, and its message may be a job of ours."""
+    is_unroutable = letter.certificate.reason is Reason.UNROUTABLE
+    return is_unroutable and letter.message is not None and not letter.is_ours
+
+
+def _may_be_thrown_out(letter: Letter) -> bool:
+    certificate = letter.certificate
+    from_broker = certificate.error_type == BROKER and certificate.reason is Reason.OVERFLOWED
+    # Anybody may have written the letter.
+    queue = certificate.queue
+    is_lane = lane_of(queue) in _LANES and len(queue.encode(errors="replace")) <= MOST_NAME
+    return from_broker and is_lane and letter.message is not None
+
+
+def _was_taken(letter: Letter, state: State | None) -> bool:
+    """Whether the broker had confirmed the job, which is in that state by now."""
+    if state is State.DEAD:
+        return False
+    if state is not None and state not in UNCONFIRMED:
+        return True
+    # Nothing that such a lane refuses becomes a dead letter: whoever is one was in it.
+    return not lane_named(lane_of(letter.certificate.queue)).dead_letters_overflow
+
+
+def as_any_other(letter: Letter) -> Letter:
+    """A displaced letter as one that its lane has refused, or that no queue took."""
+    if letter.certificate.error_type == UNBOUND:
+        certificate = DeathCertificate(
+            Reason.UNROUTABLE,
+            letter.certificate.routing_key,
+            message="no queue took this key",
+            dead_at=letter.certificate.dead_at,
+        )
+        return replace(letter, certificate=certificate)
+    why = "dead-lettered by the broker: maxlen"
+    certificate = replace(letter.certificate, reason=Reason.OVERFLOWED, message=why)
+    return replace(letter, certificate=certificate)
+
+
+def _as_unbound(letter: Letter, queue: str) -> Letter:
+    certificate = replace(
+        letter.certificate,
+        reason=Reason.DISPLACED,
+        queue=queue,
+        error_type=UNBOUND,
+        message=f"no queue was bound to {letter.certificate.routing_key} yet",
+    )
+    return replace(letter, certificate=certificate)
+
+
+def _as_thrown_out(letter: Letter) -> Letter:
+    why = "the broker threw it out of its full lane, although it had taken it"
+    certificate = replace(letter.certificate, reason=Reason.DISPLACED, message=why)
+    return replace(letter, certificate=certificate)

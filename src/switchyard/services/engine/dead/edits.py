@@ -1,0 +1,105 @@
+"""Edits of dead letters: what they changed, and taking one back while its job has not run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from switchyard.broker.dead.certificate import DeathCertificate, read
+from switchyard.broker.errors import NeverTaken
+from switchyard.broker.lanes import DEAD_EXCHANGE, lane_of
+from switchyard.broker.message import JobMessage
+from switchyard.broker.publish.outcome import envelope_of
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.common.errors import Unknown
+from switchyard.services.engine.jobs.registry import Registry, UnknownJobType
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import LetterEdit, NewJob
+
+
+class NothingToUndo(Unknown):
+    """No edit is known of that letter or operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """How it went with one edit."""
+
+    letter_id: str
+    done: bool
+    note: str
+
+
+async def undo(
+    ledger: Ledger, registry: Registry, publisher: Publisher, edits: Sequence[LetterEdit]
+) -> list[Undone]:
+    """Take edits back whose jobs have not run: the copy in its lane is never run, and the original
+    letter is in `jobs.dead` again.
+
+    First the ledger decides, in one step, that the copy is not to run; then the letter is put
+    back. Interrupted between the two, the same call finishes it; until then the letter is in the
+    ledger. Raises PublishError, LedgerUnavailable.
+    """
+    return [await _undo(ledger, registry, publisher, edit) for edit in edits]
+
+
+async def latest_edits(
+    ledger: Ledger, *, letter_ids: Sequence[str] = (), operation_id: str | None = None
+) -> list[LetterEdit]:
+    """The last edit of each letter, or all of an operation. Raises NothingToUndo."""
+    found: list[LetterEdit] = []
+    for letter_id in letter_ids:
+        edits = await ledger.letter_edits(letter_id=letter_id, limit=1)
+        if not edits:
+            raise NothingToUndo(
+                f"{letter_id} was not edited: see `jobctl dead list --state redriven`"
+            )
+        found += edits
+    if operation_id is not None:
+        edits = await ledger.letter_edits(operation_id=operation_id, limit=1_000_000)
+        if not edits:
+            raise NothingToUndo(
+                f"{operation_id} changed no letter, and only changes can be undone: "
+                f"`jobctl dead redrives show {operation_id}`; `jobctl jobs cancel ID` stops a job"
+            )
+        found += edits
+    return found
+
+
+async def _undo(
+    ledger: Ledger, registry: Registry, publisher: Publisher, edit: LetterEdit
+) -> Undone:
+    if edit.restored_at is not None:
+        return Undone(edit.letter_id, True, "was undone before")
+    original = JobMessage.decode(edit.original)
+    # Of the copy's generation: so the copy, should it be delivered, is one that has died, and the
+    # next redrive is newer than it.
+    original = original.with_metadata(redrives=edit.redrives + 1)
+    certificate = read(edit.headers, edit.routing_key, original.job_type)
+    if edit.undone_at is None:
+        job = _job(original, certificate, registry)
+        if not await ledger.undo_edit(edit, job, original.encode(), str(certificate.reason)):
+            return Undone(edit.letter_id, False, "too late: its job has begun, or was redriven")
+    try:
+        await publisher.send(
+            DEAD_EXCHANGE, certificate.routing_key, envelope_of(original, certificate.headers())
+        )
+    except NeverTaken as error:
+        return Undone(edit.letter_id, False, f"its job does not run; the ledger has it: {error}")
+    await ledger.mark_restored(edit, ledger.clock.time())
+    return Undone(edit.letter_id, True, "is a dead letter again, as it was")
+
+
+def _job(message: JobMessage, certificate: DeathCertificate, registry: Registry) -> NewJob:
+    lane = lane_of(certificate.routing_key)
+    try:
+        worker = registry.get(message.job_type).worker
+    except UnknownJobType:
+        worker = ""
+    return NewJob(message, lane, worker, certificate.routing_key)
+
+
+def payloads(edit: LetterEdit) -> tuple[object, object]:
+    """The payload before and after an edit."""
+    return json.loads(edit.original).get("payload"), json.loads(edit.edited).get("payload")

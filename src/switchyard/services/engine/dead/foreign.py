@@ -1,0 +1,53 @@
+"""Letters that carry the id of a job and are another: told apart wherever letters are read.
+
+Anybody who may publish can have brought one there, past every worker: it expired, had no queue, or
+was published to `jobs.dlx`. Such a letter must not stand for the job whose id it carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from switchyard.broker.dead.certificate import FOREIGN, Reason
+from switchyard.broker.dead.scan import Letter
+from switchyard.broker.errors import ForeignCopy
+from switchyard.broker.message import JobMessage
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import FoundLetter
+
+
+async def told_apart(ledger: Ledger, letters: Sequence[Letter]) -> list[Letter]:
+    """The letters; those that are not the job whose id they carry as `malformed`, under an id of
+    their own. Raises LedgerUnavailable."""
+    jobs = [
+        (place, _found(each, each.message)) for place, each in enumerate(letters) if each.message
+    ]
+    foreign = await ledger.foreign_among([letter for _, letter in jobs])
+    found = list(letters)
+    for number in foreign:
+        place, letter = jobs[number]
+        found[place] = _as_foreign(letters[place], letter.message)
+    return found
+
+
+def _found(letter: Letter, message: JobMessage) -> FoundLetter:
+    certificate = letter.certificate
+    is_unroutable = certificate.reason is Reason.UNROUTABLE
+    return FoundLetter(
+        message,
+        is_ours=letter.is_ours,
+        has_own_expiry=letter.has_own_expiry,
+        unroutable_as=certificate.routing_key if is_unroutable else None,
+    )
+
+
+def _as_foreign(letter: Letter, message: JobMessage) -> Letter:
+    certificate = replace(
+        letter.certificate,
+        reason=Reason.MALFORMED,
+        error_type=FOREIGN,
+        message=str(ForeignCopy(message.job_id)),
+        traceback="",
+    )
+    return Letter(letter.delivery, certificate, None)

@@ -1,0 +1,34 @@
+"""Whether what a filter names is there: a group of dead letters, and the ids of some."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from switchyard.services.engine.dead.changes import InvalidRedrive
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.short_ids import Among
+from switchyard.services.engine.records.requests import DeadLetterFilter
+
+
+class UnknownGroup(InvalidRedrive):
+    """No dead letter was ever of this group; the text says how to see those that there are."""
+
+
+async def require_group(ledger: Ledger, which: LetterFilter) -> None:
+    """Before anything is done to a group: a name that is mistyped is no empty group. One whose
+    letters have all gone is known still. Raises UnknownGroup, LedgerUnavailable."""
+    if which.group is None:
+        return
+    page = await ledger.list_dead(DeadLetterFilter(group=which.group), limit=1)
+    if not page.items:
+        raise UnknownGroup(
+            f"no dead letter is of group {which.group!r}: see `jobctl dead groups`, "
+            "GET /admin/dead/groups"
+        )
+
+
+async def with_full_ids(ledger: Ledger, which: LetterFilter) -> LetterFilter:
+    """The filter with whole ids, where it has the first characters of some. Raises AmbiguousId."""
+    ids = [await ledger.full_id(Among.DEAD_LETTERS, each) for each in which.ids]
+    return replace(which, ids=frozenset(ids))

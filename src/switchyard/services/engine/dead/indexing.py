@@ -1,0 +1,280 @@
+"""The index of dead letters in the ledger: it follows the copies in `jobs.dead.log`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any
+
+import structlog
+from aiormq.connection import Connection
+
+from switchyard.broker.background import Background
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.consume.listening import end_of, keep_listening, unless
+from switchyard.broker.dead.certificate import UNBOUND, Reason
+from switchyard.broker.dead.scan import Letter, scanning
+from switchyard.broker.lanes import (
+    DEAD_LOG_QUEUE,
+    DEAD_TTL_SECONDS,
+    split_routing_key,
+)
+from switchyard.broker.message import now
+from switchyard.broker.moments import moment_of
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire.channel import open_channel
+from switchyard.broker.wire.connection import closed
+from switchyard.broker.wire.link import Link
+from switchyard.services.engine.dead.causes import cause_of
+from switchyard.services.engine.dead.displaced import examined
+from switchyard.services.engine.dead.letters import cause_of_letter
+from switchyard.services.engine.dead.scan import scanning_in_turn
+from switchyard.services.engine.jobs.registry import Registry, UnknownJobType
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.leases import Wait
+from switchyard.services.engine.records.errors import LedgerError, RowRejected
+from switchyard.services.engine.records.requests import DeadLetterRecord, NewJob
+from switchyard.services.engine.records.results import DeadLetter
+
+BATCH = 200
+"""Letters written to the ledger in one go."""
+TIDY_SECONDS = 600.0
+"""Between looks for letters whose time on the broker is over."""
+GRACE_SECONDS = 3600.0
+"""How much longer than its time a letter counts as there: the index runs a little behind."""
+
+_log = structlog.get_logger("dead letter index")
+
+
+def record_of(letter: Letter, registry: Registry) -> DeadLetterRecord:
+    """What the index keeps of a letter."""
+    certificate, message = letter.certificate, letter.message
+    try:
+        lane, job_type = split_routing_key(certificate.routing_key)
+    except ValueError:
+        lane, job_type = "", ""
+    if message is not None:
+        job_type = message.job_type
+    worker: str | None
+    try:
+        worker = registry.get(job_type).worker
+    except UnknownJobType:
+        # Whoever has recorded a job that goes back knew its type.
+        is_unbound = certificate.error_type == UNBOUND and certificate.reason is Reason.DISPLACED
+        worker = certificate.queue.partition(".")[2] or None if is_unbound else None
+    job = None
+    if message is not None:
+        job = NewJob(message, lane, worker or "", certificate.routing_key)
+    return DeadLetterRecord(
+        id=letter.id,
+        job_id=message.job_id if message else None,
+        reason=str(certificate.reason),
+        dead_at=(moment_of(certificate.dead_at) or now()).timestamp(),
+        body=letter.delivery.body,
+        headers=_headers(letter),
+        job_type=job_type or None,
+        lane=lane or None,
+        routing_key=certificate.routing_key,
+        worker=worker,
+        error_type=certificate.error_type or None,
+        error_message=certificate.message or None,
+        traceback=certificate.traceback or None,
+        redrives=letter.redrives,
+        attempts=message.metadata.attempts if message else 0,
+        fingerprint=cause_of_letter(letter).fingerprint,
+        job=job,
+    )
+
+
+def group_of(letter: DeadLetter) -> str:
+    """The group of a letter that is indexed already."""
+    return cause_of(
+        letter.reason, letter.job_type, letter.error_type, letter.error_message, letter.traceback
+    ).fingerprint
+
+
+async def tidy(ledger: Ledger) -> None:
+    """Give groups to letters of before there were any, and note whose time is over.
+
+    Raises LedgerUnavailable.
+    """
+    await ledger.group_letters(group_of)
+    await ledger.drop_expired_letters(ledger.clock.time() - DEAD_TTL_SECONDS - GRACE_SECONDS)
+
+
+async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Registry) -> int:
+    """Index what waits in `jobs.dead.log` now; how many letters that were.
+
+    For a command that wants the index to be current whether a scheduler runs or not. Raises
+    BrokerAway, LedgerUnavailable; nothing is lost then.
+    """
+    count = 0
+    async with scanning(
+        settings.require_amqp_url(), DEAD_LOG_QUEUE, profile=settings.profile
+    ) as scan:
+        batch: list[Letter] = []
+        async for letter in scan.letters():
+            batch.append(letter)
+            if len(batch) >= BATCH:
+                count += await _index(batch, ledger, registry)
+        count += await _index(batch, ledger, registry)
+    await tidy(ledger)
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class Reindexed:
+    """What `reindex` has found."""
+
+    messages: int
+    """In `jobs.dead`."""
+    letters: int
+    """Of which identical messages count once."""
+    dropped: int
+    """Letters that the index had, and that the broker has no longer."""
+
+
+async def reindex(
+    settings: BrokerSettings, ledger: Ledger, registry: Registry, wait: Wait = asyncio.sleep
+) -> Reindexed:
+    """Make the index say what `jobs.dead` has, whatever it said: for a ledger that was set back.
+    Jobs of letters that it did not know are dead by then.
+
+    Waits and raises as `scanning_in_turn` does; nothing is taken out of the queue.
+    """
+    await index_waiting(settings, ledger, registry)
+    until = ledger.clock.time()
+    async with scanning_in_turn(settings, ledger, wait) as scan:
+        found: dict[str, list[Letter]] = {}
+        async for letter in scan.letters():
+            found.setdefault(letter.id, []).append(letter)
+        deaths = list(found.values())
+        for start in range(0, len(deaths), BATCH):
+            await _recount(deaths[start : start + BATCH], ledger, registry)
+        dropped = await ledger.drop_absent(found, until)
+        return Reindexed(scan.scanned, len(found), dropped)
+
+
+async def _recount(deaths: Sequence[Sequence[Letter]], ledger: Ledger, registry: Registry) -> None:
+    """Index the latest death of each of these ids, with the number of all its messages."""
+    records = []
+    for letters in deaths:
+        latest = max(letters, key=lambda letter: letter.death)
+        copies = sum(1 + len(letter.again) for letter in letters)
+        records.append(replace(record_of(latest, registry), copies=copies))
+    await _write(records, ledger, recount=True)
+
+
+async def _index(batch: list[Letter], ledger: Ledger, registry: Registry) -> int:
+    letters = await examined(ledger, batch)
+    await _write([record_of(letter, registry) for letter in letters], ledger)
+    displaced = [letter for letter in letters if letter.certificate.reason is Reason.DISPLACED]
+    unbound = [letter for letter in displaced if letter.certificate.error_type == UNBOUND]
+    thrown_out = [letter for letter in displaced if letter.certificate.error_type != UNBOUND]
+    for event, some in (
+        (
+            "the broker dropped accepted jobs from full lanes: they are returned automatically",
+            thrown_out,
+        ),
+        (
+            "no queue was bound for accepted jobs: they are put into their queues automatically",
+            unbound,
+        ),
+    ):
+        if some:
+            queues = sorted({letter.certificate.queue for letter in some})
+            _log.error(event, jobs=len(some), queues=queues)
+    for letter in batch:
+        letter.delivery.ack()
+    indexed = len(batch)
+    batch.clear()
+    return indexed
+
+
+async def _write(
+    records: Sequence[DeadLetterRecord], ledger: Ledger, *, recount: bool = False
+) -> None:
+    try:
+        await ledger.index_dead(records, recount=recount)
+    except RowRejected as error:
+        if len(records) == 1:
+            # It stays in jobs.dead; here it would only hold up the others.
+            _log.error("not to be indexed", letter=records[0].id, error=str(error))
+            return
+        for record in records:
+            await _write([record], ledger, recount=recount)
+
+
+class DeadLetterIndexer:
+    """Follows `jobs.dead.log` for as long as it runs; part of the scheduler."""
+
+    def __init__(self, settings: BrokerSettings, ledger: Ledger, registry: Registry) -> None:
+        self._ledger = ledger
+        self._registry = registry
+        self._link = Link(settings.require_amqp_url(), "dead letter index", _log)
+        self._arrived: asyncio.Queue[Delivery] = asyncio.Queue()
+
+    async def run(self) -> None:
+        """Index letters as they come, until cancelled; again after each loss of the broker."""
+        background = Background(_log)
+        background.start("tidy dead letters", self._tidy)
+        try:
+            await keep_listening(self._link, self._follow, _log, "can't index", also=(LedgerError,))
+        finally:
+            await background.close()
+            await self._link.close()
+
+    async def _tidy(self) -> None:
+        while True:
+            try:
+                await tidy(self._ledger)
+            except LedgerError as error:
+                _log.warning("clean-up of old records failed", error=str(error))
+            await asyncio.sleep(TIDY_SECONDS)
+
+    async def _follow(self, connection: Connection, hears: Callable[[], None]) -> None:
+        channel = await open_channel(connection, confirms=False)
+        over = end_of(channel)
+        try:
+            await channel.basic_qos(prefetch_count=BATCH)
+            self._arrived = asyncio.Queue()
+            arrived = self._arrived
+            await channel.consume(
+                DEAD_LOG_QUEUE,
+                "dead letter index",
+                lambda message: arrived.put_nowait(Delivery.of(message, DEAD_LOG_QUEUE, channel)),
+            )
+            while (first := await unless(over, arrived.get())) is not None:
+                batch = [Letter.of(first)]
+                while not arrived.empty() and len(batch) < BATCH:
+                    batch.append(Letter.of(arrived.get_nowait()))
+                await _index(batch, self._ledger, self._registry)
+                hears()  # only now: with the ledger away, pauses grow
+            hears()
+        finally:
+            await closed(channel)
+
+
+def _headers(letter: Letter) -> dict[str, Any]:
+    """Those that it came with; of properties that can't be read, what its certificate has."""
+    headers = (
+        letter.certificate.headers() if letter.delivery.unreadable else letter.delivery.headers
+    )
+    return {key: _plain(value) for key, value in headers.items()}
+
+
+def _plain(value: object) -> object:
+    """A header's value as JSON can hold it."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)  # JSON has no such number, and the API would fail with the letter
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    return str(value)

@@ -1,0 +1,171 @@
+"""Dead letters to choose from: in `jobs.dead`, or in the ledger where the broker's are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any, Protocol
+
+from switchyard.broker.dead.certificate import DeathCertificate
+from switchyard.broker.lanes import lane_of, split_routing_key
+from switchyard.broker.message import JobMessage
+from switchyard.broker.moments import moment_of
+from switchyard.broker.wording import counted
+from switchyard.services.engine.dead.causes import Cause, cause_of
+from switchyard.services.engine.records.requests import DeadLetterFilter
+
+
+class DeadJob(Protocol):
+    """A dead letter, wherever it lies."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def certificate(self) -> DeathCertificate: ...
+    @property
+    def message(self) -> JobMessage | None: ...
+    @property
+    def redrives(self) -> int: ...
+    def ack(self) -> bool:
+        """It need not be kept any longer."""
+        ...
+
+
+def job_type_of(letter: DeadJob) -> str:
+    """What the letter's job is; of a body that is no job, what its routing key says."""
+    if letter.message is not None:
+        return letter.message.job_type
+    try:
+        return split_routing_key(letter.certificate.routing_key)[1]
+    except ValueError:
+        return ""
+
+
+def cause_of_letter(letter: DeadJob) -> Cause:
+    """Why it died; the group that it belongs to."""
+    certificate = letter.certificate
+    return cause_of(
+        str(certificate.reason),
+        job_type_of(letter),
+        certificate.error_type,
+        certificate.message,
+        certificate.traceback,
+    )
+
+
+def _operation_of(letter: DeadJob) -> str | None:
+    return letter.message.metadata.operation_id if letter.message is not None else None
+
+
+CLOCKS = 5.0
+"""Seconds by which the clocks of hosts may differ."""
+
+
+def was_dead(letter: DeadJob, moment: datetime) -> bool:
+    """Whether it had died by then, as far as clocks can be trusted; also when its time of death
+    can't be read."""
+    died = moment_of(letter.certificate.dead_at)
+    return died is None or (died - moment).total_seconds() <= CLOCKS
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """Which letters: those that fit every field that is set."""
+
+    ids: frozenset[str] = frozenset()
+    job_type: str | None = None
+    lane: str | None = None
+    reason: str | None = None
+    error_type: str | None = None
+    group: str | None = None
+    """A group's id, or its beginning: see `Cause.fingerprint`."""
+    operation: str | None = None
+    """The backfill that the job, or one that it follows from, was published by."""
+    older_than: float | None = None
+    """Seconds since the death, at least."""
+    younger_than: float | None = None
+    """Seconds since the death, at most."""
+
+    @property
+    def is_empty(self) -> bool:
+        return self == LetterFilter()
+
+    def matches(self, letter: DeadJob, moment: datetime) -> bool:
+        certificate = letter.certificate
+        job_type = letter.message.job_type if letter.message else ""
+        return (
+            (not self.ids or letter.id in self.ids)
+            and (self.job_type is None or job_type == self.job_type)
+            and (self.lane is None or lane_of(certificate.routing_key) == self.lane)
+            and (self.reason is None or str(certificate.reason) == self.reason)
+            and (self.error_type is None or certificate.error_type == self.error_type)
+            and (self.operation is None or _operation_of(letter) == self.operation)
+            and self._fits_age(certificate.dead_at, moment)
+            # The last, for it is the dearest.
+            and (self.group is None or cause_of_letter(letter).fingerprint.startswith(self.group))
+        )
+
+    def overlaps(self, other: LetterFilter) -> bool:
+        """Whether a letter could fit both. Ages do not count: they move on."""
+        if self.ids and other.ids and not self.ids & other.ids:
+            return False
+        if self.group and other.group:
+            one, another = sorted((self.group, other.group), key=len)
+            if not another.startswith(one):
+                return False
+        return all(
+            None in (mine := getattr(self, name), theirs := getattr(other, name)) or mine == theirs
+            for name in ("job_type", "lane", "reason", "error_type", "operation")
+        )
+
+    def for_index(self, state: str | None, moment: datetime) -> DeadLetterFilter:
+        """The same letters in the ledger's index, of those in that state; None for any."""
+        at = moment.timestamp()
+        return DeadLetterFilter(
+            state=state,
+            reason=self.reason,
+            job_type=self.job_type,
+            lane=self.lane,
+            error_type=self.error_type,
+            group=self.group,
+            operation=self.operation,
+            ids=self.ids,
+            since=None if self.younger_than is None else at - self.younger_than,
+            until=None if self.older_than is None else at - self.older_than,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that are set."""
+        fields = asdict(self) | {"ids": sorted(self.ids)}
+        return {name: value for name, value in fields.items() if value not in (None, [])}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> LetterFilter:
+        return replace(cls(**{**fields, "ids": frozenset()}), ids=frozenset(fields.get("ids", ())))
+
+    def describe(self) -> str:
+        """In a few words."""
+        parts = [
+            f"{name.replace('_', ' ')} {value}"
+            for name, value in self.to_json().items()
+            if name != "ids"
+        ]
+        if len(self.ids) == 1:
+            parts.insert(0, next(iter(self.ids)))
+        elif self.ids:
+            parts.insert(0, f"{counted(len(self.ids), 'letter')} by id")
+        return ", ".join(parts) or "all dead letters"
+
+    def _fits_age(self, dead_at: str, moment: datetime) -> bool:
+        if self.older_than is None and self.younger_than is None:
+            return True
+        died = moment_of(dead_at)
+        if died is None:
+            return False
+        age = (moment - died).total_seconds()
+        return (self.older_than is None or age >= self.older_than) and (
+            self.younger_than is None or age <= self.younger_than
+        )

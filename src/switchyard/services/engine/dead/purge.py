@@ -1,0 +1,172 @@
+"""Purges: dead letters are thrown away, under a record of who did it, when, why and which.
+
+The records of the letters stay, marked as purged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.dead.scan import Letter
+from switchyard.broker.settings import BrokerSettings
+from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.bulk.session import BulkSession
+from switchyard.services.engine.dead.displaced import as_any_other
+from switchyard.services.engine.dead.groups import require_group
+from switchyard.services.engine.dead.letters import LetterFilter, was_dead
+from switchyard.services.engine.dead.scan import scanning_in_turn, wait_in
+from switchyard.services.engine.dead.stored import stored_letter
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.leases import Wait
+from switchyard.services.engine.records.bulk import BulkHold, BulkOperation, BulkState
+from switchyard.services.engine.records.requests import DeadLetterRecord
+from switchyard.services.engine.records.states import DeadLetterState
+
+KIND = "purge"
+BATCH = 200
+"""Letters marked and acknowledged together."""
+NOTE_SECONDS = 0.5
+"""Seconds between two notes of how far it has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeProgress:
+    """How far a purge has come; its counts in the record."""
+
+    scanned: int = 0
+    total: int | None = None
+    """Letters in `jobs.dead` when it began to go through them."""
+    purged: int = 0
+    """At most 200 too many after a crash: marked and counted, and there once more."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"scanned": self.scanned, "total": self.total, "purged": self.purged}
+
+    @classmethod
+    def of(cls, operation: BulkOperation) -> PurgeProgress:
+        return cls(**operation.counts)
+
+
+async def count_letters(
+    settings: BrokerSettings, ledger: Ledger, which: LetterFilter, wait: Wait
+) -> PurgeProgress:
+    """What a purge would do. Raises UnknownGroup, BrokerAway, LedgerUnavailable."""
+    await require_group(ledger, which)
+    moment, purged = ledger.clock.now(), 0
+    async with scanning_in_turn(settings, ledger, wait) as scan:
+        async for letter in scan.letters():
+            purged += which.matches(letter, moment)
+        return PurgeProgress(scan.scanned, scan.total, purged)
+
+
+async def start_purge(
+    ledger: Ledger,
+    which: LetterFilter,
+    *,
+    created_by: str,
+    reason: str | None = None,
+    hold: BulkHold | None = None,
+) -> BulkOperation:
+    """Record a purge; a scheduler runs it, or with `hold` the `BulkRunner` whose hold that is.
+
+    Raises UnknownGroup, LedgerUnavailable.
+    """
+    await require_group(ledger, which)
+    return await ledger.create_bulk(
+        bulk_control.new_bulk_id(KIND),
+        kind=KIND,
+        title=which.describe(),
+        spec={"filter": which.to_json()},
+        created_by=created_by,
+        reason=reason,
+        hold=hold,
+    )
+
+
+class PurgeHandler:
+    """Runs purges; see `services.engine.bulk.runner`."""
+
+    kind = KIND
+
+    def __init__(self, settings: BrokerSettings, ledger: Ledger) -> None:
+        self._settings = settings
+        self._ledger = ledger
+
+    async def run(self, session: BulkSession) -> None:
+        """Go through `jobs.dead` once. Letters that died after the purge began stay."""
+        which = LetterFilter.from_json(session.operation.spec["filter"])
+        moment = datetime.fromtimestamp(session.operation.created_at, UTC)
+        # What an earlier process has purged was scanned, and is gone.
+        purged = before = PurgeProgress.of(session.operation).purged
+        batch: list[Letter] = []
+        noted = time.monotonic()
+
+        async with scanning_in_turn(self._settings, self._ledger, wait_in(session)) as scan:
+            await session.move(BulkState.RUNNING)
+            total = before + scan.total
+            async for letter in scan.letters():
+                if which.matches(letter, moment) and was_dead(letter, moment):
+                    batch.append(letter)
+                if len(batch) >= BATCH or time.monotonic() - noted > NOTE_SECONDS:
+                    purged += len(batch)
+                    progress = PurgeProgress(before + scan.scanned, total, purged)
+                    await self._throw_away(session, batch, progress)
+                    batch, noted = [], time.monotonic()
+            purged += len(batch)
+            progress = PurgeProgress(before + scan.scanned, total, purged)
+            await self._throw_away(session, batch, progress)
+        await self._forget_refused(which, moment)
+        await session.finish()
+
+    async def _forget_refused(self, which: LetterFilter, moment: datetime) -> None:
+        """Mark the letters that fit and that only the ledger has, as the broker takes them not."""
+        wanted = replace(which.for_index(None, moment), reason=str(Reason.REFUSED))
+        if which.reason not in (None, wanted.reason):
+            return
+        after: tuple[float, str] | None = None
+        while page := await self._ledger.letters_in(wanted, states=("waiting",), after=after):
+            fitting = [each for each in page if which.matches(stored_letter(each), moment)]
+            ids = [each.id for each in fitting if was_dead(stored_letter(each), moment)]
+            await self._ledger.mark_dead_state(
+                ids, DeadLetterState.PURGED, self._ledger.clock.time()
+            )
+            after = (page[-1].dead_at, page[-1].id)
+
+    async def _throw_away(
+        self, session: BulkSession, letters: Sequence[Letter], progress: PurgeProgress
+    ) -> None:
+        """Mark them, note how far it is then, and acknowledge them: whatever is cut off, what has
+        gone was marked and counted."""
+        session.check()
+        if letters:
+            ids = [each.id for each in letters]
+            moment = self._ledger.clock.time()
+            await self._ledger.bury([_end_of(each, moment) for each in letters if _goes_back(each)])
+            await self._ledger.mark_dead_state(ids, DeadLetterState.PURGED, moment)
+        await session.record(counts=progress.to_json())
+        for letter in letters:
+            letter.ack()
+
+
+def _goes_back(letter: Letter) -> bool:
+    return letter.certificate.reason is Reason.DISPLACED
+
+
+def _end_of(letter: Letter, moment: float) -> DeadLetterRecord:
+    """Its job has not died of it: it ends now, as it will not go back."""
+    return DeadLetterRecord(
+        id=letter.id,
+        job_id=letter.id,
+        reason=str(as_any_other(letter).certificate.reason),
+        dead_at=moment,
+        body=letter.body,
+        error_type="Purged",
+        error_message="purged before it went back to its lane",
+        redrives=letter.redrives,
+        attempts=letter.message.metadata.attempts if letter.message else 0,
+    )

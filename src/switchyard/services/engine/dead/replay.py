@@ -1,0 +1,143 @@
+"""A dead letter's handler, run here and now, touching nothing: what would a redrive do?
+
+It gets files of its own (copies of those that its payload names), an index of its own, no broker,
+and a ledger in which every change is rolled back. What it asks of servers elsewhere it really asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import SecretStr
+
+from switchyard.broker.lanes import lane_of
+from switchyard.broker.message import JobMessage
+from switchyard.services.common.files.storage import Storage, directory_of
+from switchyard.services.common.files.storage_errors import InvalidKey
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.sql.database import Database, Work, connect
+from switchyard.services.engine.records.texts import texts_in
+from switchyard.services.engine.runtime.attempt import Attempt, attempt_alone
+
+T = TypeVar("T")
+
+FOLDERS = ("uploads", "intermediate", "results")
+"""Folders of the storage that have one folder for each document."""
+
+
+async def replay(
+    settings: Settings, registry: Registry, message: JobMessage, routing_key: str
+) -> Attempt:
+    """Run the handler of a job with its payload. Raises UnknownJobType, InvalidPayload."""
+    registry.get(message.job_type).validate(message.payload)  # before anything is copied
+    async with _sandbox(settings, message) as (own, ledger):
+        ctx = JobContext(
+            message=message,
+            lane=lane_of(routing_key),
+            worker_id=f"replay-{os.getpid()}",
+            settings=own,
+            ledger=ledger,
+        )
+        return await attempt_alone(registry, ctx)
+
+
+@asynccontextmanager
+async def _sandbox(
+    settings: Settings, message: JobMessage
+) -> AsyncIterator[tuple[Settings, Ledger]]:
+    """Settings and a ledger with which a handler leaves no trace."""
+    with tempfile.TemporaryDirectory(prefix="switchyard-replay-") as directory:
+        base = Path(directory)
+        files = base / "files"
+        files.mkdir()
+        index = base / "index"
+        if await asyncio.to_thread(_is_there, settings.files_url):
+            await _copy_files(Storage(settings.files_url), Storage(files.as_uri()), message)
+        await asyncio.to_thread(_copy_index, Path(settings.vectors_url), index)
+        own = settings.model_copy(
+            update={
+                "amqp_url": None,
+                "management_url": None,
+                "data_dir": base,
+                "database_url": SecretStr(f"sqlite+aiosqlite:///{base / 'ledger.db'}"),
+                "storage_url": files.as_uri(),
+                "index_url": SecretStr(str(index)),
+            }
+        )
+        ledger = Ledger(_RollingBack(connect(settings.ledger_url)))
+        try:
+            yield own, ledger
+        finally:
+            await ledger.close()
+
+
+class _RolledBack(Exception):
+    """Ends a transaction without a trace."""
+
+
+class _RollingBack:
+    """A database of which every transaction is rolled back at its end."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.dialect = database.dialect
+        self.clock = database.clock
+        self.where = database.where
+
+    async def read(self, work: Work[T]) -> T:
+        return await self._database.read(work)
+
+    async def write(self, work: Work[T]) -> T:
+        answers: list[T] = []
+
+        def tried(connection: Any) -> None:
+            answers[:] = [work(connection)]
+            raise _RolledBack
+
+        with suppress(_RolledBack):
+            await self._database.write(tried)
+        return answers[0]
+
+    async def sync(self) -> None:
+        await self._database.sync()
+
+    async def close(self) -> None:
+        await self._database.close()
+
+
+def _is_there(url: str) -> bool:
+    """False for a directory that is not there: to look into it would make it."""
+    directory = directory_of(url)
+    return directory is None or directory.is_dir()
+
+
+def _copy_index(source: Path, target: Path) -> None:
+    """An index in a directory; one in an object store begins empty."""
+    if source.is_dir():
+        shutil.copytree(source, target)
+
+
+async def _copy_files(source: Storage, target: Storage, message: JobMessage) -> None:
+    """The files that the payload names, and those of documents that it names."""
+    metadata = message.metadata
+    names = {*texts_in(message.payload), message.job_id, metadata.pipeline, metadata.parent_id}
+    for name in names - {None}:
+        assert name is not None
+        try:
+            if await source.exists_async(name):
+                await target.put_async(name, await source.get_async(name))
+            for folder in FOLDERS:
+                async for stored in source.list_async(f"{folder}/{name}"):
+                    await target.put_async(stored.key, await source.get_async(stored.key))
+        except InvalidKey:
+            continue  # any other text

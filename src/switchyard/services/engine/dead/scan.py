@@ -1,0 +1,134 @@
+"""Scans of `jobs.dead`, one at a time: of what one scan holds, another sees nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from switchyard.broker.dead.scan import Letter, Scan, scanning
+from switchyard.broker.settings import BrokerSettings
+from switchyard.services.common.errors import WrongState
+from switchyard.services.engine.bulk.session import BulkSession
+from switchyard.services.engine.dead.displaced import examined
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.leases import DEAD_SCAN, Wait
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.results import DeadLetter, JobRecord
+
+TOGETHER = 200
+"""Letters compared with the ledger in one go."""
+
+
+class ScanBusy(WrongState):
+    """Somebody else goes through `jobs.dead`, for longer than one wants to wait."""
+
+
+def wait_at_most(seconds: float) -> Wait:
+    """To wait for one's turn so long, and then raise ScanBusy."""
+    deadline = time.monotonic() + seconds
+
+    async def wait(pause: float) -> None:
+        if time.monotonic() >= deadline:
+            raise ScanBusy("a redrive or purge goes through jobs.dead: try again in a minute")
+        await asyncio.sleep(pause)
+
+    return wait
+
+
+def wait_in(session: BulkSession) -> Wait:
+    """To wait for an operation's turn, and show in its record that it waits."""
+
+    async def wait(seconds: float) -> None:
+        await session.move(BulkState.WAITING, "waits until another redrive or purge lets it")
+        await session.sleep(seconds)
+
+    return wait
+
+
+class LetterScan:
+    """A scan that knows which letters are the jobs whose ids they carry, which are one, and which
+    are nobody's fault."""
+
+    def __init__(self, scan: Scan, ledger: Ledger) -> None:
+        self._scan = scan
+        self._ledger = ledger
+        self.total = scan.total
+        """Letters that waited when it began."""
+        self.scanned = 0
+        """Letters that it has gone through."""
+        self._deaths: dict[tuple[str, int, int], Letter] = {}
+
+    async def letters(self) -> AsyncGenerator[Letter, None]:
+        """As `Scan.letters`, each death once: what says the same goes with the first, or stays with
+        it. Raises LedgerUnavailable, too."""
+        batch: list[Letter] = []
+        async for letter in self._scan.letters():
+            batch.append(letter)
+            if len(batch) >= TOGETHER:
+                for each in await examined(self._ledger, batch):
+                    if self._is_news(each):
+                        yield each
+                batch = []
+        for each in await examined(self._ledger, batch):
+            if self._is_news(each):
+                yield each
+
+    def _is_news(self, letter: Letter) -> bool:
+        self.scanned += 1
+        first = self._deaths.setdefault(letter.death, letter)
+        if first is letter:
+            return True
+        if first.is_settled:
+            letter.ack()
+        else:
+            first.again.append(letter)
+        return False
+
+    async def depth(self, queue: str) -> int:
+        """As `Scan.depth`."""
+        return await self._scan.depth(queue)
+
+
+@asynccontextmanager
+async def scanning_in_turn(
+    settings: BrokerSettings,
+    ledger: Ledger,
+    wait: Wait = asyncio.sleep,
+) -> AsyncIterator[LetterScan]:
+    """A scan, begun when nobody else goes through the queue, for which `wait` is awaited with the
+    seconds to the next look. Safe without a turn; but what it says would not be the whole.
+
+    Raises BrokerAway, LedgerUnavailable.
+    """
+    async with (
+        ledger.holding_lease(DEAD_SCAN, wait),
+        scanning(settings.require_amqp_url(), profile=settings.profile) as scan,
+    ):
+        yield LetterScan(scan, ledger)
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """What the broker had in `jobs.dead` at a moment."""
+
+    ids: frozenset[str]
+    until: float
+    """The ledger's time before the look: what has died later may be there all the same."""
+
+    def lacks(self, found: DeadLetter | JobRecord) -> bool:
+        """Whether the broker surely has no letter of what the ledger knew to be dead."""
+        return found.id not in self.ids and found.updated_at <= self.until
+
+
+async def waiting_ids(
+    settings: BrokerSettings,
+    ledger: Ledger,
+    wait: Wait = asyncio.sleep,
+) -> Present:
+    """All letters in `jobs.dead`. Waits and raises as `scanning_in_turn` does."""
+    until = ledger.clock.time()
+    async with scanning_in_turn(settings, ledger, wait) as scan:
+        return Present(frozenset([letter.id async for letter in scan.letters()]), until)

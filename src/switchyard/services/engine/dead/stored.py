@@ -1,0 +1,112 @@
+"""Dead letters that only the ledger has: the broker's time for them is over, or it lost them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+from switchyard.broker.dead.certificate import DeathCertificate, Reason, job_in
+from switchyard.broker.message import JobMessage, now
+from switchyard.broker.moments import shown
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.dead.scan import Present
+from switchyard.services.engine.ledger import Ledger, to_message
+from switchyard.services.engine.records.results import DeadLetter, JobRecord
+
+
+@dataclass(frozen=True)
+class StoredLetter:
+    """A dead letter as the ledger has it."""
+
+    id: str
+    body: bytes
+    certificate: DeathCertificate
+
+    @cached_property
+    def message(self) -> JobMessage | None:
+        return job_in(self.certificate, self.body)
+
+    @property
+    def redrives(self) -> int:
+        return self.message.metadata.redrives if self.message else 0
+
+    def ack(self) -> bool:
+        """There is nothing to take away."""
+        return True
+
+
+def stored_letter(letter: DeadLetter) -> StoredLetter:
+    """A letter of the index."""
+    return StoredLetter(letter.id, letter.body, certificate_of(letter))
+
+
+def certificate_of(letter: DeadLetter) -> DeathCertificate:
+    """What is known of a letter's death, as `jobs.dead` has it."""
+
+    def header(name: str) -> str:
+        value = letter.headers.get(f"x-dead-{name}")
+        return value if isinstance(value, str) else ""
+
+    return DeathCertificate(
+        _reason(letter.reason),
+        letter.routing_key or "",
+        queue=header("queue"),
+        error_type=letter.error_type or "",
+        message=letter.error_message or "",
+        traceback=letter.traceback or "",
+        attempts=letter.attempts,
+        worker=header("worker"),
+        dead_at=shown(letter.dead_at).isoformat(),
+        properties=header("properties"),
+    )
+
+
+def letter_of_job(record: JobRecord) -> StoredLetter:
+    """The letter that a dead job would have, made of the job's record alone."""
+    died = shown(record.finished_at) if record.finished_at else now()
+    certificate = DeathCertificate(
+        _reason(record.reason),
+        record.routing_key,
+        error_type=record.error_type or "",
+        message=record.error_message or "",
+        attempts=record.attempts,
+        worker=record.worker_id or "",
+        dead_at=died.isoformat(),
+    )
+    return StoredLetter(record.id, to_message(record).encode(), certificate)
+
+
+async def stored_letters(
+    ledger: Ledger,
+    which: LetterFilter,
+    moment: datetime,
+    broker: Present,
+) -> AsyncGenerator[StoredLetter, None]:
+    """Letters that fit and of which the broker has none, oldest first; then dead jobs that have
+    no letter at all. What the broker has lost waits for as long as nobody has sent it."""
+    # A purged one was thrown away on purpose: it is taken only by its id.
+    states = ("waiting", "dropped", "purged") if which.ids else ("waiting", "dropped")
+    wanted = which.for_index(None, moment)
+    after: tuple[float, str] | None = None
+    while page := await ledger.letters_in(wanted, states=states, after=after):
+        for letter in page:
+            stored = stored_letter(letter)
+            if broker.lacks(letter) and which.matches(stored, moment):
+                yield stored
+        after = (page[-1].dead_at, page[-1].id)
+    last = ""
+    while records := await ledger.dead_jobs_without_letter(after=last):
+        for record in records:
+            stored = letter_of_job(record)
+            if broker.lacks(record) and which.matches(stored, moment):
+                yield stored
+        last = records[-1].id
+
+
+def _reason(text: str | None) -> Reason:
+    try:
+        return Reason(text or "")
+    except ValueError:
+        return Reason.EXHAUSTED

@@ -1,0 +1,159 @@
+"""Ledger and broker are of one system, or nobody uses them together (ADR 11)."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import structlog
+from aiormq.connection import Connection
+
+from switchyard.broker.addresses import address_of
+from switchyard.broker.errors import BrokerAway, WrongSystem
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.topology.mark import (
+    Mark,
+    MarkHidden,
+    marking_alone,
+    read_mark,
+    write_mark,
+)
+from switchyard.broker.wire.away import meaning_away
+from switchyard.broker.wire.connection import connected, underlying
+from switchyard.broker.wire.link import Guard
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerUnavailable
+from switchyard.services.engine.records.system import SystemRecord
+
+CONNECTION = "system check"
+"""The name under which the broker shows the connection."""
+LOOKS, LOOK_PAUSE = 5, 0.1
+"""The broker's mark may be newer than what we have just read in the ledger: so many looks, and the
+seconds between them."""
+
+
+async def require_same_system(settings: BrokerSettings, ledger: Ledger) -> None:
+    """Raises WrongSystem where the broker is another system's, or has gone on since the ledger was
+    copied; BrokerAway, LedgerError. A broker without a mark is nobody's yet."""
+    async with connected(settings.require_amqp_url(), CONNECTION) as connection:
+        await guard(settings, ledger)(underlying(connection))
+
+
+def guard(settings: BrokerSettings, ledger: Ledger) -> Guard:
+    """`require_same_system` for a connection that is open already: what a Publisher asks of each
+    that it opens."""
+
+    async def check(connection: Connection) -> None:
+        mark = await _mark(connection)
+        if mark is None:
+            return
+        for _ in range(LOOKS):
+            try:
+                system = await ledger.system()
+            except LedgerUnavailable as error:
+                raise BrokerAway(
+                    f"the ledger can't say whose broker this must be: {error}",
+                    maybe_accepted=False,
+                ) from error
+            if mark.id != system.id or mark.generation <= system.generation:
+                break
+            await asyncio.sleep(LOOK_PAUSE)
+        compare(settings, ledger, system, mark)
+
+    return check
+
+
+def compare(settings: BrokerSettings, ledger: Ledger, system: SystemRecord, mark: Mark) -> None:
+    """Raises WrongSystem, naming both."""
+    broker = f"the broker at {address_of(settings.require_amqp_url())}"
+    if mark.id != system.id:
+        raise WrongSystem(
+            f"the ledger at {ledger.where} is of the system {system}, and {broker} of the system "
+            f"{mark}: set JOBS_DATABASE_URL or JOBS_DATA_DIR, and JOBS_AMQP_URL, to those of one "
+            "system. Another system needs a virtual host of its own. If the broker's own ledger is "
+            "gone for good, `jobctl system adopt` gives the broker to this one"
+        )
+    if mark.generation > system.generation:
+        raise WrongSystem(
+            f"the ledger at {ledger.where} is an old copy of the system {system}, of "
+            f"{_moment(system.generation)}, and {broker} has gone on with the system {mark} until "
+            f"{_moment(mark.generation)}: set JOBS_DATABASE_URL or JOBS_DATA_DIR to the ledger in "
+            "use. If that one is lost, `jobctl system adopt` goes on with this copy, which does "
+            "not know what was done in between"
+        )
+
+
+async def read_broker(settings: BrokerSettings) -> Mark | None:
+    """Whose broker it is; None where nobody has marked it. Raises MarkHidden, BrokerAway."""
+    async with connected(settings.require_amqp_url(), CONNECTION) as connection:
+        with meaning_away("can't ask whose broker it is"):
+            if (mark := await read_mark(underlying(connection))) is not None:
+                return mark
+            # It is missing for some milliseconds while somebody begins a new generation.
+            async with marking_alone(underlying(connection)):
+                return await read_mark(underlying(connection))
+
+
+async def mark_broker(settings: BrokerSettings, ledger: Ledger, *, take: bool = False) -> bool:
+    """Mark the broker as the ledger's, in a new generation, where nobody has marked it, or, with
+    `take`, whosever it was. False where it is the ledger's already.
+
+    Raises WrongSystem without `take`, MarkHidden, BrokerAway, LedgerError.
+    """
+    async with connected(settings.require_amqp_url(), CONNECTION) as connection:
+        transport = underlying(connection)
+        with meaning_away("can't mark the broker"):
+            async with marking_alone(transport):
+                if not take:
+                    await guard(settings, ledger)(transport)
+                try:
+                    mark = await read_mark(transport)
+                except MarkHidden:
+                    if not take:
+                        raise
+                    mark = None
+                if mark is not None and not take:
+                    return False
+                await _write(transport, ledger, mark)
+    return True
+
+
+async def advance_broker(settings: BrokerSettings, ledger: Ledger) -> None:
+    """Begin a new generation of ledger and broker, so that a copy of the ledger that is made now
+    is known as one later. A broker that was never marked is left alone; one that has lost its mark
+    gets it again.
+
+    Raises WrongSystem, BrokerAway, LedgerError.
+    """
+    if (await ledger.system()).generation == 0:
+        return
+    async with connected(settings.require_amqp_url(), CONNECTION) as connection:
+        transport = underlying(connection)
+        try:
+            with meaning_away("can't mark the broker"):
+                async with marking_alone(transport):
+                    await guard(settings, ledger)(transport)
+                    await _write(transport, ledger, await read_mark(transport))
+        except MarkHidden as error:
+            structlog.get_logger("system").warning("system not checked", error=str(error))
+
+
+async def _write(connection: Connection, ledger: Ledger, before: Mark | None) -> None:
+    # The ledger first: a crash in between leaves a ledger that is newer, which does no harm.
+    system = await ledger.advance_system(least=before.generation if before is not None else 0)
+    await write_mark(connection, Mark(system.id, system.generation, system.name))
+
+
+async def _mark(connection: Connection) -> Mark | None:
+    try:
+        with meaning_away("can't ask whose broker it is"):
+            return await read_mark(connection)
+    except MarkHidden as error:
+        structlog.get_logger("system").warning("system not checked", error=str(error))
+        return None
+
+
+def _moment(generation: int) -> str:
+    if generation == 0:
+        return "a time before it was first used with a broker"
+    return datetime.fromtimestamp(generation, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,132 @@
+"""File storage and index are of the ledger's system, by a small file in each (ADR 11)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import structlog
+
+from switchyard.services.common.errors import Misconfigured
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import FileTooLarge, NotStored, StorageAway
+from switchyard.services.common.libraries import load
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.identity.postgres import (
+    claim_database,
+    is_postgres,
+    without_credentials,
+)
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.system import SystemRecord
+
+MARKER = "switchyard-system.json"
+LARGEST = 1000
+"""Bytes of it: whoever can write there may have put anything."""
+PATIENCE = 2.0
+"""Seconds for a storage to answer. One that is away is no other system's."""
+_ID = re.compile(r"[0-9a-f]{12}")
+_NAME = re.compile(r"[A-Za-z0-9@_-]{1,40}")
+
+
+class WrongPlace(Misconfigured):
+    """File storage or index belong to another system than the ledger. The text names both."""
+
+
+async def claim_places(
+    settings: Settings, ledger: Ledger, *, take: bool = False
+) -> tuple[str, ...]:
+    """Mark file storage and index as those of the ledger's system where nobody has marked them, or,
+    with `take`, whosever they were. What is away is passed over, with a line in the log: which that
+    is, is returned.
+
+    Raises WrongPlace where one is another system's, LedgerError.
+    """
+    await load("asyncpg", "obstore.exceptions")
+    from asyncpg import InterfaceError, PostgresError
+    from obstore.exceptions import BaseError
+
+    system = await ledger.system()
+    away: list[str] = []
+    for what, (setting, url) in places(settings).items():
+        try:
+            async with asyncio.timeout(PATIENCE):
+                if is_postgres(url):
+                    found = await _claimed_database(url, system, take=take)
+                else:
+                    found = await _claimed(Storage(url), system, take=take)
+        except (
+            StorageAway,
+            BaseError,
+            OSError,
+            ValueError,
+            PostgresError,
+            InterfaceError,
+        ) as error:
+            lines = str(error).splitlines() or [f"no answer within {PATIENCE:g} s"]
+            reason = lines[0]
+            structlog.get_logger("system").warning("system not checked", of=what, error=reason)
+            away.append(what)
+            continue
+        if found is not None:
+            raise WrongPlace(
+                f"the ledger at {ledger.where} is of the system {system}, and the {what} at "
+                f"{without_credentials(url)} of the system {found}: set {setting} to a place of "
+                "its own, or JOBS_DATABASE_URL to that system's ledger. If that ledger is gone "
+                "for good, `jobctl system adopt` gives the place to this one"
+            )
+    return tuple(away)
+
+
+def places(settings: Settings) -> dict[str, tuple[str, str]]:
+    """The setting and the address of each place."""
+    index = settings.vectors_url
+    return {
+        "file storage": ("JOBS_STORAGE_URL", settings.files_url),
+        "index": (
+            "JOBS_INDEX_URL",
+            index if "://" in index else Path(index).absolute().as_uri(),
+        ),
+    }
+
+
+async def _claimed_database(url: str, system: SystemRecord, *, take: bool) -> str | None:
+    """As `_claimed`, for an index in PostgreSQL."""
+    found = await claim_database(url, _mark(system), take=take)
+    its_id, description = _owner(found)
+    return None if its_id == system.id else description
+
+
+def _mark(system: SystemRecord) -> str:
+    return json.dumps({"id": system.id, "name": system.name})
+
+
+async def _claimed(storage: Storage, system: SystemRecord, *, take: bool) -> str | None:
+    """Mark it; the other system that it is of, if it is."""
+    text = _mark(system).encode()
+    if take:
+        await storage.put_async(MARKER, text)
+        return None
+    try:
+        found = await storage.get_async(MARKER, max_bytes=LARGEST)
+    except NotStored:
+        if await storage.put_new_async(MARKER, text):
+            return None
+        found = await storage.get_async(MARKER, max_bytes=LARGEST)
+    except FileTooLarge:
+        found = b""
+    return None if (other := _owner(found))[0] == system.id else other[1]
+
+
+def _owner(text: bytes | str) -> tuple[str, str]:
+    """Id and description of the system in a marker."""
+    try:
+        told = json.loads(text)
+        its_id, name = str(told["id"]), str(told["name"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        its_id, name = "", ""
+    if not _ID.fullmatch(its_id) or not _NAME.fullmatch(name):
+        return "", f"unknown ({MARKER} can't be read)"
+    return its_id, f"{name} ({its_id})"

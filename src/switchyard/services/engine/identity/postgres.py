@@ -1,0 +1,52 @@
+"""Addresses of PostgreSQL databases that keep an index, and whose such a database is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SCHEMES = ("postgresql", "postgres", "postgresql+asyncpg")
+TABLE = "chunk_index_system"
+
+
+def is_postgres(url: str) -> bool:
+    """Whether the address is that of a PostgreSQL database."""
+    return url.partition("://")[0] in SCHEMES and "://" in url
+
+
+def dsn(url: str) -> str:
+    """The address as asyncpg takes it: also one that was written for SQLAlchemy."""
+    return f"postgresql://{url.partition('://')[2]}"
+
+
+def without_credentials(url: str) -> str:
+    """An address as it may be shown: of a database, of an object store, or a directory."""
+    scheme, is_address, rest = url.partition("://")
+    if not is_address:
+        return url
+    rest = rest.partition("?")[0]
+    if is_postgres(url):
+        return f"postgresql://{rest.rpartition('@')[2]}"
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+async def claim_database(url: str, told: str, *, take: bool) -> str:
+    """Put `told` into the database as the mark of its owner where there is none, or, with `take`,
+    in the place of whatever there is. Gives the mark that is there then. Raises OSError and
+    asyncpg's errors."""
+    # Here: job types know addresses, and load no database library.
+    from switchyard.services.engine.ledger.sql.servers import connection_options, open_one
+
+    connection: Any = await open_one(dsn(url), **connection_options())
+    try:
+        await connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {TABLE} (single bool PRIMARY KEY CHECK (single), "
+            "told text)"
+        )
+        conflict = "DO UPDATE SET told = excluded.told" if take else "DO NOTHING"
+        await connection.execute(
+            f"INSERT INTO {TABLE} VALUES (true, $1) ON CONFLICT (single) {conflict}", told
+        )
+        return str(await connection.fetchval(f"SELECT left(told, 1000) FROM {TABLE}"))
+    finally:
+        await connection.close(timeout=1)

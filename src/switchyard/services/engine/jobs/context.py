@@ -1,0 +1,221 @@
+"""What a handler gets beside its payload."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from switchyard.broker.message import JobMessage
+from switchyard.services.engine.jobs.notebook import Notebook
+from switchyard.services.engine.jobs.outcomes import RetryableError
+from switchyard.services.engine.jobs.speech import Speech
+from switchyard.services.engine.records.joins import JoinedJob
+
+if TYPE_CHECKING:  # whoever only declares a handler needs neither
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.ledger import Ledger
+
+
+T = TypeVar("T")
+
+MOST_TOKENS = 10**12
+"""Tokens of one attempt that count: what is more, no ledger could hold."""
+JOINED_PAGE = 20
+"""Joined jobs that are read at once: each may have a megabyte of payload."""
+
+
+def _never() -> bool:
+    return False
+
+
+class Shared:
+    """What the handlers of one process share, as clients and connections: opened for the first
+    that asks, closed with the process."""
+
+    def __init__(self) -> None:
+        self._open = AsyncExitStack()
+        self._kept: dict[type[Any], Any] = {}
+        self._opening = asyncio.Lock()
+
+    async def get(self, kind: type[T], opening: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """The one object of that kind; `opening` makes it where there is none. Raises what it
+        raises."""
+        async with self._opening:
+            if kind not in self._kept:
+                self._kept[kind] = await self._open.enter_async_context(opening())
+            kept: T = self._kept[kind]
+            return kept
+
+    def shown(self) -> list[Any]:
+        """What the shared objects show of themselves as metrics, those that have a `shown`."""
+        return [
+            each
+            for kept in self._kept.values()
+            if callable(show := getattr(kept, "shown", None))
+            for each in show()
+        ]
+
+    async def close(self) -> None:
+        """Close what was opened, the last one first."""
+        self._kept.clear()
+        await self._open.aclose()
+
+
+@dataclass(slots=True)
+class Usage:
+    """What an attempt has used so far."""
+
+    tokens: int | None = None
+    """None: nobody has said."""
+
+
+class Compute(Protocol):
+    """Runs CPU-bound work outside of the event loop."""
+
+    async def __call__(self, work: Callable[..., Any], *args: Any, characters: int) -> Any: ...
+
+
+class InProcess(Protocol):
+    """Runs work on foreign files in a process of its own."""
+
+    async def __call__(
+        self, work: Callable[..., Any], *args: Any, timeout: float, memory_limit_mb: int
+    ) -> Any: ...
+
+
+class ProcessCrashed(RetryableError):
+    """The process in which a part of a job ran has died."""
+
+
+async def in_thread(work: Callable[..., Any], *args: Any) -> Any:
+    """Run the work in a thread, and give or raise what it does. StopIteration, which no future can
+    hold, so that its caller would wait for ever, becomes a RuntimeError, as in a coroutine."""
+
+    def call() -> Any:
+        try:
+            return work(*args)
+        except StopIteration as error:
+            raise RuntimeError("work in a thread raised StopIteration") from error
+
+    return await asyncio.to_thread(call)
+
+
+async def _in_thread_unlimited(
+    work: Callable[..., Any], *args: Any, timeout: float, memory_limit_mb: int
+) -> Any:
+    async with asyncio.timeout(timeout):
+        return await in_thread(work, *args)
+
+
+async def _in_thread(work: Callable[..., Any], *args: Any, characters: int) -> Any:
+    return await in_thread(work, *args)
+
+
+@dataclass(frozen=True, slots=True)
+class JobContext:
+    """One attempt of one job. Handlers in a process of their own get a copy of it."""
+
+    message: JobMessage
+    lane: str
+    worker_id: str
+    settings: Settings
+    ledger: Ledger | None = field(default=None, compare=False)
+    """The ledger, for documents and edges; None in a process of its own."""
+    is_cancelled: Callable[[], bool] = field(default=_never, compare=False)
+    """True once somebody has cancelled the job: long handlers stop at the next good place."""
+    shared: Shared | None = field(default=None, compare=False)
+    """What handlers share; None where a job has a process, or a test, to itself."""
+    compute: Compute = field(default=_in_thread, compare=False)
+    """`await ctx.compute(work, *args, characters=n)`: CPU-bound work on a foreign text of that
+    length, for handlers in the event loop. A long text goes to a process that is killed when the
+    job's time is up, so `work` stands at the top level of its module."""
+
+    in_process: InProcess = field(default=_in_thread_unlimited, compare=False)
+    """`await ctx.in_process(work, *args, timeout=60, memory_limit_mb=1024)`: a part of a job that
+    opens a foreign file, for handlers in the event loop; `work` stands at the top level of its
+    module. It runs for that many seconds, in that much address space (MiB), and its process is
+    killed otherwise. Raises TimeoutError, MemoryError, ProcessCrashed, and what `work` raises."""
+
+    last_checkpoint: Any = field(default=None, compare=False)
+    """What an earlier attempt at this job has given to `checkpoint` last; None where there is
+    nothing. It outlives its worker, but for what was kept in its last second, and goes when the job
+    has succeeded, or when its payload is changed."""
+    notebook: Notebook = field(default_factory=Notebook, compare=False, repr=False)
+    """Where `progress` and `checkpoint` are noted."""
+
+    speech: Speech = field(default_factory=Speech, compare=False, repr=False)
+    """`ctx.speech.write(text)` tells whoever follows the job (`GET /jobs/{id}/events`) what it
+    writes, piece by piece, for handlers in the event loop: best effort, and kept nowhere."""
+
+    def progress(self, fraction: float | None, note: str = "") -> None:
+        """Say how far the job is: 0 to 1 of its work (None where that is not known), and a few
+        words, of which 200 characters are kept. Costs about a microsecond and waits for nothing: of
+        many reports, the last of each second is recorded and announced, and always the last of all.
+
+        Raises TypeError or ValueError for what is no number, or no text.
+        """
+        self.notebook.report(fraction, note)
+
+    def checkpoint(self, data: Any) -> None:
+        """Keep where the job is, as JSON of 64 KiB at most, for the next attempt to go on from:
+        `last_checkpoint` there. Recorded as progress is, in the place of what was kept before.
+
+        Raises InvalidCheckpoint for what is no JSON, or too large.
+        """
+        self.notebook.keep(data)
+
+    joined_jobs: Sequence[JoinedJob] | None = field(default=None, compare=False)
+    """What `joined` gives, where a test says so."""
+
+    async def joined(self, *, state: str | None = None) -> AsyncIterator[JoinedJob]:
+        """The jobs that this one has waited for, as `Next.then`: those of `Next.jobs` in their
+        order, then those that followed from them; only those in a state where one is named. Read
+        in pages, so that there may be any number.
+
+        Raises LedgerUnavailable, and RuntimeError in a process of its own, which has no ledger.
+        """
+        if self.joined_jobs is not None:
+            for job in self.joined_jobs:
+                if state in (None, job.state):
+                    yield job
+            return
+        if self.ledger is None:
+            raise RuntimeError(
+                'a handler with isolation="process" can\'t ask for joined jobs: without it, give '
+                "the work to `ctx.compute` or `ctx.in_process`"
+            )
+        after: tuple[float, str] | None = None
+        while True:
+            page, after = await self.ledger.joined_jobs(
+                self.job_id, after=after, state=state, limit=JOINED_PAGE
+            )
+            for job in page:
+                yield job
+            if after is None:
+                return
+
+    usage: Usage = field(default_factory=Usage, compare=False, repr=False)
+
+    def used(self, *, tokens: int) -> None:
+        """Say that so many tokens were used, each time some were: in the place of the estimate of
+        the job's limits. Raises ValueError for a negative number."""
+        if tokens < 0:
+            raise ValueError(f"tokens must be 0 or more, not {tokens}")
+        self.usage.tokens = min((self.usage.tokens or 0) + int(tokens), MOST_TOKENS)
+
+    @property
+    def job_id(self) -> str:
+        return self.message.job_id
+
+    @property
+    def attempt(self) -> int:
+        """Number of this attempt, from 1."""
+        return self.message.metadata.attempts + 1
+
+    @property
+    def pipeline(self) -> str:
+        """Identifies the run of a pipeline that the job belongs to; its own id at the start."""
+        return self.message.metadata.pipeline or self.message.job_id

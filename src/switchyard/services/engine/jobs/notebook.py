@@ -1,0 +1,129 @@
+"""What a handler says of its own run, until somebody takes it away to be recorded.
+
+A handler may say something ten thousand times a second and from any thread: what is newer takes the
+place of what is older, and nothing waits for a ledger.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from switchyard.broker.wording import writable
+from switchyard.services.common.errors import InvalidInput
+from switchyard.services.engine.records.progress import Reported
+
+MAX_NOTE = 200
+"""Characters kept of what a handler says of its progress."""
+MAX_CHECKPOINT = 64 * 1024
+"""Bytes of JSON that a check-point may have. What is larger belongs into storage, and its key into
+the check-point."""
+
+
+class InvalidCheckpoint(InvalidInput):
+    """A handler wants to keep what is too large, or not JSON: a defect of the handler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What a handler has said since somebody last asked; None is nothing new."""
+
+    progress: Reported | None
+    checkpoint: str | None
+    """JSON."""
+
+
+def _nobody() -> None:
+    return
+
+
+class Notebook:
+    """The last progress and the last check-point of one run. Safe in any thread."""
+
+    __slots__ = ("_checkpoint", "_lock", "_progress", "_told", "_wake")
+
+    def __init__(self, wake: Callable[[], None] = _nobody) -> None:
+        """`wake` is called when there is something to take, once until it is taken; in the
+        handler's thread."""
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._told = False
+        self._progress: tuple[float | None, str] | None = None
+        self._checkpoint: str | None = None
+
+    def wake_nobody(self) -> None:
+        """Who took notes takes those that are there, and no more."""
+        self._wake = _nobody
+
+    def report(self, fraction: float | None, note: str = "") -> None:
+        """Raises TypeError or ValueError for what is no number, or no text."""
+        # Ten thousand times a second: the record is made when somebody takes it.
+        if type(fraction) is not float or not 0.0 <= fraction <= 1.0:
+            fraction = _share(fraction)
+        if not isinstance(note, str):
+            raise TypeError(f"a note is text, not {type(note).__name__}")
+        with self._lock:
+            self._progress = (fraction, note)
+            if self._told:
+                return
+            self._told = True
+        self._wake()
+
+    def keep(self, data: Any) -> None:
+        """Raises InvalidCheckpoint."""
+        encoded = _encoded(data)
+        with self._lock:
+            self._checkpoint = encoded
+            news, self._told = not self._told, True
+        if news:
+            self._wake()
+
+    def take(self) -> Notes | None:
+        """What is new, which is then nobody's news any more; None where nothing is."""
+        with self._lock:
+            self._told = False
+            if self._progress is None and self._checkpoint is None:
+                return None
+            taken = Notes(_reported(self._progress), self._checkpoint)
+            self._progress = self._checkpoint = None
+            return taken
+
+    def put_back(self, notes: Notes) -> None:
+        """Notes that could not be recorded, but where newer ones have come."""
+        with self._lock:
+            if self._progress is None and notes.progress is not None:
+                self._progress = (notes.progress.fraction, notes.progress.note)
+            if self._checkpoint is None:
+                self._checkpoint = notes.checkpoint
+
+
+def _reported(said: tuple[float | None, str] | None) -> Reported | None:
+    return None if said is None else Reported(said[0], writable(said[1], MAX_NOTE))
+
+
+def _share(fraction: float | None) -> float | None:
+    """Between 0 and 1: what a handler has counted wrongly is no reason to fail."""
+    if fraction is None:
+        return None
+    try:
+        number = float(fraction)
+    except OverflowError:  # of an integer
+        return 0.0 if fraction < 0 else 1.0
+    return None if math.isnan(number) else min(max(number, 0.0), 1.0)
+
+
+def _encoded(data: Any) -> str:
+    try:
+        encoded = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidCheckpoint(f"a check-point is JSON: {error}") from error
+    if len(encoded) > MAX_CHECKPOINT:
+        raise InvalidCheckpoint(
+            f"a check-point of {len(encoded)} bytes, the limit is {MAX_CHECKPOINT}: put what is "
+            "large into storage, and its key into the check-point"
+        )
+    return encoded

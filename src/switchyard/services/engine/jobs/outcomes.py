@@ -1,0 +1,112 @@
+"""What a handler can answer: a closed set. Anything else is an error.
+
+A handler returns one of these; an exception is turned into one by
+`services.engine.jobs.retry.decide`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from switchyard.services.common.errors import Failed, NotNow
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.records.joins import WhenDead
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that does not exist yet: what a handler wants done next."""
+
+    job_type: str
+    payload: Mapping[str, Any]
+    lane: str | None = None
+    """Lane to publish to; None keeps the parent's lane where the type has it, else the type's
+    first lane."""
+    priority: int | None = None
+    """0 to 10; None takes the parent's."""
+    own_pipeline: bool = False
+    """The job begins a pipeline of its own, as each paper of a query does, and is no stage of its
+    parent's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The job is finished; `result` (JSON) is kept in the ledger."""
+
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """The job is finished and others follow. They get ids made from this job's id and their
+    type, so a repeat publishes the same jobs and not new ones."""
+
+    jobs: Sequence[Job]
+    result: Mapping[str, Any] = field(default_factory=dict)
+    then: Job | None = None
+    """Published once, when all of `jobs` and all that followed from them have ended; its handler
+    asks `ctx.joined()` what they came to."""
+    when_dead: WhenDead = "wait"
+    """What becomes of `then` when some are dead: `wait` until they were redriven and have
+    succeeded, `go_on` without them, or `fail`: be dead, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Try again later; uses up an attempt. `after` seconds at least, else the policy's backoff."""
+
+    reason: str
+    after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snooze:
+    """Try again after about `after` seconds without using up an attempt."""
+
+    after: float
+    reason: str = "snoozed"
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Give up for good: the job goes to the dead letters with the reason `permanent`."""
+
+    reason: str
+
+
+Outcome = Done | Next | Retry | Snooze | Discard
+
+
+class PermanentError(Failed):
+    """Raised by a handler when no further attempt can help (a corrupt document, a bad id)."""
+
+
+class Expired(PermanentError):
+    """Raised by a handler when the job's `expires_at` has passed: it is dead as `expired`."""
+
+
+class RetryableError(NotNow):
+    """Raised by a handler to be tried again; `after` seconds is the least delay (Retry-After).
+
+    With `counts=False` it uses up no attempt: what is needed is away or busy, through no fault of
+    the job's. The job grows older meanwhile, so its lane's age limit ends what never ends; with
+    `ages=False` as well it does not, and waits for as long as it takes.
+    """
+
+    def __init__(
+        self, message: str, *, after: float | None = None, counts: bool = True, ages: bool = True
+    ) -> None:
+        self.after = after
+        self.counts = counts
+        self.ages = ages
+        super().__init__(message)
+
+
+class DependencyUnavailable(RetryableError):
+    """What a job needs is away or busy: to try it again uses up no attempt."""
+
+    def __init__(self, message: str, *, after: float | None = None) -> None:
+        super().__init__(message, after=after, counts=False)

@@ -1,0 +1,355 @@
+"""Job types: what is to be done, by which kind of worker, in which lanes.
+
+`@job` marks a function; `Registry.load` imports modules and collects what they have marked.
+Nothing is registered globally: two registries in one process do not see each other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ValidationError
+
+from switchyard.broker.lanes import LANES, Route, lane_named
+from switchyard.broker.message import DEFAULT_MAX_ATTEMPTS, describe
+from switchyard.broker.wording import choices
+from switchyard.services.common.errors import InvalidInput, Misconfigured, Unknown
+from switchyard.services.engine.jobs.limits import Limit
+from switchyard.services.engine.jobs.local_fields import Refusal, local_fields, refusals
+
+BUILT_IN_MODULES = (
+    "switchyard.services.pipeline.workers.ingest.documents",
+    "switchyard.services.pipeline.workers.ingest.arxiv",
+    "switchyard.services.pipeline.workers.ingest.github",
+    "switchyard.services.pipeline.workers.ingest.huggingface",
+    "switchyard.services.pipeline.workers.ingest.web",
+    "switchyard.services.pipeline.workers.ingest.crawl",
+    "switchyard.services.pipeline.workers.ocr",
+    "switchyard.services.pipeline.workers.figures",
+    "switchyard.services.pipeline.workers.llm",
+    "switchyard.services.pipeline.workers.llm_requests",
+    "switchyard.services.pipeline.workers.embed",
+    "switchyard.services.pipeline.workers.classify",
+    "switchyard.services.pipeline.workers.link",
+    "switchyard.services.pipeline.workers.references.jobs",
+    "switchyard.services.pipeline.workers.references.linking",
+    "switchyard.services.pipeline.workers.samples",
+    "switchyard.services.pipeline.workers.reindex",
+    "switchyard.services.pipeline.workers.graph",
+    "switchyard.services.pipeline.workers.notices",
+)
+"""Modules with the job types of the document pipeline. Importing them is cheap: heavy
+libraries are imported by the handlers when they run."""
+
+Handler = Callable[..., Any]
+AnyHandler = TypeVar("AnyHandler", bound=Handler)
+_MARK = "__job_type__"
+
+
+class RegistryError(Misconfigured):
+    """A job type is declared wrongly, twice, or its module can't be imported."""
+
+
+class UnknownJobType(Unknown):
+    """No module that was loaded declares this job type."""
+
+
+class InvalidPayload(InvalidInput):
+    """The payload does not fit the job type's model; the text names the fields."""
+
+
+class NotFromOutside(InvalidPayload):
+    """The payload comes from outside and sets fields that only the system's hosts may set."""
+
+    def __init__(self, job_type: str, refused: tuple[Refusal, ...]) -> None:
+        self.refused = refused
+        said = "; ".join(each.message for each in refused)
+        super().__init__(f"payload of {job_type}: {said}")
+
+
+@dataclass(frozen=True, slots=True)
+class JobType:
+    """One kind of work."""
+
+    name: str
+    worker: str
+    lanes: tuple[str, ...]
+    payload_model: type[BaseModel]
+    handler: Handler
+    timeout: float
+    """Seconds that one attempt may take."""
+    max_attempts: int
+    isolation: Literal["task", "process"]
+    """`task`: an async handler in the worker's event loop. `process`: a sync, CPU-bound handler
+    in a process of its own, killed at the time limit."""
+    memory_limit_mb: int | None
+    """Address space of that process, in MiB; None for no limit. Only for `process`."""
+    cpu_limit: int | None = None
+    """Seconds of processor time that one attempt may take there; None for no limit but `timeout`.
+    Unlike time on the clock it depends on what is to be done and hardly on the machine's other
+    work: what takes more would do so again, and is not tried again. Only for `process`."""
+    limits: tuple[Limit, ...] = ()
+    """What it needs room in before it runs."""
+
+    def validate(self, payload: Mapping[str, Any]) -> BaseModel:
+        """The payload as its model. Raises InvalidPayload."""
+        try:
+            return self.payload_model.model_validate(payload)
+        except ValidationError as error:
+            raise InvalidPayload(f"payload of {self.name}: {describe(error)}") from error
+        except Exception as error:  # a validator of the model may raise anything
+            raise InvalidPayload(f"payload of {self.name}: {type(error).__name__}") from error
+
+    def validate_remote(
+        self, payload: Mapping[str, Any], vouched: Mapping[str, Any] | None = None
+    ) -> BaseModel:
+        """`validate` for a payload that somebody outside has written, over HTTP: the one rule for
+        what such a payload may say, whichever way it came.
+
+        Fields that are LocalOnly must be unset, or as in `vouched`: what this system has put there
+        itself, or what was there before. Raises InvalidPayload, NotFromOutside.
+        """
+        given = self.validate(payload)
+        if refused := refusals(given, payload, vouched or {}):
+            raise NotFromOutside(self.name, refused)
+        return given
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        return tuple(Route(lane, self.name, self.worker) for lane in self.lanes)
+
+
+def job(
+    name: str,
+    *,
+    worker: str,
+    lanes: Iterable[str],
+    timeout: float = 300,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    isolation: Literal["task", "process"] = "task",
+    memory_limit_mb: int | None = None,
+    cpu_limit: int | None = None,
+    limits: Iterable[Limit] = (),
+) -> Callable[[AnyHandler], AnyHandler]:
+    """Declare the function as the handler of a job type.
+
+    The function takes `(payload, ctx)`; the annotation of `payload` is a pydantic model. With
+    isolation `task` it is a coroutine function, with `process` a plain function that stands at
+    the top level of its module. `timeout` is in seconds, `memory_limit_mb` in MiB, `cpu_limit` in
+    seconds of processor time; what takes more than that is not tried again. `limits` are kept by
+    all workers together; a job without room in them waits, and holds nobody up.
+    Raises RegistryError when the declaration does not fit together.
+    """
+
+    def mark(handler: AnyHandler) -> AnyHandler:
+        setattr(
+            handler,
+            _MARK,
+            _check(
+                JobType(
+                    name=name,
+                    worker=worker,
+                    lanes=tuple(lanes),
+                    payload_model=_payload_model(handler),
+                    handler=handler,
+                    timeout=timeout,
+                    max_attempts=max_attempts,
+                    isolation=isolation,
+                    memory_limit_mb=memory_limit_mb,
+                    cpu_limit=cpu_limit,
+                    limits=tuple(limits),
+                )
+            ),
+        )
+        return handler
+
+    return mark
+
+
+def job_type_of(handler: Handler) -> JobType:
+    """The declaration of a function that `@job` has marked. Raises RegistryError."""
+    declared = getattr(handler, _MARK, None)
+    if not isinstance(declared, JobType):
+        name = getattr(handler, "__qualname__", repr(handler))
+        raise RegistryError(f"{name} is not a job's handler: mark it with @job(…)")
+    return declared
+
+
+class Registry:
+    """The job types that this process knows."""
+
+    def __init__(self, types: Iterable[JobType] = ()) -> None:
+        self._types: dict[str, JobType] = {}
+        for job_type in types:
+            self.add(job_type)
+
+    @classmethod
+    def load(cls, modules: Iterable[str] = BUILT_IN_MODULES) -> Registry:
+        """Import modules and collect the job types that they declare. Raises RegistryError."""
+        registry = cls()
+        for name in modules:
+            try:
+                module = importlib.import_module(name)
+            except ImportError as error:
+                raise RegistryError(f"can't import the job module {name!r}: {error}") from error
+            except RegistryError:
+                raise
+            except (Exception, SystemExit) as error:  # whatever a module of the user's does
+                raise RegistryError(
+                    f"can't import the job module {name!r}: {type(error).__name__}: {error}"
+                    f"{_where(error)}"
+                ) from error
+            for _, handler in inspect.getmembers(module, inspect.isfunction):
+                declared = getattr(handler, _MARK, None)
+                if isinstance(declared, JobType) and handler.__module__ == module.__name__:
+                    registry.add(declared)
+        return registry
+
+    def add(self, job_type: JobType) -> None:
+        """Raises RegistryError when another handler has that name, or when the payload has no JSON
+        Schema: nobody could see which of its fields are local then."""
+        known = self._types.get(job_type.name)
+        if known is not None and known != job_type:
+            raise RegistryError(
+                f"job type {job_type.name!r} is declared twice: in {known.handler.__module__} "
+                f"and in {job_type.handler.__module__}"
+            )
+        for limit in job_type.limits:
+            self._check_shared(limit, job_type)
+        try:
+            local_fields(job_type.payload_model)
+        except Exception as error:  # pydantic, or whoever wrote a type of the payload
+            raise RegistryError(
+                f"the payload of job type {job_type.name!r} has no JSON Schema: {error}"
+            ) from error
+        self._types[job_type.name] = job_type
+
+    def _check_shared(self, limit: Limit, job_type: JobType) -> None:
+        """Types that name the same limit mean the same room. Raises RegistryError."""
+        for other in self._types.values():
+            for known in other.limits:
+                same = known.room == limit.room and (known.key is None) == (limit.key is None)
+                if known.name == limit.name and not same:
+                    raise RegistryError(
+                        f"the limit {limit.name!r} has other numbers in {job_type.name!r} than in "
+                        f"{other.name!r}: declare it once, and name it in both"
+                    )
+
+    def get(self, name: str) -> JobType:
+        """Raises UnknownJobType, naming those there are."""
+        try:
+            return self._types[name]
+        except KeyError:
+            raise UnknownJobType(
+                f"no job type {name!r} (one of your own needs its module in JOBS_MODULES); "
+                f"{choices(name, self._types)}"
+            ) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._types
+
+    def __iter__(self) -> Iterator[JobType]:
+        return iter(sorted(self._types.values(), key=lambda job_type: job_type.name))
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """Every routing key with the worker that takes it, for the topology's bindings."""
+        return tuple(sorted(route for job_type in self for route in job_type.routes))
+
+    def lanes_of(self, worker: str) -> tuple[str, ...]:
+        """Lanes in which this kind of worker has job types, most urgent first."""
+        used = {lane for job_type in self if job_type.worker == worker for lane in job_type.lanes}
+        return tuple(lane.name for lane in LANES if lane.name in used)
+
+
+def _where(error: BaseException) -> str:
+    """The line that raised, for what does not say it itself."""
+    if isinstance(error, SyntaxError):
+        return ""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f" ({last.filename}, line {last.lineno})"
+
+
+def hint_of(function: Callable[..., Any], parameter: str) -> Any:
+    """Resolve the type hint of one parameter, None where it has none. The other hints may name
+    what is imported under TYPE_CHECKING alone.
+
+    Raises RegistryError where this one does.
+    """
+    written = inspect.unwrap(function)
+    hints = getattr(written, "__annotations__", {})
+    if parameter not in hints:
+        return None
+    alone = SimpleNamespace(__annotations__={parameter: hints[parameter]})
+    try:
+        return get_type_hints(alone, globalns=getattr(written, "__globals__", {}))[parameter]
+    except NameError as error:
+        raise RegistryError(
+            f"{getattr(written, '__qualname__', written)}: the type of {parameter} can't be "
+            f"resolved ({error}): import it outside of TYPE_CHECKING, at the module's top"
+        ) from error
+
+
+def _payload_model(handler: Handler) -> type[BaseModel]:
+    parameters = list(inspect.signature(handler).parameters)
+    model = hint_of(handler, parameters[0]) if parameters else None
+    if len(parameters) != 2 or not (inspect.isclass(model) and issubclass(model, BaseModel)):
+        raise RegistryError(
+            f"{handler.__qualname__} must take (payload, ctx), payload annotated with a "
+            "pydantic model"
+        )
+    return model
+
+
+def _check(job_type: JobType) -> JobType:
+    name = job_type.name
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
+        raise RegistryError(f"job type {name!r}: use lower-case letters, digits and _")
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", job_type.worker):
+        raise RegistryError(f"worker {job_type.worker!r} of {name}: use lower-case letters and _")
+    if not job_type.lanes:
+        raise RegistryError(f"job type {name!r} names no lane")
+    for lane in job_type.lanes:
+        try:
+            lane_named(lane)
+        except ValueError as error:
+            raise RegistryError(f"job type {name!r}: {error}") from error
+    if job_type.timeout <= 0:
+        raise RegistryError(f"job type {name!r}: timeout must be positive")
+    is_async = inspect.iscoroutinefunction(job_type.handler)
+    if job_type.isolation == "task" and not is_async:
+        raise RegistryError(f"handler of {name!r} must be `async def`, or use isolation='process'")
+    if job_type.isolation == "process" and is_async:
+        raise RegistryError(f"handler of {name!r} must be a plain `def` with isolation='process'")
+    for limit in ("memory_limit_mb", "cpu_limit"):
+        if getattr(job_type, limit) is not None and job_type.isolation != "process":
+            raise RegistryError(f"job type {name!r}: {limit} needs isolation='process'")
+    if job_type.cpu_limit is not None and job_type.cpu_limit < 1:
+        raise RegistryError(f"job type {name!r}: cpu_limit must be 1 or more")
+    _check_limits(job_type)
+    return job_type
+
+
+def _check_limits(job_type: JobType) -> None:
+    names = [limit.name for limit in job_type.limits]
+    if len(set(names)) < len(names):
+        raise RegistryError(f"job type {job_type.name!r} names a limit twice")
+    for limit in job_type.limits:
+        where = f"the limit {limit.name!r} of job type {job_type.name!r}"
+        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", limit.name):
+            raise RegistryError(f"{where}: use lower-case letters, digits, _ and - for its name")
+        numbers = (limit.concurrency, limit.per_minute, limit.tokens_per_minute)
+        if all(each is None for each in numbers):
+            raise RegistryError(f"{where} limits nothing: give it a number")
+        if any(each is not None and each < 1 for each in numbers):
+            raise RegistryError(f"{where}: its numbers must be 1 or more")
+        for field in (limit.key, limit.tokens):
+            if isinstance(field, str) and field not in job_type.payload_model.model_fields:
+                raise RegistryError(f"{where}: the payload has no field {field!r}")

@@ -1,0 +1,324 @@
+"""What happens after an attempt: one pure function, so its rules are tested as tables.
+
+Rules T9: 5 s, doubled, at most 5 min, 3 attempts. Retried: non-2xx answers, network errors and
+time-outs, processing errors, exhausted resources. Not retried: what a handler says is permanent.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.lanes import RETRY_DELAYS
+from switchyard.broker.wording import writable
+from switchyard.services.common.errors import Failed, InvalidInput
+from switchyard.services.engine.jobs.outcomes import (
+    Discard,
+    Done,
+    Expired,
+    Job,
+    Next,
+    Outcome,
+    Retry,
+    RetryableError,
+    Snooze,
+)
+from switchyard.services.engine.records.joins import WHEN_DEAD, WhenDead
+
+MAX_CRASHES = 2
+"""A job that killed its process this often is dead. The death of a worker in which it ran beside
+others makes it a suspect, which then has a process to itself: that tells who is to blame."""
+MAX_DEATHS = 5
+"""A job that was there this often when a worker died is dead, although nothing proves its guilt:
+it may take more than its own process along, as what eats all of a machine's memory does."""
+MAX_UNENDED_RUNS = 20
+"""A job that was begun this often without that any of these runs came to an end is dead, whatever
+the cause: the last net, under all others. High enough for a long job whose worker is stopped
+with each of many deployments, low enough that what it pays for is not paid a thousand times."""
+INVALID_OUTCOME = "InvalidOutcome"
+"""The error type of jobs whose handler answers what can't be done or written."""
+LONGEST_RETRY_DELAY = 7 * 24 * 3600.0
+"""Seconds; whoever asks for a longer delay, a handler or a server, gets this one."""
+
+
+_TEXTS = {"error_type": 200, "message": 8_000, "traceback": 12_000}
+"""Characters kept of each text of a failure: the start, of a traceback the end."""
+
+
+class RemoteError(Exception):
+    """An error of another process, of a class that can't be made here."""
+
+    def __init__(self, error_type: str, message: str) -> None:
+        super().__init__(error_type, message)
+        self.error_type = error_type
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An attempt that raised, in a form that crosses process borders and can be written anywhere:
+    its texts are cut, and free of what no encoding can say."""
+
+    error_type: str
+    message: str
+    traceback: str = ""
+    permanent: bool = False
+    crashed: bool = False
+    """The handler's process died (signal, memory limit, exit)."""
+    after: float | None = None
+    """Seconds to wait at least (Retry-After)."""
+    counts: bool = True
+    """It uses up an attempt."""
+    ages: bool = True
+    """Where it uses up none: the time until the next counts towards the job's age."""
+    expired: bool = False
+    """The job's `expires_at` has passed."""
+
+    def __post_init__(self) -> None:
+        for name, limit in _TEXTS.items():
+            text = getattr(self, name)
+            kept = writable(text, limit, keep_end=name == "traceback")
+            if kept is not text:
+                object.__setattr__(self, name, kept)
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Classify an exception that a handler raised, of whatever class. Never raises."""
+        # Not `type(error).__name__`: a metaclass may answer that.
+        name = _name_of(type(error))
+        try:
+            return cls(
+                error_type=error.error_type if isinstance(error, RemoteError) else name,
+                message=str(error) or name,
+                traceback=_traceback_of(error),
+                # PermanentError is of the first kind; what can't be right is so every time.
+                permanent=isinstance(error, Failed | InvalidInput),
+                after=_wait_of(error),
+                counts=not isinstance(error, RetryableError) or bool(error.counts),
+                ages=not isinstance(error, RetryableError) or bool(error.ages),
+                expired=isinstance(error, Expired),
+            )
+        except BaseException as defect:  # of an exception class with a mind of its own
+            unreadable = f"{name}, which can't be read: {_name_of(type(defect))}"
+            return cls(name, unreadable, _traceback_of(error))
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Backoff: `base` seconds, multiplied by `factor` for each attempt, at most `limit`."""
+
+    base: float
+    factor: float
+    limit: float
+    levels: tuple[float, ...]
+    """Delays that the broker has queues for, ascending, in seconds."""
+
+    @classmethod
+    def over(cls, levels: Sequence[float] = RETRY_DELAYS) -> RetryPolicy:
+        """The doubling policy that starts at the first level and ends at the last."""
+        return cls(base=levels[0], factor=2, limit=levels[-1], levels=tuple(levels))
+
+    def backoff(self, attempt: int) -> float:
+        """Seconds to wait after attempt number `attempt` (from 1) has failed."""
+        # The exponent is bounded before it is used: 2.0 ** 2000 does not fit into a float.
+        return float(min(self.base * self.factor ** min(attempt - 1, 64), self.limit))
+
+    def level(self, seconds: float) -> float:
+        """The shortest level that is long enough; the longest where none is."""
+        return next((level for level in self.levels if level >= seconds), self.levels[-1])
+
+    def first_level(self, seconds: float) -> float:
+        """Where a wait until a certain moment begins: a shorter level, from which the job is sent
+        on for the rest, where it is back sooner that way than from one that is long enough."""
+        return self._way(seconds)[0]
+
+    def _way(self, seconds: float) -> tuple[float, float]:
+        """The first level, and after how many seconds the job is back."""
+        whole = self.level(seconds)
+        shorter = max((level for level in self.levels if level <= seconds), default=whole)
+        rest = seconds - shorter
+        if not 0 < rest <= shorter:  # one that is sent on again and again is no gain
+            return whole, whole
+        back = shorter + self._way(rest)[1]
+        return (shorter, back) if back < whole else (whole, whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    result: Mapping[str, Any]
+    jobs: Sequence[Job] = ()
+    then: Job | None = None
+    """Follows when all that follows from `jobs` has ended."""
+    when_dead: WhenDead = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """The job comes back through a retry level."""
+
+    level: float
+    """Seconds; one of the policy's levels."""
+    attempts: int
+    """Attempts used up by then: unchanged for a snooze."""
+    not_before: datetime | None
+    """Where the wanted delay is longer than the level: it is sent on for the rest."""
+    failure: Failure
+    counts: bool
+    """False for a snooze, which uses up no attempt."""
+    ages: bool = False
+    """The wait counts towards the job's age in its lane."""
+    rest: float = 0.0
+    """Seconds for which it is sent on after that level."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it waits in all."""
+        return self.level + self.rest
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    reason: Reason
+    attempts: int
+    failure: Failure
+
+
+Decision = Succeeded | Delayed | Died
+
+
+def decide(
+    ended: Outcome | Failure | object,
+    *,
+    attempts: int,
+    max_attempts: int,
+    policy: RetryPolicy,
+    now: datetime,
+    crashes: int = 0,
+) -> Decision:
+    """What to do with a job whose attempt has ended.
+
+    `ended` is the handler's answer or its failure; `attempts` were used up before this one.
+    `crashes`: how often its worker died while it ran in that worker's own process.
+    An answer that is not an `Outcome` is a defect of the handler: no attempt can mend it.
+    Never raises.
+    """
+    used = attempts + 1
+    match ended:
+        case Done(Mapping() as result):
+            return Succeeded(result)
+        case Next(Sequence() as jobs, Mapping() as result, Job() | None as then, when_dead) if (
+            _are_jobs(jobs) and when_dead in WHEN_DEAD
+        ):
+            return Succeeded(result, tuple(jobs), then, when_dead)
+        case Snooze(after, reason):
+            snoozed = Failure("Snooze", str(reason))
+            return _delayed(_seconds(after), attempts, snoozed, policy, now, counts=False)
+        case Discard(reason):
+            return Died(Reason.PERMANENT, used, Failure("Discard", str(reason), permanent=True))
+        case Retry(reason, after):
+            failure = Failure("Retry", str(reason), after=after)
+        case Failure():
+            failure = ended
+        case Done() | Next():
+            wanted = "jobs, a mapping, and as when_dead one of " + ", ".join(WHEN_DEAD)
+            failure = _invalid(f"a {type(ended).__name__} that does not hold {wanted}")
+        case _:
+            kinds = "Done, Next, Retry, Snooze, Discard"
+            failure = _invalid(f"{type(ended).__name__}, not one of {kinds}")
+    if failure.expired:
+        return Died(Reason.EXPIRED, used, failure)
+    if failure.permanent:
+        return Died(Reason.PERMANENT, used, failure)
+    if not failure.counts:
+        wait = _seconds(failure.after)
+        return _delayed(wait, attempts, failure, policy, now, counts=False, ages=failure.ages)
+    # What was there when its worker died, and then kills a process that is its alone, did both.
+    killed = used + min(crashes, 1)
+    if failure.crashed and killed >= min(max_attempts, MAX_CRASHES):
+        return Died(Reason.CRASHED, used, failure)
+    if used >= max_attempts:
+        return Died(Reason.EXHAUSTED, used, failure)
+    wait = max(policy.backoff(used), _seconds(failure.after))
+    return _delayed(wait, used, failure, policy, now, counts=True)
+
+
+def _delayed(
+    wait: float,
+    attempts: int,
+    failure: Failure,
+    policy: RetryPolicy,
+    now: datetime,
+    *,
+    counts: bool,
+    ages: bool = False,
+) -> Delayed:
+    level = policy.first_level(wait)
+    rest = max(0.0, wait - level)
+    not_before = now + timedelta(seconds=wait) if rest else None
+    return Delayed(level, attempts, not_before, failure, counts, ages, rest)
+
+
+def _are_jobs(jobs: Sequence[object]) -> bool:
+    return all(isinstance(each, Job) for each in jobs)
+
+
+def _invalid(what: str) -> Failure:
+    return Failure(INVALID_OUTCOME, f"the handler returned {what}", permanent=True)
+
+
+def _seconds(wanted: object) -> float:
+    """A delay that somebody asked for, as one that a clock can hold; nonsense is no wish."""
+    if not isinstance(wanted, int | float) or wanted != wanted:  # NaN
+        return 0.0
+    return float(min(max(wanted, 0), LONGEST_RETRY_DELAY))
+
+
+def _name_of(kind: type[BaseException]) -> str:
+    name: str = type.__dict__["__name__"].__get__(kind)
+    return name
+
+
+def _traceback_of(error: BaseException) -> str:
+    """The error's traceback as text; at least its frames, whatever the error itself answers."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException:
+        return "".join(traceback.format_tb(error.__traceback__))
+
+
+def _wait_of(error: BaseException) -> float | None:
+    """Seconds that the error asks to wait at least."""
+    after = error.after if isinstance(error, RetryableError) else retry_after(error)
+    return None if after is None else _seconds(after)
+
+
+def retry_after(error: BaseException) -> float | None:
+    """Seconds that an HTTP error's answer asks to wait (RFC 9110: seconds or a date).
+
+    Works for httpx and for every library whose errors carry a `response` with `headers`.
+    """
+    headers = getattr(getattr(error, "response", None), "headers", None)
+    value = headers.get("retry-after") if headers is not None else None
+    return parse_retry_after(str(value)) if value else None
+
+
+def parse_retry_after(value: str) -> float | None:
+    """The seconds of a Retry-After header; None when it makes no sense. Never negative, nor more
+    than LONGEST_RETRY_DELAY."""
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        return _seconds(int(text[:12]))
+    try:
+        when = parsedate_to_datetime(text)
+        if when.tzinfo is None:
+            when = when.replace(tzinfo=UTC)
+        return _seconds((when - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None  # what the standard library raises for one nonsense or another

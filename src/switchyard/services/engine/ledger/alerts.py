@@ -1,0 +1,41 @@
+"""What was told to people, so that it is told once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import Connection, delete, insert, select
+
+from switchyard.services.engine.ledger.sql.alert_tables import alerts
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+
+
+class ToldAlerts(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def told_alerts(self) -> dict[str, float]:
+        """When each alert was told that is remembered; seconds since the epoch."""
+        query = select(alerts.c.key, alerts.c.told_at)
+
+        def read(connection: Connection) -> dict[str, float]:
+            return {row.key: row.told_at for row in connection.execute(query)}
+
+        return await self._database.read(read)
+
+    async def remember_alert(self, key: str, now: float) -> None:
+        """It was told."""
+        forget = delete(alerts).where(alerts.c.key == key)
+        keep = insert(alerts).values(key=key, told_at=now)
+        await self._database.write(
+            lambda connection: (connection.execute(forget), connection.execute(keep))
+        )
+
+    async def forget_alert(self, key: str) -> None:
+        """It is over: it may be told again."""
+        statement = delete(alerts).where(alerts.c.key == key)
+        await self._database.write(lambda connection: connection.execute(statement))
+
+    async def forget_alerts_before(self, moment: float, *, keep: Collection[str]) -> None:
+        """Drop what was told before, but for these, which last until they are over."""
+        statement = delete(alerts).where(alerts.c.told_at < moment, alerts.c.key.not_in(keep))
+        await self._database.write(lambda connection: connection.execute(statement))

@@ -1,0 +1,102 @@
+"""The jobs of bulk operations, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import Connection, func, select
+
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.engine.records.bulk import BulkDeaths
+from switchyard.services.engine.records.states import FINISHED, State
+
+
+class BulkJobs(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def count_bulk_jobs(self, operation_id: str) -> tuple[dict[State, int], dict[State, int]]:
+        """Jobs of an operation by state: those that it published, and those that followed from
+        them. Counts each of them: 1 to 2 s for a million."""
+
+        def work(connection: Connection) -> tuple[dict[State, int], dict[State, int]]:
+            is_own = jobs.c.parent_id.is_(None)
+            query = (
+                select(is_own.label("own"), jobs.c.state, func.count())
+                .where(jobs.c.operation_id == operation_id)
+                .group_by(is_own, jobs.c.state)
+            )
+            own: dict[State, int] = {}
+            followers: dict[State, int] = {}
+            for mine, state, number in connection.execute(query):
+                (own if mine else followers)[State(state)] = number
+            return own, followers
+
+        return await self._database.read(work)
+
+    async def count_open_bulk_jobs(self, operation_id: str, *, at_most: int) -> int:
+        """Jobs of an operation that are not finished, those that followed included; `at_most` when
+        there are more. Takes as long as that number makes it, whatever the operation's size."""
+        open_states = [state.value for state in State if state not in FINISHED]
+        found = (
+            select(jobs.c.state)
+            .where(jobs.c.operation_id == operation_id, jobs.c.state.in_(open_states))
+            .limit(at_most)
+        )
+        query = select(func.count()).select_from(found.subquery())
+        return await self._database.read(lambda connection: connection.scalar(query) or 0)
+
+    async def count_queued_bulk_jobs(
+        self, operation_id: str, lane: str, worker: str, *, at_most: int
+    ) -> int:
+        """Jobs of an operation that wait in one queue; `at_most` when there are more."""
+        waiting = [State.PENDING.value, State.QUEUED.value]
+        found = (
+            select(jobs.c.state)
+            .where(
+                jobs.c.operation_id == operation_id,
+                jobs.c.state.in_(waiting),
+                jobs.c.lane == lane,
+                jobs.c.worker == worker,
+            )
+            .limit(at_most)
+        )
+        query = select(func.count()).select_from(found.subquery())
+        return await self._database.read(lambda connection: connection.scalar(query) or 0)
+
+    async def bulk_jobs(
+        self, operation_id: str, states: Collection[State], *, limit: int
+    ) -> list[str]:
+        """Ids of jobs of an operation in one of the states."""
+        query = (
+            select(jobs.c.id)
+            .where(
+                jobs.c.operation_id == operation_id,
+                jobs.c.state.in_([state.value for state in states]),
+            )
+            .limit(limit)
+        )
+        return await self._database.read(
+            lambda connection: list(connection.execute(query).scalars())
+        )
+
+    async def bulk_deaths(self, operation_id: str, *, limit: int = 20) -> list[BulkDeaths]:
+        """Dead jobs of an operation by cause, the most frequent first."""
+        number = func.count()
+        query = (
+            select(
+                jobs.c.job_type,
+                jobs.c.reason,
+                jobs.c.error_type,
+                number,
+                func.min(jobs.c.id),
+                func.min(jobs.c.error_message),
+            )
+            .where(jobs.c.operation_id == operation_id, jobs.c.state == State.DEAD)
+            .group_by(jobs.c.job_type, jobs.c.reason, jobs.c.error_type)
+            .order_by(number.desc(), jobs.c.job_type)
+            .limit(limit)
+        )
+        return await self._database.read(
+            lambda connection: [BulkDeaths(*row) for row in connection.execute(query)]
+        )

@@ -1,0 +1,303 @@
+"""Bulk operations (backfills, redrives, purges): their records, and who runs them.
+
+Times that decide who runs an operation are the database's own. One process at a time holds an
+operation; every checkpoint renews its hold and learns what people want of it meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, func, or_, select, text, update
+
+from switchyard.services.engine.ledger.sql import operations as ops
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.codec import clean, to_json
+from switchyard.services.engine.ledger.sql.dialect import clock
+from switchyard.services.engine.ledger.sql.paging import fetch_page
+from switchyard.services.engine.ledger.sql.tables import bulk_operations
+from switchyard.services.engine.records.bulk import (
+    ACTIVE,
+    AT_LAST,
+    ENDED,
+    BulkHold,
+    BulkOperation,
+    BulkState,
+    notice_id_of,
+)
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.records.results import Page
+
+
+class BulkOperations(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def create_bulk(
+        self,
+        operation_id: str,
+        *,
+        kind: str,
+        title: str,
+        spec: Mapping[str, Any],
+        created_by: str,
+        reason: str | None = None,
+        rate: float | None = None,
+        max_open: int | None = None,
+        counts: Mapping[str, Any] | None = None,
+        notice: NewJob | None = None,
+        budget: float | None = None,
+        hold: BulkHold | None = None,
+    ) -> BulkOperation:
+        """Record an operation that waits for a process to run it; with `hold`, for that one. The
+        same id again answers with the record that is there. `notice` has `notice_id_of` the
+        operation, and is held: it goes with the first end, in the transaction of that."""
+        now = self.clock.time()
+        values = {
+            "id": operation_id,
+            "kind": kind,
+            "title": clean(title),
+            "state": BulkState.WAITING.value,
+            "rate": rate,
+            "max_open": max_open,
+            "created_by": clean(created_by),
+            "reason": clean(reason),
+            "created_at": now,
+            "updated_at": now,
+            "spec": to_json(spec),
+            "counts": to_json(counts or {}),
+            "budget": budget,
+        }
+
+        def work(connection: Connection) -> BulkOperation:
+            known = _fetch(connection, operation_id)
+            if known is not None:
+                return known
+            made = connection.execute(
+                bulk_operations.insert().values(values).returning(bulk_operations)
+            ).one()
+            if notice is not None:
+                self._writer.run(connection, [ops.Record(notice)])
+            return self._take(connection, operation_id, hold) or _operation(made)
+
+        return await self._database.write(work)
+
+    async def get_bulk(self, operation_id: str) -> BulkOperation | None:
+        """One operation."""
+        return await self._database.read(lambda connection: _fetch(connection, operation_id))
+
+    async def list_bulk(
+        self,
+        kind: str | None = None,
+        *,
+        states: Collection[BulkState] = (),
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[BulkOperation]:
+        """Operations, newest first; those of a kind, those in one of the states. Raises ValueError
+        for a limit outside 1 to 1,000 or a cursor that is not from a page before."""
+        query = select(bulk_operations)
+        if kind is not None:
+            query = query.where(bulk_operations.c.kind == kind)
+        if states:
+            query = query.where(bulk_operations.c.state.in_([state.value for state in states]))
+        at, key = bulk_operations.c.created_at, bulk_operations.c.id
+        return await self._database.read(
+            lambda connection: fetch_page(connection, query, at, key, _operation, limit, cursor)
+        )
+
+    async def claim_bulk(
+        self,
+        hold: BulkHold,
+        *,
+        kinds: Collection[str],
+        operation_id: str | None = None,
+    ) -> BulkOperation | None:
+        """Take the oldest operation that nobody runs; with `operation_id` that one alone, also
+        where it was taken with the same hold before. None when there is none to take."""
+
+        def work(connection: Connection) -> BulkOperation | None:
+            free = (
+                select(bulk_operations.c.id)
+                .where(
+                    bulk_operations.c.state.in_([state.value for state in ACTIVE]),
+                    bulk_operations.c.kind.in_(list(kinds)),
+                    _is_free(connection, None if operation_id is None else hold),
+                )
+                .order_by(bulk_operations.c.created_at)
+                .limit(1)
+                .with_for_update(skip_locked=True)
+            )
+            if operation_id is not None:
+                free = free.where(bulk_operations.c.id == operation_id)
+            found = connection.scalar(free)
+            return None if found is None else self._take(connection, found, hold)
+
+        return await self._database.write(work)
+
+    def _take(
+        self, connection: Connection, operation_id: str, hold: BulkHold | None
+    ) -> BulkOperation | None:
+        """Give it to that process, unless another has it. None where that is so."""
+        if hold is None:
+            return None
+        until = text(f"{clock(connection)} + :ttl").bindparams(ttl=hold.seconds)
+        taken = connection.execute(
+            update(bulk_operations)
+            .where(bulk_operations.c.id == operation_id, _is_free(connection, hold))
+            .values(
+                holder=hold.holder,
+                lease_until=until,
+                started_at=func.coalesce(bulk_operations.c.started_at, self.clock.time()),
+                updated_at=self.clock.time(),
+            )
+            .returning(bulk_operations)
+        ).one_or_none()
+        return None if taken is None else _operation(taken)
+
+    async def checkpoint_bulk(
+        self,
+        operation_id: str,
+        holder: str,
+        ttl: float,
+        *,
+        state: BulkState | None = None,
+        note: str | None = None,
+        cursor: Mapping[str, Any] | None = None,
+        counts: Mapping[str, Any] | None = None,
+    ) -> BulkOperation | None:
+        """Note how far the holder has come, and keep its hold for `ttl` seconds.
+
+        `cursor` and `counts` are written also when somebody has paused or cancelled the operation
+        meanwhile: what was done is done. `state` and `note` are not. Returns the record as it is
+        then; None when the holder has lost it: nothing was written.
+        """
+
+        def work(connection: Connection) -> BulkOperation | None:
+            values: dict[str, Any] = {
+                "lease_until": text(f"{clock(connection)} + :ttl").bindparams(ttl=ttl),
+                "updated_at": self.clock.time(),
+            }
+            if cursor is not None:
+                values["cursor"] = to_json(cursor)
+            if counts is not None:
+                values["counts"] = to_json(counts)
+            mine = (bulk_operations.c.id == operation_id) & (bulk_operations.c.holder == holder)
+            written = connection.execute(
+                update(bulk_operations).where(mine).values(values).returning(bulk_operations)
+            ).one_or_none()
+            if written is None:
+                return None
+            found = _operation(written)
+            if state is None or found.state not in ACTIVE:
+                return found
+            moved = connection.execute(
+                update(bulk_operations)
+                .where(mine)
+                .values(_moved(state, note, self.clock.time()))
+                .returning(bulk_operations)
+            ).one()
+            self._tell(connection, moved)
+            return _operation(moved)
+
+        return await self._database.write(work)
+
+    async def release_bulk(self, operation_id: str, holder: str) -> None:
+        """Give an operation back; another process may take it at once."""
+        statement = (
+            update(bulk_operations)
+            .where(bulk_operations.c.id == operation_id, bulk_operations.c.holder == holder)
+            .values(holder=None, lease_until=None)
+        )
+        await self._database.write(lambda connection: connection.execute(statement))
+
+    async def move_bulk(
+        self,
+        operation_id: str,
+        to: BulkState,
+        *,
+        among: Collection[BulkState],
+        note: str | None = None,
+        hold: BulkHold | None = None,
+    ) -> tuple[BulkOperation | None, bool]:
+        """Move an operation to a state from one of those in `among`; with `hold`, it is taken in
+        the same step, unless another process has it. Returns the record (None when there is none),
+        and whether it was moved. Its holder hears of it at its next checkpoint."""
+
+        def work(connection: Connection) -> tuple[BulkOperation | None, bool]:
+            moved = connection.execute(
+                update(bulk_operations)
+                .where(
+                    bulk_operations.c.id == operation_id,
+                    bulk_operations.c.state.in_([state.value for state in among]),
+                )
+                .values(_moved(to, note, self.clock.time()))
+                .returning(bulk_operations)
+            ).one_or_none()
+            if moved is not None:
+                self._tell(connection, moved)
+                return self._take(connection, operation_id, hold) or _operation(moved), True
+            return _fetch(connection, operation_id), False
+
+        return await self._database.write(work)
+
+    async def set_bulk_limits(
+        self, operation_id: str, changes: Mapping[str, float | int | None]
+    ) -> BulkOperation | None:
+        """Set `rate`, `max_open` or `budget`, also while it runs. None when there is no such
+        operation."""
+        if not changes or not changes.keys() <= {"rate", "max_open", "budget"}:
+            raise ValueError("only rate, max_open and budget can be set")
+
+        def work(connection: Connection) -> BulkOperation | None:
+            row = connection.execute(
+                update(bulk_operations)
+                .where(bulk_operations.c.id == operation_id)
+                .values(dict(changes))
+                .returning(bulk_operations)
+            ).one_or_none()
+            return None if row is None else _operation(row)
+
+        return await self._database.write(work)
+
+    def _tell(self, connection: Connection, moved: Row[Any]) -> None:
+        """Let its notice go, where it has one, when nothing more happens to it by itself."""
+        if BulkState(moved.state) in AT_LAST:
+            notice_id, now = notice_id_of(moved.id), self.clock.time()
+            self._writer.joins.let_go(connection, notice_id, now)
+
+
+def _moved(state: BulkState, note: str | None, now: float) -> dict[str, Any]:
+    return {
+        "state": state.value,
+        "note": clean(note),
+        "updated_at": now,
+        "finished_at": now if state in ENDED else None,
+    }
+
+
+def _is_free(connection: Connection, hold: BulkHold | None) -> ColumnElement[bool]:
+    """Whether nobody runs it, or whoever has that hold."""
+    holder, now = bulk_operations.c.holder, text(clock(connection))
+    free = or_(holder.is_(None), bulk_operations.c.lease_until <= now)
+    return free if hold is None else or_(free, holder == hold.holder)
+
+
+def _fetch(connection: Connection, operation_id: str) -> BulkOperation | None:
+    query = select(bulk_operations).where(bulk_operations.c.id == operation_id)
+    row = connection.execute(query).one_or_none()
+    return None if row is None else _operation(row)
+
+
+def _operation(row: Row[Any]) -> BulkOperation:
+    fields = {column.name: row._mapping[column.name] for column in bulk_operations.c}
+    return BulkOperation(
+        **{
+            **fields,
+            "state": BulkState(fields["state"]),
+            "spec": json.loads(fields["spec"]),
+            "cursor": None if fields["cursor"] is None else json.loads(fields["cursor"]),
+            "counts": json.loads(fields["counts"]),
+        }
+    )

@@ -1,0 +1,132 @@
+"""Dead letters by cause, counted from an index alone; and whose time on the broker is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from sqlalchemy import Connection, Integer, bindparam, cast, func, select, text, tuple_, update
+
+from switchyard.services.engine.ledger.dead_letters import DeadLetters, filtered, to_letter
+from switchyard.services.engine.ledger.sql.tables import dead_letters
+from switchyard.services.engine.records.requests import DeadLetterFilter
+from switchyard.services.engine.records.results import DeadGroup, DeadLetter
+from switchyard.services.engine.records.states import DeadLetterState
+
+HOURS = 24
+"""Length of a group's trend."""
+HOUR = 3600.0
+MAX_GROUPS = 1_000
+BATCH = 500
+
+MarkOf = Callable[[DeadLetter], str]
+"""Makes the fingerprint of a letter."""
+
+
+class DeadGroups(DeadLetters):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def dead_groups(
+        self,
+        *,
+        state: str | None = DeadLetterState.WAITING,
+        limit: int = 100,
+        now: float | None = None,
+    ) -> list[DeadGroup]:
+        """Groups of dead letters in that state (None for any), the largest first. Raises
+        ValueError for a limit outside 1 to 1,000."""
+        if not 1 <= limit <= MAX_GROUPS:
+            raise ValueError(f"limit must be 1 to {MAX_GROUPS}")
+        moment = self.clock.time() if now is None else now
+        group, at, number = dead_letters.c.fingerprint, dead_letters.c.dead_at, func.count()
+        groups = (
+            select(group, number, func.min(at), func.max(at))
+            .where(group.is_not(None))
+            .group_by(group)
+            .order_by(number.desc(), group)
+            .limit(limit)
+        )
+        ago = (moment - at) / HOUR
+        # Each database has its own word for rounding down what is not negative.
+        hour = cast(ago, Integer) if self._database.dialect == "sqlite" else func.floor(ago)
+        recent = (
+            select(group, hour, number)
+            .where(group.is_not(None), at > moment - HOURS * HOUR)
+            .group_by(group, hour)
+        )
+        samples = select(dead_letters).order_by(at.desc(), dead_letters.c.id.desc()).limit(1)
+        if state is not None:
+            groups, recent, samples = (
+                query.where(dead_letters.c.state == state) for query in (groups, recent, samples)
+            )
+
+        def work(connection: Connection) -> list[DeadGroup]:
+            found = connection.execute(groups).all()
+            trends: dict[str, list[int]] = {row[0]: [0] * HOURS for row in found}
+            for fingerprint, hours, count in connection.execute(recent):
+                if fingerprint in trends:
+                    trends[fingerprint][HOURS - 1 - max(0, min(int(hours), HOURS - 1))] += count
+            return [
+                DeadGroup(
+                    fingerprint,
+                    count,
+                    first_at,
+                    last_at,
+                    tuple(trends[fingerprint]),
+                    to_letter(connection.execute(samples.where(group == fingerprint)).one()),
+                )
+                for fingerprint, count, first_at, last_at in found
+            ]
+
+        return await self._database.read(work)
+
+    async def group_letters(self, mark_of: MarkOf) -> int:
+        """Give a group to the letters that were indexed before there were groups; how many."""
+        query = select(dead_letters).where(dead_letters.c.fingerprint.is_(None)).limit(BATCH)
+        statement = (
+            update(dead_letters)
+            .where(dead_letters.c.id == bindparam("letter"))
+            .values(fingerprint=bindparam("mark"))
+        )
+
+        def work(connection: Connection) -> int:
+            letters = [to_letter(row) for row in connection.execute(query)]
+            rows = [{"letter": letter.id, "mark": mark_of(letter)} for letter in letters]
+            if rows:
+                connection.execute(statement, rows)
+            return len(rows)
+
+        done = 0
+        while some := await self._database.write(work):
+            done += some
+        return done
+
+    async def drop_expired_letters(self, indexed_before: float) -> int:
+        """Note that the broker has no longer what was indexed before that time and still waits:
+        its time there is over. Returns how many letters that were."""
+        statement = text(
+            "UPDATE dead_letters SET state = 'dropped' "
+            "WHERE state = 'waiting' AND updated_at < :before"
+        )
+        return await self._database.write(
+            lambda connection: connection.execute(statement, {"before": indexed_before}).rowcount
+        )
+
+    async def letters_in(
+        self,
+        wanted: DeadLetterFilter,
+        *,
+        states: Collection[str],
+        after: tuple[float, str] | None = None,
+        limit: int = BATCH,
+    ) -> list[DeadLetter]:
+        """Letters that fit, in one of the states, oldest first; those after that time of death
+        and id."""
+        at, key = dead_letters.c.dead_at, dead_letters.c.id
+        query = filtered(select(dead_letters), wanted, self._database.dialect)
+        query = query.where(dead_letters.c.state.in_(sorted(states)))
+        if after is not None:
+            query = query.where(tuple_(at, key) > tuple_(*after))
+        query = query.order_by(at, key).limit(limit)
+        return await self._database.read(
+            lambda connection: [to_letter(row) for row in connection.execute(query)]
+        )

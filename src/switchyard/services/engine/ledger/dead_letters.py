@@ -1,0 +1,291 @@
+"""The index of `jobs.dead`: what lies there, why, and what became of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, case, func, select, text
+
+from switchyard.broker.message import JobMessage
+from switchyard.services.engine.ledger.sql import rules
+from switchyard.services.engine.ledger.sql.agreeing import is_foreign_letter
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.codec import clean, to_json
+from switchyard.services.engine.ledger.sql.dialect import (
+    insert_into,
+    keys_condition,
+    keys_parameter,
+)
+from switchyard.services.engine.ledger.sql.dying import Bury
+from switchyard.services.engine.ledger.sql.paging import fetch_page
+from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
+from switchyard.services.engine.ledger.sql.works import Work, load_edits, load_works
+from switchyard.services.engine.records.errors import RowRejected
+from switchyard.services.engine.records.requests import (
+    DeadLetterFilter,
+    DeadLetterRecord,
+    FoundLetter,
+)
+from switchyard.services.engine.records.results import DeadLetter, Page
+from switchyard.services.engine.records.states import DeadLetterState
+
+REFUSED = "refused"
+"""The reason of letters that the ledger alone has."""
+
+
+class DeadLetters(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def index_dead(
+        self, letters: Sequence[DeadLetterRecord], *, recount: bool = False
+    ) -> None:
+        """Note letters, and mark their jobs dead, in one transaction. With `recount` they are all
+        that `jobs.dead` has of these ids, and not further ones.
+
+        A job stays as it is when it has finished, when a newer copy than the letter's has been
+        seen, when it runs and the letter's copy never did (expired, overflowed, …), or when the
+        letter goes back by itself (displaced). One without a record gets it.
+        """
+        if not letters:
+            return
+        now = self.clock.time()
+        rows = [_columns(letter, now) for letter in sorted(letters, key=lambda letter: letter.id)]
+        burials = [Bury(letter) for letter in letters if letter.job_id is not None]
+
+        def work(connection: Connection) -> None:
+            if burials:
+                self._writer.run(connection, burials)
+            insert = insert_into(connection, dead_letters)
+            # A later generation is no further copy: its job was redriven in between.
+            another = (dead_letters.c.state == DeadLetterState.WAITING) & (
+                dead_letters.c.redrives == insert.excluded.redrives
+            )
+            # Of one death the first letter counts, as for whoever goes through `jobs.dead`; and no
+            # earlier one than is known already.
+            same = another & (dead_letters.c.attempts >= insert.excluded.attempts)
+            changes: dict[str, Any] = {
+                column.name: case((same, column), else_=insert.excluded[column.name])
+                for column in dead_letters.c
+                if column.name not in ("id", "first_at", "updated_at")
+            }
+            changes["updated_at"] = insert.excluded.updated_at
+            copies = insert.excluded.copies
+            changes["copies"] = (
+                copies if recount else case((another, dead_letters.c.copies + copies), else_=copies)
+            )
+            connection.execute(
+                insert.on_conflict_do_update(index_elements=["id"], set_=changes), rows
+            )
+
+        await self._database.write(work)
+
+    async def bury(self, letters: Sequence[DeadLetterRecord]) -> None:
+        """Mark the jobs of letters dead, as `index_dead` does, without noting the letters."""
+        burials = [Bury(letter) for letter in letters]
+        if burials:
+            await self._database.write(lambda connection: self._writer.run(connection, burials))
+
+    async def note_returned(self, letter_ids: Sequence[str], now: float) -> None:
+        """The broker has these displaced jobs again, as they were."""
+        dialect = self._database.dialect
+        # Not one that has died meanwhile: that is another letter.
+        statement = text(
+            "UPDATE dead_letters SET state = 'redriven', updated_at = :now "
+            f"WHERE {keys_condition(dialect, 'id')} AND state = 'waiting' AND reason = :reason"
+        )
+        parameters = {
+            "now": now,
+            "reason": rules.GOES_BACK,
+            **keys_parameter(dialect, letter_ids),
+        }
+        await self._database.write(lambda connection: connection.execute(statement, parameters))
+
+    async def note_not_displaced(self, letters: Sequence[DeadLetterRecord]) -> None:
+        """These do not go back by themselves after all: their jobs end with them, and they wait as
+        all others do."""
+        burials = [Bury(letter) for letter in letters]
+        statement = text(
+            "UPDATE dead_letters SET reason = :reason, error_message = :message, "
+            "fingerprint = :fingerprint WHERE id = :letter AND reason = :before"
+        )
+        rows = [
+            {
+                "letter": letter.id,
+                "reason": letter.reason,
+                "message": clean(letter.error_message),
+                "fingerprint": letter.fingerprint,
+                "before": rules.GOES_BACK,
+            }
+            for letter in letters
+        ]
+
+        def work(connection: Connection) -> None:
+            self._writer.run(connection, burials)
+            connection.execute(statement, rows)
+
+        if letters:
+            await self._database.write(work)
+
+    async def foreign_among(self, letters: Sequence[FoundLetter]) -> set[int]:
+        """The places of those that are other jobs than the ones whose ids they carry: see
+        `agreeing.is_foreign_letter`."""
+        found = [(each, each.message.job_id, _work_of(each.message)) for each in letters]
+        dialect, at = self._database.dialect, self.clock.time()
+
+        def work(connection: Connection) -> set[int]:
+            known = load_works(connection, dialect, sorted({job_id for _, job_id, _ in found}))
+
+            def foreign() -> set[int]:
+                return {
+                    place
+                    for place, (letter, job_id, each) in enumerate(found)
+                    if each is None or is_foreign_letter(letter, each, at, known.get(job_id))
+                }
+
+            doubted = foreign()
+            unsure = {found[place][1] for place in doubted} & known.keys()
+            if not unsure:
+                return doubted
+            load_edits(connection, dialect, known, unsure)
+            return foreign()
+
+        return await self._database.read(work) if found else set()
+
+    async def list_dead(
+        self, wanted: DeadLetterFilter | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> Page[DeadLetter]:
+        """Dead letters, the latest first. Raises ValueError for a limit outside 1 to 1,000 or a
+        cursor that is not from a page before."""
+        wanted = wanted or DeadLetterFilter()
+        query = filtered(select(dead_letters), wanted, self._database.dialect)
+        at, key = dead_letters.c.dead_at, dead_letters.c.id
+        return await self._database.read(
+            lambda connection: fetch_page(connection, query, at, key, to_letter, limit, cursor)
+        )
+
+    async def count_dead(self, wanted: DeadLetterFilter) -> int:
+        """How many dead letters fit."""
+        query = filtered(
+            select(func.count()).select_from(dead_letters), wanted, self._database.dialect
+        )
+        return await self._database.read(lambda connection: connection.scalar(query) or 0)
+
+    async def count_messages(self) -> int:
+        """Return how many messages `jobs.dead` must have by the index: what the broker never took
+        (`refused`) is in the ledger alone."""
+        query = select(func.coalesce(func.sum(dead_letters.c.copies), 0)).where(
+            dead_letters.c.state == DeadLetterState.WAITING, dead_letters.c.reason != REFUSED
+        )
+        return int(await self._database.read(lambda connection: connection.scalar(query) or 0))
+
+    async def drop_absent(self, present: Collection[str], until: float) -> int:
+        """Note that the broker has no other letters than these, of those that were indexed until
+        then. Returns how many it has no longer."""
+        query = select(dead_letters.c.id).where(
+            dead_letters.c.state == DeadLetterState.WAITING,
+            dead_letters.c.reason != REFUSED,
+            dead_letters.c.updated_at <= until,
+        )
+        listed = await self._database.read(
+            lambda connection: list(connection.execute(query).scalars())
+        )
+        absent = sorted(set(listed) - set(present))
+        if not absent:
+            return 0
+        return await self.mark_dead_state(absent, DeadLetterState.DROPPED, self.clock.time())
+
+    async def get_dead(self, letter_id: str) -> DeadLetter | None:
+        """One dead letter."""
+
+        def work(connection: Connection) -> DeadLetter | None:
+            query = select(dead_letters).where(dead_letters.c.id == letter_id)
+            row = connection.execute(query).one_or_none()
+            return None if row is None else to_letter(row)
+
+        return await self._database.read(work)
+
+    async def mark_dead_state(
+        self, letter_ids: Sequence[str], state: DeadLetterState, now: float
+    ) -> int:
+        """Note what became of letters; returns how many there are. For a redrive, see
+        `note_redriven`."""
+        dialect = self._database.dialect
+        statement = text(
+            "UPDATE dead_letters SET state = :state, updated_at = :now "
+            f"WHERE {keys_condition(dialect, 'id')} RETURNING id"
+        )
+        parameters = {
+            "state": state.value,
+            "now": now,
+            **keys_parameter(dialect, letter_ids),
+        }
+        return await self._database.write(
+            lambda connection: len(connection.execute(statement, parameters).all())
+        )
+
+
+def _work_of(message: JobMessage) -> Work | None:
+    try:
+        return Work.of(message)
+    except RowRejected:
+        return None  # no record has such a payload
+
+
+def _columns(letter: DeadLetterRecord, now: float) -> dict[str, Any]:
+    return {
+        "id": letter.id,
+        "job_id": letter.job_id,
+        "job_type": clean(letter.job_type),
+        "lane": clean(letter.lane),
+        "routing_key": clean(letter.routing_key),
+        "reason": clean(letter.reason),
+        "error_type": clean(letter.error_type),
+        "error_message": clean(letter.error_message),
+        "traceback": clean(letter.traceback),
+        "attempts": letter.attempts,
+        "redrives": letter.redrives,
+        "worker": clean(letter.worker),
+        "first_at": letter.dead_at,
+        "dead_at": letter.dead_at,
+        "copies": letter.copies,
+        "state": DeadLetterState.WAITING.value,
+        "updated_at": now,
+        "fingerprint": letter.fingerprint,
+        "headers": to_json(letter.headers),
+        "body": letter.body,
+    }
+
+
+def filtered(query: Select[Any], wanted: DeadLetterFilter, dialect: str) -> Select[Any]:
+    """The query with the conditions of the filter."""
+    for name in ("state", "reason", "job_type", "lane", "error_type"):
+        value = getattr(wanted, name)
+        if value is not None:
+            query = query.where(dead_letters.c[name] == value)
+    if wanted.group is not None:
+        # A range, which an index serves, and not LIKE.
+        query = query.where(
+            dead_letters.c.fingerprint >= wanted.group,
+            dead_letters.c.fingerprint < wanted.group + "~",
+        )
+    if wanted.operation is not None:
+        of_it = select(jobs.c.id).where(
+            jobs.c.id == dead_letters.c.id, jobs.c.operation_id == wanted.operation
+        )
+        query = query.where(of_it.exists())
+    if wanted.ids:
+        keys = keys_parameter(dialect, sorted(wanted.ids))
+        query = query.where(text(keys_condition(dialect, "dead_letters.id")).bindparams(**keys))
+    if wanted.since is not None:
+        query = query.where(dead_letters.c.dead_at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(dead_letters.c.dead_at <= wanted.until)
+    return query
+
+
+def to_letter(row: Row[Any]) -> DeadLetter:
+    """A row of the table."""
+    fields = {column.name: row._mapping[column.name] for column in dead_letters.c}
+    return DeadLetter(**{**fields, "headers": json.loads(fields["headers"])})

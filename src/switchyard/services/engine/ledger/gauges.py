@@ -1,0 +1,118 @@
+"""What metrics ask of the ledger: how much of what is open, and how old it is."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, func, select
+
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.tables import (
+    bulk_operations,
+    dead_letters,
+    jobs,
+    workers,
+)
+from switchyard.services.engine.records.bulk import ENDED, BulkState
+from switchyard.services.engine.records.results import Gauges, WorkerLoad
+from switchyard.services.engine.records.states import FINISHED, IN_QUEUES, DeadLetterState, State
+
+OPEN = tuple(state for state in State if state not in FINISHED)
+"""Jobs that have not ended: few, and the index finds them among the many that have."""
+
+IN_FLIGHT = tuple(state for state in OPEN if state not in (State.SCHEDULED, State.JOINING))
+"""Of these, jobs that are not held for their time or for others."""
+
+
+class GaugeReads(LedgerBase):
+    """Costs as much as there are open jobs and waiting dead letters, not as all jobs ever."""
+
+    async def gauges(self) -> Gauges:
+        """All at one moment. Times are seconds since the epoch. Raises LedgerUnavailable."""
+        return await self._database.read(_gauges)
+
+    async def load(self, host: str) -> dict[str, WorkerLoad]:
+        """By kind of worker, what it has to do, and what its processes on that host do. Raises
+        LedgerUnavailable."""
+        return await self._database.read(lambda connection: _load(connection, host))
+
+    async def queued_since(self, moment: float) -> dict[tuple[str, str], int]:
+        """How many jobs the broker holds, in a lane or until their next attempt, unchanged since
+        before `moment` (seconds since the epoch), by lane and worker. Raises LedgerUnavailable."""
+        query = (
+            select(jobs.c.lane, jobs.c.worker, func.count())
+            .where(jobs.c.state.in_(IN_QUEUES), jobs.c.updated_at < moment)
+            .group_by(jobs.c.lane, jobs.c.worker)
+        )
+        return await self._database.read(
+            lambda connection: {(row[0], row[1]): int(row[2]) for row in connection.execute(query)}
+        )
+
+    async def open_by_source(self, lane: str, *, sample: int) -> dict[str, int]:
+        """Jobs in flight in a lane by their source, of the first `sample` that are found. Raises
+        LedgerUnavailable."""
+        found = (
+            select(jobs.c.source)
+            .where(jobs.c.state.in_(IN_FLIGHT), jobs.c.lane == lane)
+            .limit(sample)
+        ).subquery()
+        query = select(found.c.source, func.count()).group_by(found.c.source)
+        return await self._database.read(
+            lambda connection: {row[0]: int(row[1]) for row in connection.execute(query)}
+        )
+
+
+def _load(connection: Connection, host: str) -> dict[str, WorkerLoad]:
+    since = func.min(func.coalesce(jobs.c.queued_at, jobs.c.created_at))
+    queued = select(jobs.c.worker, since).where(jobs.c.state == State.QUEUED)
+    oldest = {row[0]: row[1] for row in connection.execute(queued.group_by(jobs.c.worker))}
+    mine = workers.c.worker_id == jobs.c.worker_id
+    query = (
+        select(jobs.c.worker, workers.c.pid, func.count())
+        .select_from(jobs.join(workers, mine))
+        .where(jobs.c.state == State.RUNNING, workers.c.host == host)
+        .group_by(jobs.c.worker, workers.c.pid)
+    )
+    running: dict[str, dict[int, int]] = {}
+    for worker, pid, number in connection.execute(query):
+        running.setdefault(worker, {})[pid] = number
+    return {
+        worker: WorkerLoad(oldest.get(worker), running.get(worker, {}))
+        for worker in {*oldest, *running}
+    }
+
+
+def _gauges(connection: Connection) -> Gauges:
+    open_jobs = (
+        select(jobs.c.lane, jobs.c.state, func.count())
+        .where(jobs.c.state.in_(OPEN))
+        .group_by(jobs.c.lane, jobs.c.state)
+    )
+    since = func.min(func.coalesce(jobs.c.queued_at, jobs.c.created_at))
+    oldest = (
+        select(jobs.c.lane, jobs.c.worker, since)
+        .where(jobs.c.state == State.QUEUED)
+        .group_by(jobs.c.lane, jobs.c.worker)
+    )
+    pending = select(func.min(jobs.c.updated_at)).where(jobs.c.state == State.PENDING)
+    dead = (
+        select(dead_letters.c.lane, dead_letters.c.reason, func.count())
+        .where(dead_letters.c.state == DeadLetterState.WAITING)
+        .group_by(dead_letters.c.lane, dead_letters.c.reason)
+    )
+    bulk = (
+        select(bulk_operations.c.kind, bulk_operations.c.state, func.count())
+        .where(bulk_operations.c.state.not_in(ENDED))
+        .group_by(bulk_operations.c.kind, bulk_operations.c.state)
+    )
+    progress = (
+        select(bulk_operations.c.kind, func.min(bulk_operations.c.updated_at))
+        .where(bulk_operations.c.state == BulkState.RUNNING)
+        .group_by(bulk_operations.c.kind)
+    )
+    return Gauges(
+        open_jobs={(lane, state): n for lane, state, n in connection.execute(open_jobs)},
+        oldest={(lane, worker): at for lane, worker, at in connection.execute(oldest)},
+        oldest_pending=connection.scalar(pending),
+        dead={(lane or "", reason): n for lane, reason, n in connection.execute(dead)},
+        bulk={(kind, state): n for kind, state, n in connection.execute(bulk)},
+        bulk_progress={row[0]: row[1] for row in connection.execute(progress)},
+    )

@@ -1,0 +1,199 @@
+"""Changes of jobs: recorded, confirmed, claimed, finished, cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from sqlalchemy import Connection, insert, literal, select, text, update
+
+from switchyard.services.engine.ledger.sql import operations as ops
+from switchyard.services.engine.ledger.sql.attempting import Cancel, Claim, Finish
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.codec import to_json
+from switchyard.services.engine.ledger.sql.dialect import keys_condition, keys_parameter
+from switchyard.services.engine.ledger.sql.dying import Overflow
+from switchyard.services.engine.ledger.sql.tables import attempts, jobs
+from switchyard.services.engine.ledger.sql.works import Work
+from switchyard.services.engine.records.errors import IdempotencyConflict
+from switchyard.services.engine.records.requests import ClaimRequest, FinishRequest, NewJob
+from switchyard.services.engine.records.results import (
+    CancelResult,
+    ClaimResult,
+    Created,
+    EndNoted,
+    Recorded,
+)
+from switchyard.services.engine.records.states import IN_QUEUES, UNCONFIRMED, AttemptOutcome, State
+
+Answer = TypeVar("Answer")
+
+MANY = 100
+"""Jobs from which a change that is the same for all is one statement of its own."""
+
+
+class JobWrites(LedgerBase):
+    """The hot path. All of these are grouped, may be called by any number of coroutines, and
+    raise LedgerUnavailable when the database is away: the same call may then be made again."""
+
+    async def record(self, job: NewJob) -> Recorded:
+        """Make the job's row, `pending` or (with `run_at`) `scheduled`.
+
+        Raises IdempotencyConflict, and RowRejected for a payload that is not JSON.
+        """
+        return await self._committer.submit(ops.Record(job))
+
+    async def record_many(self, batch: Sequence[NewJob]) -> list[Recorded | IdempotencyConflict]:
+        """Record jobs, answered in order; a conflict stands in its job's place.
+
+        Not all or nothing: when another error is raised, some of them may be recorded, and the
+        same call may be made again.
+        """
+        answers = await self._committer.submit_many([ops.Record(job) for job in batch])
+        found: list[Recorded | IdempotencyConflict] = []
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, IdempotencyConflict):
+                raise answer
+            found.append(answer)
+        return found
+
+    async def publish_again(self, lane: str | None = None) -> int:
+        """The broker has lost what waited in its queues: all of it, or all of a lane, is pending
+        again, and so published by the scheduler. Returns how many jobs that are. A copy that the
+        broker has after all does no harm: of two, one runs."""
+        statement = (
+            update(jobs)
+            .where(jobs.c.state.in_(IN_QUEUES))
+            .values(state=State.PENDING, claim_id=None)
+        )
+        if lane is not None:
+            statement = statement.where(jobs.c.lane == lane)
+        return await self._database.write(lambda connection: connection.execute(statement).rowcount)
+
+    async def mark_queued(self, job_ids: Sequence[str], queued_at: float) -> int:
+        """The broker has confirmed these jobs. Returns how many that changed: a job that a
+        worker was faster to claim stays as it is."""
+        if len(job_ids) >= MANY:
+            return await self._mark_many_queued(job_ids, queued_at)
+        answers = await self._committer.submit_many(
+            [ops.MarkQueued(job_id, queued_at) for job_id in job_ids]
+        )
+        return sum(_all_of(answers))
+
+    async def _mark_many_queued(self, job_ids: Sequence[str], queued_at: float) -> int:
+        """In one statement, for the rule is simple (`rules.may_queue`): rows that are loaded,
+        changed and written cost three times as much."""
+        dialect = self._database.dialect
+        states = ", ".join(f"'{state}'" for state in sorted(UNCONFIRMED))
+        statement = text(
+            "UPDATE jobs SET state = 'queued', queued_at = :at, updated_at = :at "
+            f"WHERE {keys_condition(dialect, 'id')} AND state IN ({states})"
+        ).execution_options(preserve_rowcount=True)
+        # In the order in which other transactions lock them.
+        parameters = {"at": queued_at, **keys_parameter(dialect, sorted(job_ids))}
+        return await self._database.write(
+            lambda connection: connection.execute(statement, parameters).rowcount
+        )
+
+    async def rely_on(self, job_ids: Sequence[str]) -> dict[str, State]:
+        """Rely on jobs that others have recorded: none of these is taken back any more. Returns
+        the states of those that are there; one that is missing was taken back before."""
+        answers = await self._committer.submit_many([ops.Rely(job_id) for job_id in job_ids])
+        states = zip(job_ids, _all_of(answers), strict=True)
+        return {job_id: state for job_id, state in states if state is not None}
+
+    async def take_back(self, made: Sequence[Created]) -> list[State | None]:
+        """Forget jobs whose publish was refused, as `record` answered for them. In order: None
+        for one of which nothing is left, and its state for one that is kept, because somebody
+        else has been told of it meanwhile: `pending`, it will be run."""
+        return _all_of(await self._committer.submit_many([ops.TakeBack(each) for each in made]))
+
+    async def mark_overflowed(self, job_id: str, now: float) -> bool:
+        """The job's lane was full and it waits in `jobs.dead`; False when it has gone on."""
+        return await self._committer.submit(Overflow(job_id, now))
+
+    async def claim(self, request: ClaimRequest) -> ClaimResult:
+        """Ask to run the job of a delivery; makes its row when there is none.
+
+        Raises RowRejected for a payload that is not JSON.
+        """
+        return await self._committer.submit(Claim(request, Work.of(request.message)))
+
+    async def finish(self, request: FinishRequest) -> EndNoted | None:
+        """End an attempt. None when somebody has taken the job over: nothing is changed then.
+
+        Raises RowRejected for a result that is not JSON.
+        """
+        result = None if request.result is None else to_json(request.result)
+        return await self._committer.submit(Finish(request, result))
+
+    async def cancel(self, job_id: str, now: float) -> CancelResult:
+        """Call a job off. One that runs must be stopped by its worker; that it is to end is noted,
+        so that it never begins again."""
+        return await self._committer.submit(Cancel(job_id, now))
+
+    async def running_claims(self, worker_id: str) -> list[tuple[str, str]]:
+        """Return job and claim of all that the worker runs, by the ledger."""
+        query = select(jobs.c.id, jobs.c.claim_id).where(
+            jobs.c.state == State.RUNNING, jobs.c.worker_id == worker_id
+        )
+        return await self._database.read(
+            lambda connection: [(row.id, row.claim_id or "") for row in connection.execute(query)]
+        )
+
+    async def release_all(self, worker_id: str, now: float) -> int:
+        """Give back what the worker runs: it stops, or lost the broker. Counts as no crash and
+        as no attempt; later ends of those claims are refused. Returns the number of jobs."""
+        return await self._release(worker_id, now, State.QUEUED)
+
+    async def release_unheld(self, worker_id: str, claim_ids: Sequence[str], now: float) -> int:
+        """Give back these claims of the worker, under which nothing runs: as `release_all`, but the
+        broker may have no copy of the jobs, so the scheduler publishes them."""
+        return await self._release(worker_id, now, State.PENDING, claim_ids)
+
+    async def _release(
+        self, worker_id: str, now: float, state: State, claim_ids: Sequence[str] | None = None
+    ) -> int:
+        def work(connection: Connection) -> int:
+            mine = (jobs.c.state == State.RUNNING) & (jobs.c.worker_id == worker_id)
+            if claim_ids is not None:
+                mine &= jobs.c.claim_id.in_(claim_ids)
+            held = connection.execute(select(jobs.c.id).where(mine).with_for_update()).scalars()
+            ids = list(held)
+            if not ids:
+                return 0
+            connection.execute(
+                insert(attempts).from_select(
+                    [column.name for column in attempts.c if column.name in _RELEASED],
+                    select(
+                        jobs.c.id,
+                        jobs.c.redrives,
+                        jobs.c.attempts + 1,
+                        jobs.c.worker_id,
+                        jobs.c.started_at,
+                        literal(now),
+                        literal(AttemptOutcome.RELEASED.value),
+                    ).where(mine),
+                )
+            )
+            connection.execute(
+                update(jobs)
+                .where(mine)
+                .values(state=state, worker_id=None, claim_id=None, updated_at=now)
+            )
+            return len(ids)
+
+        return await self._database.write(work)
+
+
+def _all_of(answers: Sequence[Answer | BaseException]) -> list[Answer]:
+    """The answers, where there is no error among them; else the first error is raised."""
+    found: list[Answer] = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        found.append(answer)
+    return found
+
+
+_RELEASED = ("job_id", "redrive", "attempt", "worker_id", "started_at", "finished_at", "outcome")

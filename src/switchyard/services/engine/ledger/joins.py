@@ -1,0 +1,149 @@
+"""Joins: how far they are, what their jobs came to, and letting one go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, or_, select
+
+from switchyard.services.engine.ledger.sql import operations as ops
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.join_tables import joins
+from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.joins import JoinedJob, JoinRecord, WhenDead
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.records.results import Recorded
+from switchyard.services.engine.records.states import State
+
+_JOINED = (
+    jobs.c.id,
+    jobs.c.job_type,
+    jobs.c.state,
+    jobs.c.parent_id,
+    jobs.c.created_at,
+    jobs.c.payload,
+    jobs.c.result,
+    jobs.c.error_type,
+    jobs.c.error_message,
+    jobs.c.reason,
+)
+
+
+class Joins(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def record_joined(self, batch: Sequence[NewJob]) -> list[Recorded]:
+        """Record jobs and the one that waits for them, all or none: what a crash left of them could
+        end before the others are there. Raises RowRejected."""
+        records = [ops.Record(job) for job in batch]
+        answers = await self._database.write(
+            lambda connection: self._writer.run(connection, records)
+        )
+        recorded: list[Recorded] = []
+        for answer in answers:
+            if isinstance(answer, LedgerError):
+                raise answer
+            recorded.append(answer)
+        return recorded
+
+    async def release_join(
+        self, join_id: str, now: float, *, when_dead: WhenDead | None = None
+    ) -> bool | None:
+        """All jobs of a join are there: it waits for no more than these; `when_dead` changes what
+        becomes of it. Whether the job that waits is `pending` now; None where no such join waits.
+        """
+        settle = self._writer.joins.settle
+        return await self._database.write(
+            lambda connection: settle(connection, join_id, now, when_dead=when_dead)
+        )
+
+    async def join(self, join_id: str) -> JoinRecord | None:
+        """How far it is, by the id of the job that waits."""
+
+        def work(connection: Connection) -> JoinRecord | None:
+            row = connection.execute(select(joins).where(joins.c.id == join_id)).one_or_none()
+            return None if row is None else _record(row)
+
+        return await self._database.read(work)
+
+    async def stuck_joins(self, limit: int) -> list[JoinRecord]:
+        """Those that wait for dead jobs alone."""
+        waits = select(jobs.c.id).where(jobs.c.id == joins.c.id, jobs.c.state == State.JOINING)
+        query = (
+            select(joins)
+            .where(
+                joins.c.fulfilled_at.is_(None),
+                joins.c.open_jobs == 0,
+                joins.c.dead > 0,
+                joins.c.held == 0,
+                waits.exists(),
+            )
+            .order_by(joins.c.made_at, joins.c.id)
+            .limit(limit)
+        )
+        return await self._database.read(
+            lambda connection: [_record(row) for row in connection.execute(query)]
+        )
+
+    async def joined_jobs(
+        self,
+        join_id: str,
+        *,
+        after: tuple[float, str] | None = None,
+        state: str | None = None,
+        limit: int,
+    ) -> tuple[list[JoinedJob], tuple[float, str] | None]:
+        """Jobs of a join in the order in which they were made, those after a place; and the place
+        for what follows, None after the last."""
+        query = select(*_JOINED).where(jobs.c.join_id == join_id)
+        if state is not None:
+            query = query.where(jobs.c.state == state)
+        if after is not None:
+            made, job_id = after
+            query = query.where(
+                or_(
+                    jobs.c.created_at > made,
+                    and_(jobs.c.created_at == made, jobs.c.id > job_id),
+                )
+            )
+        query = query.order_by(jobs.c.created_at, jobs.c.id).limit(limit)
+
+        def work(
+            connection: Connection,
+        ) -> tuple[list[JoinedJob], tuple[float, str] | None]:
+            found = connection.execute(query).all()
+            place = (found[-1].created_at, found[-1].id) if len(found) == limit else None
+            return [_joined(row) for row in found], place
+
+        return await self._database.read(work)
+
+
+def _record(row: Row[Any]) -> JoinRecord:
+    return JoinRecord(
+        id=row.id,
+        when_dead=row.when_dead,
+        held=bool(row.held),
+        total=row.total,
+        open=row.open_jobs,
+        dead=row.dead,
+        cancelled=row.cancelled,
+        made_at=row.made_at,
+        fulfilled_at=row.fulfilled_at,
+    )
+
+
+def _joined(row: Any) -> JoinedJob:
+    return JoinedJob(
+        job_id=row.id,
+        job_type=row.job_type,
+        state=State(row.state),
+        parent_id=row.parent_id,
+        payload=json.loads(row.payload),
+        result=None if row.result is None else json.loads(row.result),
+        error_type=row.error_type,
+        error_message=row.error_message,
+        reason=row.reason,
+    )

@@ -1,0 +1,158 @@
+"""Leases: what one process at a time does, while the others wait for their turn."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import structlog
+from sqlalchemy import Connection, text
+
+from switchyard.broker.background import Background
+from switchyard.services.common.instance import new_instance_id
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.dialect import clock
+from switchyard.services.engine.records.errors import LedgerError
+
+Wait = Callable[[float], Awaitable[None]]
+"""What is awaited while another holds the lease, with the seconds to the next look."""
+
+SCHEDULER = "scheduler"
+"""The lease of the scheduler that is active."""
+DEAD_SCAN = "scan of jobs.dead"
+"""The lease of whoever goes through `jobs.dead`, and holds its letters meanwhile."""
+LEASE = 6.0
+"""Seconds after which the lease of a process that has died is over: who lives renews it."""
+AHEAD = 60.0
+"""A lease that ends so many seconds later than its holder can have asked for was taken when the
+database's clock was ahead: it is over."""
+FOREVER = 1e12
+"""Seconds, as a number that every database takes."""
+LOOK = 0.1
+"""Seconds between looks at a lease that another holds."""
+
+
+class Leases(LedgerBase):
+    """Each lease has a name and at most one holder, by the database's clock. All raise
+    LedgerUnavailable when the database is away."""
+
+    async def acquire_lease(
+        self, name: str, holder: str, ttl: float | None = None, *, longest: float = math.inf
+    ) -> bool:
+        """Take the lease for `ttl` seconds when nobody else holds it; LEASE when it is going to be
+        kept by `keeping_lease`. The holder may take it again, which renews it. `longest`: what any
+        holder asks for at most, in seconds."""
+
+        def work(connection: Connection) -> bool:
+            now = clock(connection)
+            taken = connection.execute(
+                text(
+                    f"INSERT INTO leases (name, holder, expires_at) "
+                    f"VALUES (:name, :holder, {now} + :ttl) "
+                    "ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, "
+                    "expires_at = excluded.expires_at "
+                    f"WHERE leases.holder = excluded.holder OR leases.expires_at <= {now} "
+                    f"OR leases.expires_at > {now} + :most "
+                    "RETURNING name"
+                ),
+                {
+                    "name": name,
+                    "holder": holder,
+                    "ttl": LEASE if ttl is None else ttl,
+                    "most": min(longest + AHEAD, FOREVER),
+                },
+            )
+            return taken.first() is not None
+
+        return await self._database.write(work)
+
+    async def lease_remaining(self, name: str) -> float:
+        """Seconds until a lease runs out, by the database's clock; 0 when nobody holds it."""
+
+        def work(connection: Connection) -> float:
+            query = text(f"SELECT expires_at - {clock(connection)} FROM leases WHERE name = :name")
+            return max(0.0, float(connection.scalar(query, {"name": name}) or 0.0))
+
+        return await self._database.read(work)
+
+    async def source_pause(self, server: str) -> float:
+        """Seconds for which a server is left alone by the whole fleet
+        (services/pipeline/sources/pace.py); 0 where it is not."""
+        return await self.lease_remaining(f"{server}.pause")
+
+    async def renew_lease(self, name: str, holder: str, ttl: float) -> bool:
+        """Keep the lease for `ttl` seconds more. False when it ran out or another has it."""
+
+        def work(connection: Connection) -> bool:
+            now = clock(connection)
+            kept = connection.execute(
+                text(
+                    f"UPDATE leases SET expires_at = {now} + :ttl "
+                    f"WHERE name = :name AND holder = :holder AND expires_at > {now} "
+                    "RETURNING name"
+                ),
+                {"name": name, "holder": holder, "ttl": ttl},
+            )
+            return kept.first() is not None
+
+        return await self._database.write(work)
+
+    async def release_lease(self, name: str, holder: str) -> bool:
+        """Give the lease back. False when another has it."""
+
+        def work(connection: Connection) -> bool:
+            gone = connection.execute(
+                text("DELETE FROM leases WHERE name = :name AND holder = :holder RETURNING name"),
+                {"name": name, "holder": holder},
+            )
+            return gone.first() is not None
+
+        return await self._database.write(work)
+
+    async def drop_old_leases(self, age: float) -> int:
+        """Forget leases that ran out so many seconds ago, as those of web sites that nobody visits
+        any more; how many."""
+
+        def work(connection: Connection) -> int:
+            query = text(f"DELETE FROM leases WHERE expires_at < {clock(connection)} - :age")
+            return connection.execute(query, {"age": age}).rowcount
+
+        return await self._database.write(work)
+
+    @asynccontextmanager
+    async def holding_lease(self, name: str, wait: Wait = asyncio.sleep) -> AsyncIterator[None]:
+        """Wait until nobody else holds the lease, and hold it. `wait` is awaited between looks,
+        with the seconds to the next one."""
+        holder = new_instance_id()
+        while not await self.acquire_lease(name, holder, longest=LEASE):
+            await wait(LOOK)
+        async with self.keeping_lease(name, holder):
+            yield
+
+    @asynccontextmanager
+    async def keeping_lease(
+        self, name: str, holder: str, *, most: float = math.inf
+    ) -> AsyncIterator[None]:
+        """Renew a lease that the holder has just taken, and give it back at the end. It is free
+        LEASE seconds after the holder's death, and after `most` seconds even while it lives."""
+        keeping = Background(structlog.get_logger("leases"))
+        keeping.start(name, partial(self._keep, name, holder, time.monotonic() + most))
+        try:
+            yield
+        finally:
+            await keeping.close()
+            await self.release_lease(name, holder)
+
+    async def _keep(self, name: str, holder: str, until: float) -> None:
+        while True:
+            await asyncio.sleep(LEASE / 3)
+            if time.monotonic() >= until:
+                continue
+            try:
+                await self.acquire_lease(name, holder)
+            except LedgerError:
+                continue  # whoever writes next is told

@@ -1,0 +1,179 @@
+"""Named limits: who has room in them, what started in the last minute, and who waits.
+
+A hold has a short life and is renewed by its holder, so that what a killed worker held comes back
+by itself. All times are the database's own. What happens within a transaction: `sql.limiting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from sqlalchemy import Connection, delete, func, select, update
+
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.dialect import db_now
+from switchyard.services.engine.ledger.sql.limit_tables import limit_holds, limit_waits, limits
+from switchyard.services.engine.ledger.sql.limiting import RoomChange, call_waiting
+from switchyard.services.engine.ledger.sql.operations import JobChange
+from switchyard.services.engine.records.limits import (
+    Called,
+    LimitReport,
+    LimitSize,
+    LimitWait,
+    Need,
+    RateWindow,
+    RoomAnswer,
+    RoomFreed,
+    RoomRequest,
+    RoomReturn,
+)
+
+FORGOTTEN_AFTER = 600.0
+"""Seconds after which a job that has not come back has lost its place."""
+IDLE_AFTER = 3600.0
+"""Seconds after which a limit that nobody uses is forgotten; it has seconds of memory."""
+
+
+class NamedLimits(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def take_room(self, request: RoomRequest) -> RoomAnswer:
+        """Room for a job in all its limits at once, or in none of them."""
+        return await self._ask(request)
+
+    async def give_room_back(
+        self, hold: str, needs: Sequence[Need], used_tokens: int | None
+    ) -> RoomFreed:
+        """The job has ended, and used so many tokens; None: as many as were estimated. Those that
+        are called may run now, of this limit or another: they are to be sent to their queues."""
+        return cast("RoomFreed", await self._ask(RoomReturn(hold, needs, used_tokens)))
+
+    async def _ask(self, change: RoomChange) -> RoomAnswer:
+        # The committer does not look into what it commits.
+        return await self._rooms.submit(cast("JobChange[RoomAnswer]", change))
+
+    async def call_waiting(self, at_most: int = 100) -> list[Called]:
+        """Those that have room now although nobody has made any, as a rate or the lease of a dead
+        worker has run out; and those that have grown too old. They are to be sent to their queues.
+        Looks at so many limits at most."""
+        return await self._database.write(lambda connection: call_waiting(connection, at_most))
+
+    async def renew_room(self, holds: Sequence[str], ttl: float) -> int:
+        """Keep these for `ttl` seconds more; how many there still are, one for each limit."""
+
+        def work(connection: Connection) -> int:
+            kept = connection.execute(
+                update(limit_holds)
+                .where(limit_holds.c.hold.in_(holds))
+                .values(expires_at=db_now(connection) + ttl)
+            )
+            return kept.rowcount
+
+        return await self._database.write(work)
+
+    async def release_room(self, holder: str) -> None:
+        """Give back all that a holder has: its process ends."""
+        statement = delete(limit_holds).where(limit_holds.c.holder == holder)
+
+        def work(connection: Connection) -> None:
+            connection.execute(statement)
+
+        await self._database.write(work)
+
+    async def wait_no_longer(self, job_id: str) -> None:
+        """The job gives up its place among those that wait."""
+        statement = delete(limit_waits).where(limit_waits.c.job_id == job_id)
+
+        def work(connection: Connection) -> None:
+            connection.execute(statement)
+
+        await self._database.write(work)
+
+    async def limit_wait(self, job_id: str) -> LimitWait | None:
+        """For what a job waits, if it was put off for want of room."""
+
+        def work(connection: Connection) -> LimitWait | None:
+            row = connection.execute(
+                select(limit_waits).where(limit_waits.c.job_id == job_id)
+            ).one_or_none()
+            if row is None:
+                return None
+            return LimitWait(row.name, row.key, row.since, row.times, row.back_at)
+
+        return await self._database.read(work)
+
+    async def waiting_for_room(self) -> dict[str, int]:
+        """Jobs that were put off for want of room, by the queue that they are not in now."""
+
+        def work(connection: Connection) -> dict[str, int]:
+            away = select(limit_waits.c.queue, func.count()).where(
+                limit_waits.c.back_at > db_now(connection)
+            )
+            rows = connection.execute(away.group_by(limit_waits.c.queue))
+            return {row[0]: int(row[1]) for row in rows}
+
+        return await self._database.read(work)
+
+    async def limit_reports(self, at_most: int = 1000) -> list[LimitReport]:
+        """The limits as they are now, by name and key: those in use or waited for first."""
+        return await self._database.read(lambda connection: _reports(connection, at_most))
+
+    async def forget_idle_limits(self) -> int:
+        """Drop what nobody needs any more; how many limits that are."""
+
+        def work(connection: Connection) -> int:
+            now = db_now(connection)
+            connection.execute(delete(limit_holds).where(limit_holds.c.expires_at <= now))
+            lost = limit_waits.c.back_at <= now - FORGOTTEN_AFTER
+            connection.execute(delete(limit_waits).where(lost))
+            used = [
+                select(table.c.hold if table is limit_holds else table.c.job_id)
+                .where(table.c.name == limits.c.name, table.c.key == limits.c.key)
+                .exists()
+                for table in (limit_holds, limit_waits)
+            ]
+            idle = delete(limits).where(
+                limits.c.updated_at <= now - IDLE_AFTER, *(~each for each in used)
+            )
+            return connection.execute(idle).rowcount
+
+        return await self._database.write(work)
+
+
+def _reports(connection: Connection, at_most: int) -> list[LimitReport]:
+    now = db_now(connection)
+    by_limit = (limit_holds.c.name, limit_holds.c.key)
+    held = select(*by_limit, func.count()).where(limit_holds.c.expires_at > now)
+    in_use = {(row[0], row[1]): int(row[2]) for row in connection.execute(held.group_by(*by_limit))}
+    mine = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
+    waiting = select(func.count()).where(*mine).scalar_subquery()
+    longest = select(limit_waits.c.tokens).where(*mine)
+    longest = longest.order_by(limit_waits.c.since, limit_waits.c.job_id).limit(1)
+    found = []
+    query = select(
+        limits, waiting.label("waiting"), longest.scalar_subquery().label("needs_tokens")
+    )
+    query = query.order_by(limits.c.updated_at.desc()).limit(at_most)
+    for row in connection.execute(query):
+        room = LimitSize(row.concurrency, row.per_minute, row.tokens_per_minute)
+        window = RateWindow.load(row.bins, now)
+        used = in_use.get((row.name, row.key), 0)
+        # One token, where nobody waits: the least that a job may need.
+        tokens = 1 if row.needs_tokens is None else row.needs_tokens
+        next_room: float | None = window.wait(now, room, 1, tokens)
+        if room.concurrency is not None and used >= room.concurrency:
+            next_room = None
+        found.append(
+            LimitReport(
+                name=row.name,
+                key=row.key,
+                room=room,
+                in_use=used,
+                last_minute=window.jobs,
+                tokens_last_minute=window.tokens,
+                waiting=row.waiting,
+                next_room=next_room,
+            )
+        )
+    return sorted(found, key=lambda each: (each.name, each.key))

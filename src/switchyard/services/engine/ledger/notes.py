@@ -1,0 +1,56 @@
+"""What running jobs say of themselves: recorded, and asked for by the next attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, select
+
+from switchyard.broker.message import JobMessage
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.codec import fingerprint, to_json
+from switchyard.services.engine.ledger.sql.note_tables import job_checkpoints, job_progress
+from switchyard.services.engine.ledger.sql.noting import Noted
+from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.engine.records.progress import NoteRequest, ProgressRecord
+
+
+class JobNotes(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def note(self, request: NoteRequest) -> bool:
+        """Record a job's progress, or its check-point in the place of an earlier one. False when
+        somebody has taken the job over, or it has ended: nothing is changed then."""
+        return await self._committer.submit(Noted(request))
+
+    async def progress(self, job_ids: Sequence[str]) -> dict[str, ProgressRecord]:
+        """How far the last attempts are of those of these jobs that say so."""
+        query = select(
+            job_progress.c.job_id,
+            job_progress.c.fraction,
+            job_progress.c.note,
+            job_progress.c.reported_at,
+        ).where(
+            job_progress.c.job_id.in_(job_ids),
+            job_progress.c.claim_id == jobs.c.claim_id,
+            job_progress.c.job_id == jobs.c.id,
+        )
+
+        def read(connection: Connection) -> dict[str, ProgressRecord]:
+            return {row[0]: ProgressRecord(*row[1:]) for row in connection.execute(query)}
+
+        return await self._database.read(read)
+
+    async def last_checkpoint(self, message: JobMessage) -> str | None:
+        """The check-point, JSON, that an earlier attempt at this job has kept; None where there is
+        none, or where it was kept of other work: a redrive may have changed the payload."""
+        work = fingerprint(message.job_type, to_json(message.payload))
+        query = select(job_checkpoints.c.data).where(
+            job_checkpoints.c.job_id == message.job_id, job_checkpoints.c.work == work
+        )
+
+        def read(connection: Connection) -> str | None:
+            data: str | None = connection.scalar(query)
+            return data
+
+        return await self._database.read(read)

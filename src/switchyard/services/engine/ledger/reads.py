@@ -1,0 +1,315 @@
+"""Reading jobs: one, many, counts, a pipeline; and what the scheduler has to publish."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    RowMapping,
+    Select,
+    case,
+    func,
+    or_,
+    select,
+    text,
+)
+
+from switchyard.broker.lanes import LANES
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.dialect import clock, keys_condition, keys_parameter
+from switchyard.services.engine.ledger.sql.note_tables import job_checkpoints, job_progress
+from switchyard.services.engine.ledger.sql.paging import fetch_page
+from switchyard.services.engine.ledger.sql.tables import attempts, jobs, workers
+from switchyard.services.engine.records.progress import ProgressRecord
+from switchyard.services.engine.records.requests import JobFilter
+from switchyard.services.engine.records.results import (
+    TIMED_OUT,
+    AttemptRecord,
+    JobRecord,
+    JobSummary,
+    Page,
+)
+from switchyard.services.engine.records.states import State
+
+_LONG = ("metadata", "payload", "result", "fingerprint")
+_URGENCY = case({lane.name: rank for rank, lane in enumerate(LANES)}, value=jobs.c.lane, else_=0)
+"""The place of a job's lane, most urgent first."""
+_SUMMARY = tuple(column for column in jobs.c if column.name not in _LONG)
+_PROGRESS = (job_progress.c.fraction, job_progress.c.note, job_progress.c.reported_at)
+_WITH_PROGRESS = jobs.outerjoin(
+    # Of the last attempt: what an earlier one has said is not how far the job is.
+    job_progress,
+    (job_progress.c.job_id == jobs.c.id) & (job_progress.c.claim_id == jobs.c.claim_id),
+)
+
+
+_KEPT_AT = (
+    select(job_checkpoints.c.kept_at)
+    .where(job_checkpoints.c.job_id == jobs.c.id)
+    .scalar_subquery()
+    .label("kept_at")
+)
+
+
+class JobReads(LedgerBase):
+    """None of these waits for a writer. All raise LedgerUnavailable when the database is away."""
+
+    async def get(self, job_id: str) -> JobRecord | None:
+        """The job with its timeline."""
+
+        def work(connection: Connection) -> JobRecord | None:
+            query = select(jobs, *_PROGRESS, _KEPT_AT).select_from(_WITH_PROGRESS)
+            row = connection.execute(query.where(jobs.c.id == job_id)).one_or_none()
+            if row is None:
+                return None
+            ended = connection.execute(
+                select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.id)
+            )
+            return to_record(row, tuple(_attempt(each) for each in ended))
+
+        return await self._database.read(work)
+
+    async def states(self, job_ids: Sequence[str]) -> dict[str, State]:
+        """The states of those jobs that the ledger knows."""
+        dialect = self._database.dialect
+        query = text(f"SELECT id, state FROM jobs WHERE {keys_condition(dialect, 'id')}")
+        keys = keys_parameter(dialect, job_ids)
+
+        def work(connection: Connection) -> dict[str, State]:
+            return {row.id: State(row.state) for row in connection.execute(query, keys)}
+
+        return await self._database.read(work)
+
+    async def list_jobs(
+        self, wanted: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None
+    ) -> Page[JobSummary]:
+        """Jobs, newest first. Raises ValueError for a limit outside 1 to 1,000 or a cursor
+        that is not from a page before."""
+        query = _filtered(_summaries(), wanted or JobFilter())
+        return await self._database.read(
+            lambda connection: fetch_page(
+                connection, query, jobs.c.created_at, jobs.c.id, _summary, limit, cursor
+            )
+        )
+
+    async def counts(self) -> dict[str, dict[State, int]]:
+        """Jobs per lane and state; states without jobs are left out."""
+
+        def work(connection: Connection) -> dict[str, dict[State, int]]:
+            found: dict[str, dict[State, int]] = {}
+            query = select(jobs.c.state, jobs.c.lane, func.count())
+            for state, lane, number in connection.execute(query.group_by("state", "lane")):
+                found.setdefault(lane, {})[State(state)] = number
+            return found
+
+        return await self._database.read(work)
+
+    async def timed_out(self, since: float) -> dict[str, int]:
+        """Jobs, by type, that ran into their time limit since then and wait for another attempt or
+        are dead."""
+        query = (
+            select(jobs.c.job_type, func.count())
+            .where(
+                jobs.c.state.in_([State.RETRYING, State.DEAD]),
+                jobs.c.error_type == TIMED_OUT,
+                jobs.c.updated_at >= since,
+            )
+            .group_by(jobs.c.job_type)
+            .order_by(func.count().desc())
+        )
+        return await self._database.read(
+            lambda connection: {row[0]: row[1] for row in connection.execute(query)}
+        )
+
+    async def unheeded_cancels(self, before: float, limit: int) -> list[JobSummary]:
+        """Jobs that run on although somebody asked before that time for them to be cancelled, the
+        first who was asked first."""
+        query = (
+            _summaries()
+            .where(jobs.c.state == State.RUNNING, jobs.c.cancel_asked_at < before)
+            .order_by(jobs.c.cancel_asked_at, jobs.c.id)
+            .limit(limit)
+        )
+        return await self._database.read(
+            lambda connection: [_summary(row) for row in connection.execute(query)]
+        )
+
+    async def pipeline(self, pipeline_id: str, *, limit: int = 1_000) -> list[JobSummary]:
+        """The jobs of one run of a pipeline, oldest first, its first job included."""
+
+        def work(connection: Connection) -> list[JobSummary]:
+            root = _summaries().where(jobs.c.id == pipeline_id)
+            others = (
+                _summaries()
+                .where(jobs.c.pipeline == pipeline_id, jobs.c.id != pipeline_id)
+                .order_by(jobs.c.created_at, jobs.c.id)
+                .limit(limit)
+            )
+            rows = [*connection.execute(root), *connection.execute(others)]
+            return [_summary(row) for row in rows]
+
+        return await self._database.read(work)
+
+    async def pipelines(
+        self, pipeline_ids: Collection[str], *, limit: int = 20_000
+    ) -> dict[str, list[JobSummary]]:
+        """`pipeline` for many at once, in one query; those without jobs are left out. At most
+        `limit` jobs in all."""
+        ids = set(pipeline_ids)
+        query = (
+            _summaries()
+            .where(or_(jobs.c.id.in_(ids), jobs.c.pipeline.in_(ids)))
+            .order_by(jobs.c.created_at, jobs.c.id)
+            .limit(limit)
+        )
+
+        def work(connection: Connection) -> dict[str, list[JobSummary]]:
+            found: dict[str, list[JobSummary]] = {}
+            for row in connection.execute(query):
+                job = _summary(row)
+                if job.id in ids:
+                    found.setdefault(job.id, []).insert(0, job)
+                elif job.pipeline is not None:
+                    found.setdefault(job.pipeline, []).append(job)
+            return found
+
+        return await self._database.read(work)
+
+    async def due_pending(
+        self, older_than: float, limit: int, *, without: Collection[tuple[str, str]] = ()
+    ) -> list[JobRecord]:
+        """Jobs that are still `pending` and were last touched before `older_than`: publish them
+        (again). The most urgent lane first, then the oldest; `without` as in due_scheduled."""
+        query = (
+            select(jobs)
+            .where(jobs.c.state == State.PENDING, jobs.c.updated_at < older_than)
+            .where(*_others(without))
+            .order_by(_URGENCY, jobs.c.created_at)
+            .limit(limit)
+        )
+        return await self._records(query)
+
+    async def late_pending(self, older_than: float) -> list[tuple[str, int, float]]:
+        """Jobs that are still `pending` and were last touched before `older_than`: of each routing
+        key how many, and when the first was touched. The most first."""
+        query = (
+            select(jobs.c.routing_key, func.count(), func.min(jobs.c.updated_at))
+            .where(jobs.c.state == State.PENDING, jobs.c.updated_at < older_than)
+            .group_by(jobs.c.routing_key)
+            .order_by(func.count().desc(), jobs.c.routing_key)
+        )
+        return await self._database.read(
+            lambda connection: [(key, number, at) for key, number, at in connection.execute(query)]
+        )
+
+    async def due_scheduled(
+        self, now: float, limit: int, *, without: Collection[tuple[str, str]] = ()
+    ) -> list[JobRecord]:
+        """Jobs whose `run_at` has come: the most urgent lane first, then the longest due.
+
+        `without` are queues, as lane and worker, that take no more for now: however many jobs wait
+        for those, the others are found.
+        """
+        query = (
+            select(jobs)
+            # Literal text, for only then is the partial index known to fit.
+            .where(text("state = 'scheduled'"), jobs.c.run_at <= now)
+            .where(*_others(without))
+            .order_by(_URGENCY, jobs.c.run_at)
+            .limit(limit)
+        )
+        return await self._records(query)
+
+    async def stale_running(self, silent_for: float, limit: int) -> list[JobRecord]:
+        """Running jobs whose worker has stopped, is unknown, or has not beaten for `silent_for`
+        seconds by the database's clock."""
+
+        def work(connection: Connection) -> list[JobRecord]:
+            query = (
+                select(jobs)
+                .outerjoin(workers, workers.c.worker_id == jobs.c.worker_id)
+                .where(
+                    jobs.c.state == State.RUNNING,
+                    workers.c.worker_id.is_(None)
+                    | workers.c.stopped_at.is_not(None)
+                    | text(f"workers.beat_at < {clock(connection)} - :silent_for"),
+                )
+                .order_by(jobs.c.created_at)
+                .limit(limit)
+            )
+            return [to_record(row) for row in connection.execute(query, {"silent_for": silent_for})]
+
+        return await self._database.read(work)
+
+    async def _records(self, query: Select[Any]) -> list[JobRecord]:
+        return await self._database.read(
+            lambda connection: [to_record(row) for row in connection.execute(query)]
+        )
+
+
+def _summaries() -> Select[Any]:
+    return select(*_SUMMARY, *_PROGRESS).select_from(_WITH_PROGRESS)
+
+
+def _others(queues: Collection[tuple[str, str]]) -> list[ColumnElement[bool]]:
+    """Conditions that leave out the jobs of these queues."""
+    return [~((jobs.c.lane == lane) & (jobs.c.worker == worker)) for lane, worker in queues]
+
+
+def _filtered(query: Select[Any], wanted: JobFilter) -> Select[Any]:
+    for name in ("state", "lane", "job_type", "worker", "source", "parent_id"):
+        value = getattr(wanted, name)
+        if value is None:
+            continue
+        column: ColumnElement[Any] = jobs.c[name]
+        if value is State.SUCCEEDED and wanted.lane is None:
+            # Nearly all jobs: walk them by age, for the index of states would have to sort them.
+            column = func.coalesce(column, "")
+        query = query.where(column == value)
+    if wanted.since is not None:
+        query = query.where(jobs.c.created_at >= wanted.since)
+    return query
+
+
+def _fields(row: RowMapping) -> dict[str, Any]:
+    fields = {column.name: row[column.name] for column in _SUMMARY}
+    fields["state"], fields["joins"] = State(fields["state"]), bool(fields["joins"])
+    if row.get("reported_at") is not None:
+        fields["progress"] = ProgressRecord(row["fraction"], row["note"], row["reported_at"])
+    return fields
+
+
+def _summary(row: Row[Any]) -> JobSummary:
+    return JobSummary(**_fields(row._mapping))
+
+
+def to_record(row: Row[Any], timeline: tuple[AttemptRecord, ...] = ()) -> JobRecord:
+    columns = row._mapping
+    result = columns["result"]
+    return JobRecord(
+        **_fields(columns),
+        payload=json.loads(columns["payload"]),
+        envelope=json.loads(columns["metadata"]),
+        result=None if result is None else json.loads(result),
+        timeline=timeline,
+        checkpoint_at=columns.get("kept_at"),
+    )
+
+
+def _attempt(row: Row[Any]) -> AttemptRecord:
+    columns = row._mapping
+    return AttemptRecord(
+        redrive=columns["redrive"],
+        attempt=columns["attempt"],
+        worker_id=columns["worker_id"],
+        started_at=columns["started_at"],
+        finished_at=columns["finished_at"],
+        outcome=columns["outcome"],
+        error_type=columns["error_type"],
+        error_message=columns["error_message"],
+    )

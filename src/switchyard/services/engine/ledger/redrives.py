@@ -1,0 +1,340 @@
+"""What redrives sent, what became of it, and what they changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select, text, update
+
+from switchyard.broker.lanes import queue_name
+from switchyard.services.engine.ledger.reads import to_record
+from switchyard.services.engine.ledger.sql import dialect as sql
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.codec import to_json
+from switchyard.services.engine.ledger.sql.dying import Redriven, Unredrive
+from switchyard.services.engine.ledger.sql.tables import (
+    bulk_operations,
+    dead_letters,
+    jobs,
+    letter_edits,
+    redriven_letters,
+)
+from switchyard.services.engine.records.requests import LetterEdit, NewJob, RedrivenCopy
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.states import RedriveOutcome, State
+
+_COPIES: sql.Columns = {"id": "text", "redrives": "integer"}
+
+
+class Redrives(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def job_generations(self, job_ids: Sequence[str]) -> dict[str, tuple[State, int]]:
+        """State and redrives of those jobs that the ledger knows."""
+        dialect = self._database.dialect
+        query = text(
+            f"SELECT id, state, redrives FROM jobs WHERE {sql.keys_condition(dialect, 'id')}"
+        )
+        keys = sql.keys_parameter(dialect, job_ids)
+
+        def work(connection: Connection) -> dict[str, tuple[State, int]]:
+            return {
+                row.id: (State(row.state), row.redrives) for row in connection.execute(query, keys)
+            }
+
+        return await self._database.read(work)
+
+    async def job_queues(self, job_ids: Sequence[str]) -> dict[str, str]:
+        """The queues of those jobs that the ledger knows, with the kinds of their workers."""
+        dialect = self._database.dialect
+        query = text(
+            "SELECT id, lane, worker FROM jobs "
+            f"WHERE {sql.keys_condition(dialect, 'id')} AND worker <> ''"
+        )
+        keys = sql.keys_parameter(dialect, job_ids)
+
+        def work(connection: Connection) -> dict[str, str]:
+            found = connection.execute(query, keys)
+            return {row.id: queue_name(row.lane, row.worker) for row in found}
+
+        return await self._database.read(work)
+
+    async def note_redriven(self, copies: Sequence[RedrivenCopy], now: float) -> None:
+        """The broker has these copies: their jobs are queued again, unless a worker was faster,
+        and their letters no longer wait, unless they have died again already."""
+        if not copies:
+            return
+        redriven = [Redriven(each.letter_id, each.redrives, now, each.changed) for each in copies]
+        source = sql.rows_source(self._database.dialect, _COPIES)
+        letters = text(
+            f"UPDATE dead_letters SET state = 'redriven', updated_at = :now FROM {source} "
+            "WHERE dead_letters.id = r.id AND dead_letters.redrives < r.redrives"
+        )
+        rows = sorted((each.letter_id, each.redrives) for each in copies)
+        parameters = sql.rows_parameters(self._database.dialect, _COPIES, rows) | {"now": now}
+
+        def work(connection: Connection) -> None:
+            self._writer.run(connection, redriven)
+            connection.execute(letters, parameters)
+
+        await self._database.write(work)
+
+    # --- one operation ----------------------------------------------------------------------
+
+    async def plan_redriven(
+        self,
+        operation_id: str,
+        holder: str,
+        copies: Mapping[str, int],
+        edits: Sequence[LetterEdit] = (),
+    ) -> bool:
+        """Note what an operation is about to send: the copies' redrives by letter, and what they
+        change. Before it is sent, so that whoever goes on after a crash does not send it twice.
+
+        False when the holder has lost the operation: nothing was noted.
+        """
+        if not copies:
+            return True
+        planned = [
+            {"operation_id": operation_id, "letter_id": letter, "redrives": redrives}
+            for letter, redrives in sorted(copies.items())
+        ]
+        changes = [_edit_columns(edit) for edit in sorted(edits, key=lambda edit: edit.letter_id)]
+
+        def work(connection: Connection) -> bool:
+            if not _keep_hold(connection, operation_id, holder):
+                return False
+            statement = sql.insert_into(connection, redriven_letters)
+            connection.execute(
+                statement.on_conflict_do_update(
+                    index_elements=["operation_id", "letter_id"],
+                    set_={"redrives": statement.excluded.redrives},
+                ),
+                planned,
+            )
+            if changes:
+                edit = sql.insert_into(connection, letter_edits)
+                connection.execute(
+                    edit.on_conflict_do_update(
+                        index_elements=["letter_id", "redrives"],
+                        set_={
+                            column.name: edit.excluded[column.name]
+                            for column in letter_edits.c
+                            if not column.primary_key
+                        },
+                    ),
+                    changes,
+                )
+            return True
+
+        return await self._database.write(work)
+
+    async def planned_redrives(
+        self, operation_id: str, letter_ids: Sequence[str]
+    ) -> dict[str, int]:
+        """Of these letters those that the operation has sent, or was about to: the redrives of
+        their copies."""
+        dialect = self._database.dialect
+        query = text(
+            sql.select_by_keys(
+                dialect,
+                "letter_id, redrives",
+                "redriven_letters",
+                "letter_id",
+                where="operation_id = :operation",
+            )
+        )
+        parameters = {"operation": operation_id, **sql.keys_parameter(dialect, letter_ids)}
+
+        def work(connection: Connection) -> dict[str, int]:
+            return {row.letter_id: row.redrives for row in connection.execute(query, parameters)}
+
+        return await self._database.read(work)
+
+    async def forget_planned(
+        self, operation_id: str, holder: str, letter_ids: Sequence[str]
+    ) -> bool:
+        """These were planned, and the broker did not take them.
+
+        False when the holder has lost the operation: nothing was forgotten, for whoever has it now
+        may have planned the same letters, and sent them.
+        """
+        if not letter_ids:
+            return True
+        dialect = self._database.dialect
+        statement = text(
+            "DELETE FROM redriven_letters WHERE operation_id = :operation "
+            f"AND {sql.keys_condition(dialect, 'letter_id')}"
+        )
+        parameters = {"operation": operation_id, **sql.keys_parameter(dialect, letter_ids)}
+
+        def work(connection: Connection) -> bool:
+            if not _keep_hold(connection, operation_id, holder):
+                return False
+            connection.execute(statement, parameters)
+            return True
+
+        return await self._database.write(work)
+
+    async def settle_redriven(self, operation_id: str) -> dict[RedriveOutcome | None, int]:
+        """Look what became of an operation's letters: how many of each outcome, None for those
+        that are still open."""
+        # A copy that died again without a job's record stands only among the dead letters.
+        ended = text(
+            "UPDATE redriven_letters SET outcome = CASE WHEN j.state = 'succeeded' "
+            "AND j.redrives = redriven_letters.redrives THEN 'succeeded' ELSE 'failed' END "
+            "FROM jobs j "
+            "WHERE redriven_letters.operation_id = :operation AND outcome IS NULL "
+            "AND j.id = letter_id AND (j.redrives > redriven_letters.redrives OR (j.redrives = "
+            "redriven_letters.redrives AND j.state IN ('succeeded', 'dead', 'cancelled')))"
+        )
+        buried = text(
+            "UPDATE redriven_letters SET outcome = 'failed' FROM dead_letters d "
+            "WHERE redriven_letters.operation_id = :operation AND outcome IS NULL "
+            "AND d.id = letter_id AND d.redrives >= redriven_letters.redrives"
+        )
+        mine = redriven_letters.c.operation_id == operation_id
+        outcome = redriven_letters.c.outcome
+        query = select(outcome, func.count()).where(mine).group_by(outcome)
+
+        def work(connection: Connection) -> dict[RedriveOutcome | None, int]:
+            parameters = {"operation": operation_id}
+            connection.execute(ended, parameters)
+            connection.execute(buried, parameters)
+            return {
+                None if each is None else RedriveOutcome(each): number
+                for each, number in connection.execute(query)
+            }
+
+        return await self._database.write(work)
+
+    async def redriven_letters(
+        self, operation_id: str, outcome: RedriveOutcome | None, *, limit: int
+    ) -> list[str]:
+        """Ids of an operation's letters with that outcome, None for those still open."""
+        query = (
+            select(redriven_letters.c.letter_id)
+            .where(
+                redriven_letters.c.operation_id == operation_id,
+                redriven_letters.c.outcome.is_not_distinct_from(outcome),
+            )
+            .order_by(redriven_letters.c.letter_id)
+            .limit(limit)
+        )
+        return await self._database.read(
+            lambda connection: list(connection.execute(query).scalars())
+        )
+
+    # --- edits ------------------------------------------------------------------------------
+
+    async def letter_edits(
+        self, *, letter_id: str | None = None, operation_id: str | None = None, limit: int = 1_000
+    ) -> list[LetterEdit]:
+        """Edits of one letter, or of one operation; the latest first."""
+        query = select(letter_edits)
+        if letter_id is not None:
+            query = query.where(letter_edits.c.letter_id == letter_id)
+        if operation_id is not None:
+            query = query.where(letter_edits.c.operation_id == operation_id)
+        query = query.order_by(
+            letter_edits.c.edited_at.desc(),
+            letter_edits.c.letter_id,
+            letter_edits.c.redrives.desc(),
+        ).limit(limit)
+        return await self._database.read(
+            lambda connection: [_edit(row) for row in connection.execute(query)]
+        )
+
+    async def undo_edit(self, edit: LetterEdit, job: NewJob, restored: bytes, reason: str) -> bool:
+        """Take a copy back that has not run: it never will, and the job is `job` again, dead.
+
+        `restored` is the letter that is to wait in its place. False when it is too late.
+        """
+        mine = (letter_edits.c.letter_id == edit.letter_id) & (
+            letter_edits.c.redrives == edit.redrives
+        )
+
+        def work(connection: Connection) -> bool:
+            undo = Unredrive(job, edit.redrives + 1, reason)
+            if self._writer.run(connection, [undo]) != [True]:
+                return False
+            connection.execute(update(letter_edits).where(mine).values(undone_at=job.now))
+            connection.execute(
+                update(dead_letters)
+                .where(dead_letters.c.id == edit.letter_id)
+                .values(state="waiting", body=restored, updated_at=job.now)
+            )
+            connection.execute(
+                update(redriven_letters)
+                .where(
+                    redriven_letters.c.operation_id == edit.operation_id,
+                    redriven_letters.c.letter_id == edit.letter_id,
+                )
+                .values(outcome=RedriveOutcome.UNDONE.value)
+            )
+            return True
+
+        return await self._database.write(work)
+
+    async def mark_restored(self, edit: LetterEdit, now: float) -> None:
+        """The original of an edit that was undone is in `jobs.dead` again."""
+        statement = (
+            update(letter_edits)
+            .where(
+                letter_edits.c.letter_id == edit.letter_id,
+                letter_edits.c.redrives == edit.redrives,
+            )
+            .values(restored_at=now)
+        )
+        await self._database.write(lambda connection: connection.execute(statement))
+
+    # --- jobs whose letter nobody has -------------------------------------------------------
+
+    async def dead_jobs_without_letter(
+        self, *, after: str = "", limit: int = 500
+    ) -> list[JobRecord]:
+        """Dead jobs of which the index has no letter, by id, those after `after`."""
+        known = select(dead_letters.c.id).where(dead_letters.c.id == jobs.c.id).exists()
+        query = (
+            select(jobs)
+            .where(jobs.c.state == State.DEAD, jobs.c.id > after, ~known)
+            .order_by(jobs.c.id)
+            .limit(limit)
+        )
+        return await self._database.read(
+            lambda connection: [to_record(row) for row in connection.execute(query)]
+        )
+
+
+def _keep_hold(connection: Connection, operation_id: str, holder: str) -> bool:
+    """Whether the operation is the holder's. If it is, nobody takes it before the transaction ends:
+    the row is locked, and in SQLite the transaction alone may write."""
+    mine = (
+        select(bulk_operations.c.id)
+        .where(bulk_operations.c.id == operation_id, bulk_operations.c.holder == holder)
+        .with_for_update(read=True)
+    )
+    return connection.scalar(mine) is not None
+
+
+def _edit_columns(edit: LetterEdit) -> dict[str, Any]:
+    return {
+        "letter_id": edit.letter_id,
+        "redrives": edit.redrives,
+        "operation_id": edit.operation_id,
+        "routing_key": edit.routing_key,
+        "edited_by": edit.edited_by,
+        "edited_at": edit.edited_at,
+        "undone_at": edit.undone_at,
+        "restored_at": edit.restored_at,
+        "headers": to_json(edit.headers),
+        "original": edit.original,
+        "edited": edit.edited,
+    }
+
+
+def _edit(row: Row[Any]) -> LetterEdit:
+    fields = {column.name: row._mapping[column.name] for column in letter_edits.c}
+    return LetterEdit(**{**fields, "headers": json.loads(fields["headers"])})

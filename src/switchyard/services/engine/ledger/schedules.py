@@ -1,0 +1,286 @@
+"""Schedules, and the firing of their due times: one row for each, so that each fires once however
+many schedulers there are. All times are by the database's clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    TextClause,
+    delete,
+    func,
+    select,
+    text,
+    true,
+    update,
+)
+
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.codec import clean, to_json
+from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
+from switchyard.services.engine.ledger.sql.schedule_tables import schedule_firings, schedules
+from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
+
+KEPT = 500
+"""Firings of each schedule that are kept."""
+
+
+class ScheduleBook(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def schedules(self) -> list[ScheduleRecord]:
+        """All of them, by name."""
+        query = select(schedules).order_by(schedules.c.name)
+        return await self._database.read(
+            lambda connection: [_schedule(row) for row in connection.execute(query)]
+        )
+
+    async def schedule(self, name: str) -> ScheduleRecord | None:
+        def work(connection: Connection) -> ScheduleRecord | None:
+            row = connection.execute(select(schedules).where(schedules.c.name == name)).first()
+            return None if row is None else _schedule(row)
+
+        return await self._database.read(work)
+
+    async def add_schedule(self, entry: ScheduleRecord, *, most: int) -> bool | None:
+        """Record a new one. False where its name is taken, None where there are `most` of them."""
+
+        def work(connection: Connection) -> bool | None:
+            number = connection.scalar(select(func.count()).select_from(schedules)) or 0
+            if number >= most:
+                return None
+            added = connection.execute(
+                insert_into(connection, schedules)
+                .values(**_columns(entry))
+                .on_conflict_do_nothing()
+                .returning(schedules.c.name)
+            )
+            return added.first() is not None
+
+        return await self._database.write(work)
+
+    async def replace_schedules(
+        self, origin: str, changed: Sequence[ScheduleRecord], gone: Sequence[str]
+    ) -> None:
+        """Make these what that origin says, in one transaction. One that is there keeps whether it
+        is paused."""
+
+        def work(connection: Connection) -> None:
+            for entry in changed:
+                columns = _columns(entry)
+                insert = insert_into(connection, schedules).values(**columns)
+                kept = ("name", "paused_at", "created_at")
+                connection.execute(
+                    insert.on_conflict_do_update(
+                        index_elements=["name"],
+                        set_={name: value for name, value in columns.items() if name not in kept},
+                    )
+                )
+            for name in gone:
+                _remove(connection, name, origin)
+
+        await self._database.write(work)
+
+    async def remove_schedule(self, name: str, origin: str) -> bool:
+        """Forget one, with its history. False where there is none of that origin."""
+        return await self._database.write(lambda connection: _remove(connection, name, origin))
+
+    async def pause_schedule(
+        self, name: str, paused_at: float | None, next_at: float, fire_at: float
+    ) -> None:
+        """Pause it (or with None, no longer): what is due meanwhile is neither fired nor missed."""
+        change = (
+            update(schedules)
+            .where(schedules.c.name == name)
+            .values(paused_at=paused_at, next_at=next_at, fire_at=fire_at)
+        )
+
+        def work(connection: Connection) -> None:
+            connection.execute(change)
+
+        await self._database.write(work)
+
+    async def due_schedules(self, limit: int) -> tuple[list[ScheduleRecord], float]:
+        """Those that are due, the longest due first; and the time by which they are."""
+
+        def work(connection: Connection) -> tuple[list[ScheduleRecord], float]:
+            now = db_now(connection)
+            query = (
+                select(schedules)
+                .where(schedules.c.paused_at.is_(None), schedules.c.fire_at <= now)
+                .order_by(schedules.c.fire_at)
+                .limit(limit)
+            )
+            return [_schedule(row) for row in connection.execute(query)], now
+
+        return await self._database.read(work)
+
+    async def decide_due(
+        self, entry: ScheduleRecord, firings: Sequence[Firing], next_at: float, fire_at: float
+    ) -> bool:
+        """Record what becomes of the due times up to `next_at`, which is the next one. False where
+        another scheduler has done so, or the schedule was changed, paused or removed meanwhile."""
+        move = (
+            update(schedules)
+            .where(
+                schedules.c.name == entry.name,
+                schedules.c.next_at == entry.next_at,
+                schedules.c.cron == entry.cron,
+                schedules.c.timezone == entry.timezone,
+                schedules.c.paused_at.is_(None),
+            )
+            .values(next_at=next_at, fire_at=fire_at)
+            .returning(schedules.c.name)
+        )
+
+        def work(connection: Connection) -> bool:
+            if connection.execute(move).first() is None:
+                return False
+            for each in firings:
+                _note(connection, each)
+            _forget_old(connection, entry.name)
+            return True
+
+        return await self._database.write(work)
+
+    async def note_firing(self, firing: Firing) -> bool:
+        """Record one that no due time has asked for. False where that moment has one."""
+
+        def work(connection: Connection) -> bool:
+            _forget_old(connection, firing.schedule)
+            return _note(connection, firing)
+
+        return await self._database.write(work)
+
+    async def open_firings(self, limit: int) -> list[tuple[Firing, ScheduleRecord]]:
+        """Those whose jobs are to be published, the longest due first."""
+        query = (
+            select(schedule_firings, schedules)
+            .join(schedules, schedules.c.name == schedule_firings.c.schedule)
+            .where(text("schedule_firings.outcome = 'due'"))
+            .order_by(schedule_firings.c.due_at)
+            .limit(limit)
+        )
+
+        def work(connection: Connection) -> list[tuple[Firing, ScheduleRecord]]:
+            found = connection.execute(query).all()
+            return [(_firing(row), _schedule(row)) for row in found]
+
+        return await self._database.read(work)
+
+    async def settle_firing(
+        self, firing: Firing, outcome: FiringOutcome, now: float, note: str | None = None
+    ) -> None:
+        """What became of one that was open, or, where that is `due`, why it still is."""
+        change = (
+            update(schedule_firings)
+            .where(
+                schedule_firings.c.schedule == firing.schedule,
+                schedule_firings.c.due_at == firing.due_at,
+                schedule_firings.c.outcome == FiringOutcome.DUE,
+            )
+            .values(outcome=outcome, noted_at=now, note=clean(note))
+        )
+
+        def work(connection: Connection) -> None:
+            connection.execute(change)
+
+        await self._database.write(work)
+
+    async def firings(self, name: str, limit: int) -> list[Firing]:
+        """What became of a schedule's due times, the latest first."""
+        query = (
+            select(schedule_firings)
+            .where(schedule_firings.c.schedule == name)
+            .order_by(schedule_firings.c.due_at.desc())
+            .limit(limit)
+        )
+        return await self._database.read(
+            lambda connection: [_firing(row) for row in connection.execute(query)]
+        )
+
+    async def last_firings(self, *, settled: bool = False) -> dict[str, Firing]:
+        """The latest of each schedule that has any; with `settled`, of those whose end is known."""
+        return await self._one_of_each(
+            func.max(schedule_firings.c.due_at),
+            schedule_firings.c.outcome != FiringOutcome.DUE if settled else true(),
+        )
+
+    async def waiting_firings(self) -> dict[str, Firing]:
+        """The one that has been open for the longest, of each schedule that has any."""
+        return await self._one_of_each(
+            func.min(schedule_firings.c.due_at), text("schedule_firings.outcome = 'due'")
+        )
+
+    async def _one_of_each(
+        self, which: ColumnElement[float], rule: ColumnElement[bool] | TextClause
+    ) -> dict[str, Firing]:
+        chosen = (
+            select(schedule_firings.c.schedule, which.label("due_at"))
+            .where(rule)
+            .group_by(schedule_firings.c.schedule)
+            .subquery()
+        )
+        query = select(schedule_firings).join(
+            chosen,
+            (schedule_firings.c.schedule == chosen.c.schedule)
+            & (schedule_firings.c.due_at == chosen.c.due_at),
+        )
+
+        def work(connection: Connection) -> dict[str, Firing]:
+            return {row.schedule: _firing(row) for row in connection.execute(query)}
+
+        return await self._database.read(work)
+
+
+def _note(connection: Connection, firing: Firing) -> bool:
+    values = asdict(firing) | {"note": clean(firing.note)}
+    insert = insert_into(connection, schedule_firings).values(**values).on_conflict_do_nothing()
+    return connection.execute(insert.returning(schedule_firings.c.schedule)).first() is not None
+
+
+def _forget_old(connection: Connection, name: str) -> None:
+    mine = schedule_firings.c.schedule == name
+    oldest = connection.scalar(
+        select(schedule_firings.c.due_at)
+        .where(mine)
+        .order_by(schedule_firings.c.due_at.desc())
+        .limit(1)
+        .offset(KEPT - 1)
+    )
+    if oldest is not None:
+        old = schedule_firings.c.due_at < oldest
+        closed = schedule_firings.c.outcome != FiringOutcome.DUE
+        connection.execute(delete(schedule_firings).where(mine, old, closed))
+
+
+def _remove(connection: Connection, name: str, origin: str) -> bool:
+    gone = connection.execute(
+        delete(schedules)
+        .where(schedules.c.name == name, schedules.c.origin == origin)
+        .returning(schedules.c.name)
+    ).first()
+    if gone is None:
+        return False
+    connection.execute(delete(schedule_firings).where(schedule_firings.c.schedule == name))
+    return True
+
+
+def _columns(entry: ScheduleRecord) -> Mapping[str, Any]:
+    return asdict(entry) | {"payload": to_json(entry.payload)}
+
+
+def _schedule(row: Row[Any]) -> ScheduleRecord:
+    columns = {column.name: row._mapping[column.name] for column in schedules.c}
+    return ScheduleRecord(**columns | {"payload": json.loads(columns["payload"])})
+
+
+def _firing(row: Row[Any]) -> Firing:
+    columns = {column.name: row._mapping[column.name] for column in schedule_firings.c}
+    return Firing(**columns | {"outcome": FiringOutcome(columns["outcome"])})

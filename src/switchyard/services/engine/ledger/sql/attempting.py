@@ -1,0 +1,154 @@
+"""What becomes of a job's attempts: claimed, ended, called off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+from switchyard.services.engine.ledger.sql import agreeing, rules
+from switchyard.services.engine.ledger.sql.codec import clean, job_columns
+from switchyard.services.engine.ledger.sql.rows import JobRow, Rows, new_row
+from switchyard.services.engine.ledger.sql.works import Work
+from switchyard.services.engine.records.requests import ClaimRequest, FinishRequest
+from switchyard.services.engine.records.results import (
+    AlreadyFinished,
+    Cancelled,
+    CancelResult,
+    Claimed,
+    ClaimResult,
+    EndNoted,
+    Finished,
+    Foreign,
+    NoSuchJob,
+    Running,
+)
+from switchyard.services.engine.records.states import FINISHED, AttemptOutcome, State
+
+UNENDED: Final = """(
+    SELECT count(*) FROM attempts AS run
+    WHERE run.job_id = jobs.id AND run.redrive = jobs.redrives
+        AND run.id > COALESCE((
+            SELECT max(ended.id) FROM attempts AS ended
+            WHERE ended.job_id = jobs.id AND ended.outcome NOT IN ('crashed', 'released')
+        ), 0)
+)"""
+"""A column of a job's row, as it is loaded for a claim. Jobs that simply succeed have no attempts
+in that table, so that it costs them a look into its index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A worker wants to run the job."""
+
+    order: ClassVar[int] = 3
+    request: ClaimRequest
+    work: Work
+    """Of its message."""
+
+    @property
+    def job_id(self) -> str:
+        return self.request.message.job_id
+
+    def apply(self, rows: Rows) -> ClaimResult:
+        request = self.request
+        row = rows.jobs.get(self.job_id)
+        known = rows.known_works(self.job_id)
+        redrives = request.message.metadata.redrives
+        if agreeing.is_foreign(self.work, redrives, request.now, known):
+            return Foreign()
+        message = agreeing.agreed(request.message, row, known.kept if known else None)
+        if message is not request.message:
+            request = replace(request, message=message)
+        answer = rules.decide_claim(row, request)
+        if not isinstance(answer, Claimed):
+            return answer
+        if message is not self.request.message:
+            answer = replace(answer, message=message)
+        if row is not None and row.cancel_asked_at is not None:
+            return self._called_off(rows, row)
+        if row is not None and (row.join_id is not None or row.joins):
+            answer = replace(answer, join_id=row.join_id, joins=row.joins)
+        if row is None:
+            row = rows.jobs[self.job_id] = new_row(job_columns(request))
+        elif row.state is State.RUNNING:
+            if row.claim_id == request.claim_id:
+                return answer
+            rows.end_attempt(row, AttemptOutcome.CRASHED, request.now)
+        if known is not None and agreeing.rewrites(request, self.work, row, known):
+            rows.rewritten[row.id] = job_columns(request)
+        row.state = State.RUNNING
+        row.redrives, row.attempts = request.message.generation
+        row.crashes = answer.crashes
+        row.worker_id, row.claim_id = request.worker_id, request.claim_id
+        row.started_at = row.updated_at = request.now
+        row.changed = True
+        return answer
+
+    def _called_off(self, rows: Rows, row: JobRow) -> Finished:
+        """It was to be cancelled while it ran, and whoever ran it has not seen to that."""
+        if row.state is State.RUNNING:
+            rows.end_attempt(row, AttemptOutcome.CRASHED, self.request.now)
+        row.worker_id, row.claim_id = self.request.worker_id, self.request.claim_id
+        row.end(State.CANCELLED, self.request.now, "cancelled")
+        rows.forget_checkpoint(row)
+        return Finished(State.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """An attempt has ended."""
+
+    order: ClassVar[int] = 4
+    request: FinishRequest
+    result: str | None
+    """JSON."""
+
+    @property
+    def job_id(self) -> str:
+        return self.request.job_id
+
+    def apply(self, rows: Rows) -> EndNoted | None:
+        request = self.request
+        row = rows.jobs.get(request.job_id)
+        if row is None or not rules.owns(row, request):
+            return None
+        if row.state is State.RUNNING:
+            self._end(row, rows)
+        noted = EndNoted(state=row.state)
+        if row.join_id is not None:
+            rows.noted[row.join_id] = noted
+        return noted
+
+    def _end(self, row: JobRow, rows: Rows) -> None:
+        request = self.request
+        error_type, error_message = clean(request.error_type), clean(request.error_message)
+        if request.outcome is not None:
+            rows.end_attempt(row, request.outcome, request.now, error_type, error_message)
+        now = row.end(request.state, request.now, clean(request.reason), error_type, error_message)
+        row.attempts = request.attempts
+        row.result = self.result
+        if now in (State.SUCCEEDED, State.CANCELLED):
+            rows.forget_checkpoint(row)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Somebody calls the job off."""
+
+    order: ClassVar[int] = 5
+    job_id: str
+    at: float
+
+    def apply(self, rows: Rows) -> CancelResult:
+        row = rows.jobs.get(self.job_id)
+        if row is None:
+            return NoSuchJob()
+        if row.state is State.RUNNING:
+            row.cancel_asked_at = row.cancel_asked_at or self.at
+            row.changed = True
+            return Running(row.worker_id or "")
+        if row.state in FINISHED:
+            return AlreadyFinished(row.state)
+        row.end(State.CANCELLED, self.at, "cancelled")
+        rows.forget_checkpoint(row)
+        return Cancelled()

@@ -1,0 +1,85 @@
+"""The ledger's time: the one clock that ages, time limits and due times are measured by.
+
+It is that of the database: for PostgreSQL the server's, for SQLite the one of the host that has
+the file. A process whose own host goes wrong would expire other people's jobs, or publish them too
+early. So each measures, beside its ordinary work, how far its host is from the ledger's time, and
+whatever it records, compares or stamps into a message, it corrects by that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import structlog
+from sqlalchemy import Connection
+
+from switchyard.services.engine.ledger.sql.dialect import db_now
+
+T = TypeVar("T")
+
+MEASURED_EVERY = 10.0
+"""Seconds after which the offset is measured again, with the next use of the ledger."""
+TOLERANCE = 0.25
+"""Seconds that a host may differ and still count as right: a measurement is no more exact, and
+what happens on one host is to keep its order."""
+
+
+class Clock:
+    """The ledger's time, as far as this process knows it: its host's, until the ledger was used."""
+
+    def __init__(self) -> None:
+        self.offset = 0.0
+        """Seconds to add to the host's time; 0 where the two agree within TOLERANCE."""
+        self._measured_at: float | None = None
+        self._host_was_ahead = 0.0
+        self._log = structlog.get_logger("ledger")
+
+    def time(self) -> float:
+        """Seconds since the epoch."""
+        return time.time() + self.offset
+
+    def now(self) -> datetime:
+        """The same as a time with a zone, UTC."""
+        return datetime.fromtimestamp(self.time(), UTC)
+
+    def measured(self, work: Callable[[Connection], T]) -> Callable[[Connection], T]:
+        """The work, with a measurement before it where one is due."""
+
+        def run(connection: Connection) -> T:
+            if self._is_due():
+                self._measure(connection)
+            return work(connection)
+
+        return run
+
+    def _is_due(self) -> bool:
+        if self._measured_at is None or time.monotonic() - self._measured_at > MEASURED_EVERY:
+            return True
+        # Somebody has set the host's clock meanwhile.
+        return abs(time.time() - time.monotonic() - self._host_was_ahead) > TOLERANCE
+
+    def _measure(self, connection: Connection) -> None:
+        sent, before = time.time(), time.monotonic()
+        theirs = db_now(connection)
+        took = time.monotonic() - before
+        self._measured_at = before + took
+        self._host_was_ahead = sent - before
+        self._correct(theirs - (sent + took / 2), took)
+
+    def _correct(self, measured: float, uncertain: float) -> None:
+        """Take a new offset, unless it says the same as the known one."""
+        if abs(measured) <= max(TOLERANCE, uncertain):
+            measured = 0.0
+        if abs(measured - self.offset) <= max(TOLERANCE, uncertain):
+            return
+        self.offset = measured
+        if measured:
+            self._log.warning(
+                "this host's clock differs from the ledger's, which counts",
+                ahead_by=round(-measured, 1),
+            )
+        else:
+            self._log.info("this host's clock agrees with the ledger's again")

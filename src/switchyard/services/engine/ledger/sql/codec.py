@@ -1,0 +1,118 @@
+"""Between a job message and the columns of its row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any
+
+from pydantic_core import to_json as to_utf8
+from pydantic_core import to_jsonable_python
+
+from switchyard.broker.message import STORED, JobMessage
+from switchyard.broker.wording import writable
+from switchyard.services.engine.records.errors import RowRejected
+from switchyard.services.engine.records.requests import ClaimRequest, NewJob
+from switchyard.services.engine.records.results import JobRecord
+
+TEXT_LIMIT = 8_000
+"""Characters of an error message that are kept."""
+
+# ASCII only: `\u0000` and lone surrogates stay escaped, and any database can hold the text.
+_encode = json.JSONEncoder(separators=(",", ":"), default=to_jsonable_python).encode
+
+_UNSAYABLE = (TypeError, ValueError, RecursionError)
+"""What is raised for what JSON can't say."""
+_IN_COLUMNS = {"job_id", "job_type", "priority", "payload"}
+"""What a message says that has a column of its own."""
+
+
+def to_json(value: Any) -> str:
+    """JSON, ASCII. Raises RowRejected for what JSON can't say."""
+    try:
+        written = to_utf8(value)  # five times as fast, and nearly always ASCII
+        if written.isascii():
+            return written.decode()
+    except _UNSAYABLE:
+        pass  # it knows no lone surrogates, and fewer levels
+    try:
+        return _encode(value)
+    except _UNSAYABLE as error:
+        raise RowRejected(f"not to be written as JSON: {error}") from error
+
+
+def clean(text: str | None) -> str | None:
+    """Free text as every database takes it: NUL and lone surrogates escaped, and not endless."""
+    return None if text is None else writable(text, TEXT_LIMIT)
+
+
+def fingerprint(job_type: str, payload_json: str) -> str:
+    """A hash of what is asked for; it does not depend on the order of the payload's fields."""
+    ordered = json.dumps(json.loads(payload_json), sort_keys=True)
+    return sha256(f"{job_type}\n{ordered}".encode()).hexdigest()
+
+
+def message_columns(message: JobMessage) -> dict[str, Any]:
+    """The columns that follow from the message alone.
+
+    Raises RowRejected for a payload that JSON can't say.
+    """
+    metadata = message.metadata
+    return {
+        "id": message.job_id,
+        "job_type": message.job_type,
+        "priority": message.priority,
+        "source": clean(metadata.source),
+        "parent_id": metadata.parent_id,
+        "pipeline": metadata.pipeline,
+        "operation_id": metadata.operation_id,
+        "attempts": metadata.attempts,
+        "max_attempts": metadata.max_attempts,
+        "redrives": metadata.redrives,
+        "created_at": metadata.created_at.timestamp(),
+        "queued_at": metadata.queued_at.timestamp() if metadata.queued_at else None,
+        "expires_at": metadata.expires_at.timestamp() if metadata.expires_at else None,
+        "metadata": _rest(message),
+        "payload": to_json(message.payload),
+    }
+
+
+def _rest(message: JobMessage) -> str:
+    """The fields of a message that have no column, as JSON, ASCII. Raises RowRejected."""
+    try:
+        written = message.model_dump_json(exclude=_IN_COLUMNS)
+        return written if written.isascii() else to_json(json.loads(written))
+    except _UNSAYABLE:
+        return to_json(message.model_dump(exclude=_IN_COLUMNS))
+
+
+def to_message(record: JobRecord) -> JobMessage:
+    """The job's message, as it was recorded, in the generation that the ledger has seen last."""
+    metadata: Mapping[str, Any] = record.envelope["metadata"]
+    return JobMessage.model_validate(
+        {
+            "job_id": record.id,
+            "job_type": record.job_type,
+            "priority": record.priority,
+            "payload": record.payload,
+            **record.envelope,
+            "metadata": {
+                **metadata,
+                "attempts": record.attempts,
+                "redrives": record.redrives,
+            },
+        },
+        context=STORED,
+    )
+
+
+def job_columns(job: NewJob | ClaimRequest) -> dict[str, Any]:
+    """The columns of a new row."""
+    return {
+        **message_columns(job.message),
+        "lane": clean(job.lane),
+        "worker": clean(job.worker),
+        "routing_key": clean(job.routing_key),
+        "updated_at": job.now,
+    }

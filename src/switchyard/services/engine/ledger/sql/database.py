@@ -1,0 +1,373 @@
+"""Connections: one interface, so that the rest of the package is plain SQLAlchemy Core.
+
+Work is a function of a `sqlalchemy.Connection`. For SQLite it runs in a thread, whole: one
+thread writes (SQLite has one writer anyway) and a few read. For PostgreSQL it runs on asyncpg.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import QueuePool
+
+from switchyard.broker.forking import Owner
+from switchyard.services.engine.ledger.sql.clock import Clock
+from switchyard.services.engine.ledger.sql.errors import TransactionRaced, raise_translated
+from switchyard.services.engine.ledger.sql.servers import (
+    DEFAULT_PORT,
+    KEPT_CONNECTIONS,
+    MORE_CONNECTIONS,
+    connection_options,
+    is_demoted,
+    open_writable,
+    servers_of,
+)
+from switchyard.services.engine.records.errors import (
+    LedgerForked,
+    LedgerMisconfigured,
+    LedgerMissing,
+    LedgerUnavailable,
+)
+
+T = TypeVar("T")
+Work = Callable[[Connection], T]
+
+BUSY_TIMEOUT = 30.0
+"""Seconds that a write waits for another process before the ledger counts as unavailable."""
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds that PostgreSQL gets to answer a new connection."""
+
+PROMPT = 0.9
+"""Seconds, in the place of both, for a ledger that is to answer soon; twice that at most, as a
+write may come behind one that has just begun to wait."""
+
+OLDEST_SQLITE = (3, 35)
+"""The first with RETURNING and materialised common table expressions."""
+
+READERS = 4
+WRITER_CACHE, READER_CACHE = 8 * 1024, 1024
+"""KiB of pages that a connection to SQLite keeps; each of them keeps its own. Twice and four times
+as much made a backfill and a worker's jobs no faster, and a process 17 MB larger: behind it, the
+system keeps the file."""
+RACES = 10
+"""How often a transaction is run again that another process has crossed."""
+
+
+class Database(Protocol):
+    """Where the ledger is kept."""
+
+    dialect: str
+    clock: Clock
+    where: str
+    """The file, or server and database, without credentials."""
+
+    async def read(self, work: Work[T]) -> T:
+        """Run `work` in a transaction that changes nothing. Raises LedgerError."""
+        ...
+
+    async def write(self, work: Work[T]) -> T:
+        """Run `work` in a transaction; it may be run again. Raises LedgerError."""
+        ...
+
+    async def sync(self) -> None:
+        """Wait until all that was committed outlives the loss of power. Raises LedgerError."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def connect(url: str, *, prompt: bool = False, create: bool = False) -> Database:
+    """The database of that SQLAlchemy address; a `prompt` one gives up waiting after PROMPT
+    seconds. A file of SQLite is made only with `create`; else whoever uses one that is not there
+    gets LedgerMissing. Raises LedgerError for an address of another kind."""
+    servers = servers_of(url)
+    try:
+        parsed = make_url(servers[0])
+    except (exc.ArgumentError, ValueError):
+        # `from None`: a port that is no number is quoted, perhaps a piece of a password.
+        raise LedgerMisconfigured("the ledger's address can't be read: " + FORMS) from None
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        return SqliteDatabase(parsed, prompt=prompt, create=create)
+    if backend in ("postgresql", "postgres"):
+        return PostgresDatabase([make_url(each) for each in servers], prompt=prompt)
+    raise LedgerMisconfigured(f"the ledger can't use {backend!r}: {FORMS}")
+
+
+FORMS = "use sqlite+aiosqlite:///FILE or postgresql+asyncpg://USER:PASSWORD@HOST/DATABASE"
+
+
+class SqliteDatabase:
+    """A file in WAL mode; made, with its directory, with `create` alone.
+
+    An event loop that is busy gives a thread the interpreter lock only now and then. So a
+    transaction visits its thread once, as a whole, and not once per statement as the async
+    driver of SQLite does.
+    """
+
+    dialect = "sqlite"
+
+    def __init__(self, url: URL, *, prompt: bool = False, create: bool = False) -> None:
+        if not url.database or url.database == ":memory:":
+            raise LedgerMisconfigured(f"the ledger needs a file to outlive the process: {FORMS}")
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            raise LedgerMisconfigured(
+                f"SQLite {sqlite3.sqlite_version} is too old: use 3.35 or later, or PostgreSQL"
+            )
+        self.clock = Clock()
+        self._owner = Owner()
+        file = Path(url.database).absolute()
+        self.where = str(file)
+        busy = PROMPT if prompt else BUSY_TIMEOUT
+        opener = partial(_open_file, file, busy, create)
+        self._write_engine = _sqlite_engine(opener, "BEGIN IMMEDIATE", 1, WRITER_CACHE, busy)
+        self._read_engine = _sqlite_engine(opener, "BEGIN", READERS, READER_CACHE, busy)
+        self._writer = ThreadPoolExecutor(1, "ledger-writer")
+        self._readers = ThreadPoolExecutor(READERS, "ledger-reader")
+
+    async def read(self, work: Work[T]) -> T:
+        return await self._run(self._readers, self._read_engine, work)
+
+    async def write(self, work: Work[T]) -> T:
+        return await self._run(self._writer, self._write_engine, work)
+
+    async def sync(self) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._readers, self._sync)
+        except OSError as error:
+            raise LedgerUnavailable(f"can't sync the ledger at {self.where}: {error}") from error
+
+    def _sync(self) -> None:
+        # A commit is in this file, which SQLite syncs at checkpoints only (synchronous = NORMAL).
+        # Without the file, all was written by a checkpoint. No lock of SQLite is on it, which
+        # closing another descriptor of it would drop.
+        with suppress(FileNotFoundError), Path(f"{self.where}-wal").open("rb") as log:
+            os.fsync(log.fileno())
+
+    async def close(self) -> None:
+        if not self._owner.is_here:
+            return  # its threads are the parent's, and so are the file's locks
+        loop = asyncio.get_running_loop()
+        for executor, engine in (
+            (self._readers, self._read_engine),
+            (self._writer, self._write_engine),
+        ):
+            await loop.run_in_executor(executor, engine.dispose)
+            executor.shutdown(wait=False)
+
+    async def _run(self, executor: ThreadPoolExecutor, engine: Engine, work: Work[T]) -> T:
+        if not self._owner.is_here:
+            raise LedgerForked
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(executor, self._transact, engine, work)
+        except Exception as error:
+            raise_translated(error)
+
+    def _transact(self, engine: Engine, work: Work[T]) -> T:
+        with engine.begin() as connection:
+            return self.clock.measured(work)(connection)
+
+
+class _CutBeforeCommit(Exception):
+    """The connection was lost, and nothing has happened: the work can be done on another."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        super().__init__(str(error))
+
+
+class PostgresDatabase:
+    """A PostgreSQL server. Connections that a restart has cut are replaced unnoticed."""
+
+    dialect = "postgresql"
+
+    def __init__(self, urls: Sequence[URL], *, prompt: bool = False) -> None:
+        """`urls` are the same but for the host: that of the server that takes writes is used."""
+        self.clock = Clock()
+        self._owner = Owner()
+        self._prompt = prompt
+        url = urls[0]
+        names = [
+            f"{each.host or 'localhost'}{f':{each.port}' if each.port else ''}" for each in urls
+        ]
+        self.where = f"postgresql://{','.join(names)}/{url.database or ''}"
+        hosts = [(each.host or "localhost", each.port or DEFAULT_PORT) for each in urls]
+        several = {"async_creator_fn": partial(open_writable, hosts)} if len(hosts) > 1 else {}
+        self._given_up: set[asyncio.Task[Any]] = set()
+        self._engine = create_async_engine(
+            url.set(drivername="postgresql+asyncpg"),
+            pool_size=KEPT_CONNECTIONS,
+            max_overflow=MORE_CONNECTIONS,
+            pool_use_lifo=True,
+            connect_args={
+                "timeout": PROMPT if prompt else CONNECT_TIMEOUT,
+                "command_timeout": BUSY_TIMEOUT,
+                **several,
+                **connection_options(),
+            },
+        )
+        event.listen(self._engine.sync_engine, "handle_error", _leave_the_demoted)
+
+    async def read(self, work: Work[T]) -> T:
+        return await self._run(work, commit=False)
+
+    async def write(self, work: Work[T]) -> T:
+        for _ in range(RACES):
+            try:
+                return await self._run(work, commit=True)
+            except TransactionRaced:
+                continue
+        return await self._run(work, commit=True)
+
+    async def sync(self) -> None:
+        """Return at once: the server has synced what it has committed."""
+
+    async def _run(self, work: Work[T], *, commit: bool) -> T:
+        if not self._owner.is_here:
+            raise LedgerForked
+        if not self._prompt:
+            return await self._patiently(work, commit=commit)
+        task = asyncio.create_task(self._patiently(work, commit=commit))
+        try:
+            await asyncio.wait((task,), timeout=PROMPT)
+            # A long query is no outage: what tells is whether the server answers a short one.
+            if not task.done() and not await self._answers() and not task.done():
+                raise LedgerUnavailable("the ledger's database does not answer")
+            return await task
+        finally:
+            if not task.done():
+                # Whoever waits is not to wait for the end of a broken connection, too.
+                task.cancel()
+                self._given_up.add(task)
+                task.add_done_callback(self._forget)
+
+    async def _answers(self) -> bool:
+        """Whether the server answers at all, or the work has ended meanwhile."""
+
+        def nothing(connection: Connection) -> None:
+            connection.exec_driver_sql("SELECT 1")
+
+        probe = asyncio.create_task(self._patiently(nothing, commit=False))
+        self._given_up.add(probe)
+        probe.add_done_callback(self._forget)
+        await asyncio.wait((probe,), timeout=PROMPT)
+        if not probe.done():
+            probe.cancel()
+            return False
+        return probe.exception() is None
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._given_up.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody waits for it any more
+
+    async def _patiently(self, work: Work[T], *, commit: bool) -> T:
+        try:
+            try:
+                return await self._once(work, commit=commit)
+            except _CutBeforeCommit:
+                # All connections of that age are gone from the pool now, so this is a new one.
+                # To ask each before its use would cost three round trips every time.
+                return await self._once(work, commit=commit)
+        except _CutBeforeCommit as error:
+            raise_translated(error.error)
+        except Exception as error:
+            raise_translated(error)
+
+    async def _once(self, work: Work[T], *, commit: bool) -> T:
+        async with self._engine.connect() as connection:
+            try:
+                result = await connection.run_sync(self.clock.measured(work))
+            except exc.DBAPIError as error:
+                if error.connection_invalidated:
+                    raise _CutBeforeCommit(error) from error
+                raise
+            if commit:
+                await connection.commit()
+            return result
+
+    async def close(self) -> None:
+        if self._owner.is_here:  # else the server would be told that the parent leaves
+            await self._engine.dispose()
+
+
+def _leave_the_demoted(context: ExceptionContext) -> None:
+    """They count as cut, so the next ones lead to whichever takes writes now."""
+    if is_demoted(context.original_exception):
+        context.is_disconnect = True
+
+
+def _open_file(file: Path, busy_timeout: float, create: bool) -> sqlite3.Connection:
+    """Raises LedgerMissing where there is no such file and none is to be made: a mistyped address
+    must not become an empty ledger."""
+    if create:
+        # Payloads and documents are nobody else's; a directory that is there stays as it is.
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    mode = "rwc" if create else "rw"
+    try:
+        return sqlite3.connect(
+            f"file:{quote(str(file))}?mode={mode}",
+            uri=True,
+            timeout=busy_timeout,
+            check_same_thread=False,
+        )
+    except sqlite3.OperationalError as error:
+        if create or file.exists():
+            raise
+        raise LedgerMissing(str(file)) from error
+
+
+def _write_ahead(connection: sqlite3.Connection, busy_timeout: float) -> None:
+    """Keep a write-ahead log, which is a property of the file. Two processes that both find a new
+    file are told at once that it is locked: SQLite's own patience does not count for this."""
+    deadline = time.monotonic() + busy_timeout
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)  # in the ledger's own thread
+        else:
+            return
+
+
+def _sqlite_engine(
+    opener: Callable[[], sqlite3.Connection],
+    begin: str,
+    pool_size: int,
+    cache_kib: int,
+    busy_timeout: float,
+) -> Engine:
+    engine = create_engine(
+        "sqlite://", creator=opener, poolclass=QueuePool, pool_size=pool_size, max_overflow=0
+    )
+
+    def prepare(connection: Any, _record: object) -> None:
+        connection.isolation_level = None  # transactions are begun below, not by the driver
+        _write_ahead(connection, busy_timeout)
+        for pragma in (
+            "synchronous = NORMAL",
+            f"cache_size = -{cache_kib}",
+            "wal_autocheckpoint = 4000",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    event.listen(engine, "connect", prepare)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    return engine

@@ -1,0 +1,138 @@
+"""What a database driver raises, as the ledger's own errors."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from sqlalchemy import exc
+
+from switchyard.services.engine.records.errors import (
+    LedgerCrowded,
+    LedgerError,
+    LedgerFull,
+    LedgerReadOnly,
+    LedgerRefuses,
+    LedgerUnavailable,
+    RowRejected,
+    SchemaOutdated,
+)
+
+_SQLITE_OUTDATED = ("no such table", "no such column", "has no column named")
+
+
+_PG_OUTDATED = ("42P01", "42703")
+
+
+_PG_REJECTED = ("22", "23", "54")
+
+
+_PG_NOT_LET_IN = ("28000", "28P01", "3D000")
+
+
+_PG_FULL = "53100"
+_SQLITE_FULL = "disk is full"
+
+
+_PG_CROWDED = "53300"
+
+
+_PG_READ_ONLY = "25006"
+
+
+_PG_REPEAT = ("40001", "40P01")
+
+
+def translate(error: Exception) -> Exception:
+    """The error of this package that a driver's or SQLAlchemy's error stands for.
+
+    What is not the database's (a bug of ours) is returned as it is.
+    """
+    if isinstance(error, LedgerError):
+        return error
+    state = _sqlstate(error)
+    text = _first_line(error)
+    if state is not None:
+        if state in _PG_REPEAT:
+            return TransactionRaced(text)
+        if state == _PG_FULL:
+            return LedgerFull(f"the disk of the ledger's database is full: {text}")
+        if state == _PG_CROWDED:
+            return LedgerCrowded(f"the ledger's database has no connection left: {text}")
+        if state == _PG_READ_ONLY:
+            return LedgerReadOnly(f"the ledger's database takes no writes: {text}")
+        if state in _PG_OUTDATED:
+            return _outdated(text)
+        if state[:2] in _PG_REJECTED:
+            return RowRejected(text)
+        if state in _PG_NOT_LET_IN:
+            return LedgerRefuses(f"the ledger's database refuses: {text}: see JOBS_DATABASE_URL")
+        return LedgerUnavailable(f"the ledger's database refuses: {text}")
+    if isinstance(error, exc.OperationalError) and any(s in text for s in _SQLITE_OUTDATED):
+        return _outdated(text)
+    if isinstance(error, exc.OperationalError) and _SQLITE_FULL in text:
+        return LedgerFull(f"the disk of the ledger's database is full: {text}")
+    if isinstance(error, exc.IntegrityError | exc.DataError):
+        return RowRejected(text)
+    if isinstance(error, exc.DBAPIError):
+        # asyncpg checks arguments before it sends them; its complaint is a ValueError too.
+        if _caused_by(error, ValueError | OverflowError | TypeError):
+            return RowRejected(text)
+        return LedgerUnavailable(f"the ledger's database can't be used: {text}")
+    if isinstance(error, TimeoutError) and not str(error):
+        return LedgerUnavailable("the ledger's database does not answer")
+    if isinstance(error, exc.TimeoutError):  # SQLAlchemy's, of its pool
+        return LedgerUnavailable(
+            "the ledger's database does not answer: all connections of this process wait for it"
+        )
+    if isinstance(error, OSError):
+        return LedgerUnavailable(f"the ledger's database can't be reached: {text}")
+    if isinstance(error, exc.StatementError | OverflowError | UnicodeEncodeError):
+        return RowRejected(text)
+    return error
+
+
+def raise_translated(error: Exception) -> NoReturn:
+    """Raise what `translate` makes of the error, which stays its cause."""
+    translated = translate(error)
+    if translated is error:
+        raise error
+    raise translated from error
+
+
+def _outdated(text: str) -> SchemaOutdated:
+    return SchemaOutdated(
+        f"the ledger's tables are missing or old ({text}): run `jobctl db upgrade`"
+    )
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error, what SQLAlchemy wrapped, and what its dialect had wrapped before."""
+    found: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in found:
+        found.append(following)
+        following = getattr(following, "orig", None) or following.__cause__
+    return found
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    for each in _chain(error):
+        state = getattr(each, "sqlstate", None)
+        if isinstance(state, str):
+            return state
+    return None
+
+
+def _caused_by(error: BaseException, kinds: object) -> bool:
+    return any(isinstance(each, kinds) for each in _chain(error)[1:])  # type: ignore[arg-type]
+
+
+def _first_line(error: BaseException) -> str:
+    """What went wrong, without the statement and its parameters (they may be private)."""
+    original = getattr(error, "orig", None) or error
+    lines = str(original).splitlines()
+    return lines[0] if lines else type(original).__name__
+
+
+class TransactionRaced(LedgerUnavailable):
+    """Other processes wrote the same rows at the same time, time and again."""

@@ -1,0 +1,181 @@
+"""What a transaction writes of named limits: on PostgreSQL in one statement, as each would be a
+journey with the limits locked; on SQLite, which is no journey away, in as many as there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Connection,
+    Delete,
+    Double,
+    Insert,
+    Row,
+    Table,
+    Update,
+    bindparam,
+    case,
+    column,
+    delete,
+    func,
+    literal,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.selectable import TableValuedAlias
+
+from switchyard.services.engine.ledger.sql.dialect import among_listed, is_sqlite, list_value
+from switchyard.services.engine.ledger.sql.limit_tables import limit_holds, limit_waits, limits
+from switchyard.services.engine.records.limits import Called
+
+CALLED_FOR = 5.0
+"""Seconds for which room is kept for a job that was called."""
+LONGEST_CALL = 300.0
+"""Seconds until a job is called again that does not come, as its queue is long, or nobody works it:
+twice as long each time, up to this. Meanwhile it stands in nobody's way."""
+
+_Values = dict[str, Any]
+_DOUBLED_AT_MOST = 6
+"""2 to this power times CALLED_FOR is more than LONGEST_CALL."""
+
+
+@dataclass
+class RoomWrites:
+    """All that one transaction changes. No row stands in two of these."""
+
+    limits: list[_Values] = field(default_factory=list)
+    """Whole rows."""
+    ended: list[str] = field(default_factory=list)
+    """Holds that are given back."""
+    holds: list[_Values] = field(default_factory=list)
+    """Whole rows, new."""
+    waits: list[_Values] = field(default_factory=list)
+    """Whole rows of jobs that wait from now on, or still."""
+    waits_no_more: list[str] = field(default_factory=list)
+    """Jobs."""
+    called: list[str] = field(default_factory=list)
+    """Jobs for which room is kept, in order."""
+
+    def execute(self, connection: Connection, now: float) -> list[Called]:
+        """Those that are called, and wait still."""
+        lists = {"ended": self.ended, "waits_no_more": self.waits_no_more, "called": self.called}
+        tables = {"limits": self.limits, "holds": self.holds, "waits": self.waits}
+        dialect = connection.dialect.name
+        values: dict[str, Any] = {"now": now}
+        values |= {name: list_value(dialect, each) for name, each in lists.items() if each}
+        parts = {name for name, each in (*lists.items(), *tables.items()) if each}
+        rows: Sequence[Row[Any]] = ()
+        if is_sqlite(connection):
+            tables["limits"] = [
+                {f"limits_{name}": value for name, value in row.items()} for row in self.limits
+            ]
+            for part in sorted(parts, key=_PARTS.index):
+                result = connection.execute(_single(part), tables.get(part) or values)
+                rows = result.all() if part == "called" else ()
+        elif parts:
+            for name, each in tables.items():
+                values |= _columns(name, each)
+            result = connection.execute(_all_at_once(frozenset(parts)), values)
+            rows = result.all() if self.called else ()
+        called = {row.job_id: Called(row.job_id, row.queue, row.body) for row in rows}
+        return [called[each] for each in self.called if each in called]
+
+
+# --- the statements: made once, as that takes longer than to run them ----------------------------
+
+_PARTS = ("ended", "waits_no_more", "limits", "holds", "waits", "called")
+"""In the order in which they are written: the last one answers."""
+_TABLES = {"limits": limits, "holds": limit_holds, "waits": limit_waits}
+
+
+@cache
+def _single(part: str) -> Insert | Update | Delete:
+    """One part of what is written: SQLite."""
+    match part:
+        case "limits":
+            # A name may not be that of a column.
+            new: dict[str, Any] = {each.name: bindparam(f"limits_{each.name}") for each in limits.c}
+            mine = (limits.c.name == new["name"], limits.c.key == new["key"])
+            changed: dict[str, Any] = {name: new[name] for name in _changing(limits)}
+            return update(limits).where(*mine).values(changed)
+        case "holds":
+            return sqlite.insert(limit_holds)
+        case "waits":
+            return _kept(sqlite.insert(limit_waits))
+    return _of_a_list("sqlite", part)
+
+
+@cache
+def _all_at_once(parts: frozenset[str]) -> Insert | Update | Delete:
+    """All parts in one statement, with the answer of those that are called: PostgreSQL."""
+    done: list[Insert | Update | Delete] = []
+    for part in sorted(parts, key=_PARTS.index):
+        if part not in _TABLES:
+            done.append(_of_a_list("postgresql", part))
+            continue
+        table = _TABLES[part]
+        new = _rows(part)
+        if part == "limits":
+            changed = {name: new.c[name] for name in _changing(limits)}
+            mine = (limits.c.name == new.c.name, limits.c.key == new.c.key)
+            done.append(update(limits).where(*mine).values(changed))
+        else:
+            names = [each.name for each in table.c]
+            insert = postgresql.insert(table).from_select(names, new.select())
+            done.append(_kept(insert) if part == "waits" else insert)
+    *first, last = done
+    return last.add_cte(*(each.cte(f"part_{n}") for n, each in enumerate(first)))
+
+
+def _of_a_list(dialect: str, part: str) -> Update | Delete:
+    match part:
+        case "ended":
+            return delete(limit_holds).where(among_listed(dialect, limit_holds.c.hold, part))
+        case "waits_no_more":
+            return delete(limit_waits).where(among_listed(dialect, limit_waits.c.job_id, part))
+    return _call(among_listed(dialect, limit_waits.c.job_id, part))
+
+
+def _changing(table: Table) -> list[str]:
+    return [each.name for each in table.c if not each.primary_key]
+
+
+def _kept(new: sqlite.Insert | postgresql.Insert) -> Insert:
+    """An INSERT of those that wait: who stands there already stands there as now."""
+    changed = {name: new.excluded[name] for name in _changing(limit_waits)}
+    return new.on_conflict_do_update(index_elements=["job_id"], set_=changed)
+
+
+def _rows(part: str) -> TableValuedAlias:
+    """Rows of a table as one array for each of its columns, `_columns`."""
+    table = _TABLES[part]
+    arrays = [bindparam(f"{part}_{each.name}", type_=ARRAY(each.type)) for each in table.c]
+    columns = [column(each.name, each.type) for each in table.c]
+    return func.unnest(*arrays).table_valued(*columns).render_derived(f"new_{table.name}")
+
+
+def _columns(part: str, rows: Sequence[_Values]) -> dict[str, list[Any]]:
+    return {f"{part}_{each.name}": [row[each.name] for row in rows] for each in _TABLES[part].c}
+
+
+def _call(mine: ColumnElement[bool]) -> Update:
+    """Note that jobs are called: their room is kept for them."""
+    now = bindparam("now", type_=Double)
+    calls = limit_waits.c.calls
+    times = case((calls < _DOUBLED_AT_MOST, calls), else_=_DOUBLED_AT_MOST)
+    pause = CALLED_FOR * literal(1).bitwise_lshift(times)
+    return (
+        update(limit_waits)
+        .where(mine)
+        .values(
+            called_until=now + CALLED_FOR,
+            call_after=now + case((pause < LONGEST_CALL, pause), else_=LONGEST_CALL),
+            calls=calls + 1,
+        )
+        .returning(limit_waits.c.job_id, limit_waits.c.queue, limit_waits.c.body)
+    )

@@ -1,0 +1,239 @@
+"""Taking room in named limits and giving it back: many jobs in one transaction.
+
+Room that comes free goes to those that have waited longest: they are *called*, which keeps their
+room for some seconds, and whoever calls them sends them to their queue. The row of a limit is
+locked by whoever changes anything of it; several of them always in the same order. What is read
+and written, in how few statements: `limit_reading` and `limit_writing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from switchyard.services.engine.ledger.sql.dialect import db_now
+from switchyard.services.engine.ledger.sql.limit_reading import read_locked
+from switchyard.services.engine.ledger.sql.limit_tables import limit_waits, limits
+from switchyard.services.engine.ledger.sql.limit_writing import RoomWrites
+from switchyard.services.engine.ledger.sql.locked_limits import LockedLimit, WaitingLine
+from switchyard.services.engine.records.limits import (
+    Called,
+    LimitSize,
+    Need,
+    NoRoom,
+    NotToRun,
+    RoomAnswer,
+    RoomFreed,
+    RoomGiven,
+    RoomRequest,
+    RoomReturn,
+    put_off,
+)
+from switchyard.services.engine.records.states import FINISHED, State
+
+RoomChange = RoomRequest | RoomReturn
+
+INSTANT = 1e-6
+"""Seconds by which two that came together are told apart; a transaction takes longer than all of
+its own together."""
+
+
+class RoomBatch:
+    """What many callers ask of limits, in one transaction: each limit is loaded and locked once,
+    and what becomes of each job is decided in memory."""
+
+    def __init__(self, connection: Connection, changes: Sequence[RoomChange]) -> None:
+        self._connection = connection
+        self._changes = changes
+        self._takes = [each for each in changes if isinstance(each, RoomRequest)]
+        self._here = {each.job_id for each in self._takes}
+        self._writes = RoomWrites()
+        self._new_waits: dict[str, dict[str, Any]] = {}
+        self._no_waits: set[str] = set()
+        needs = {(need.name, need.key): need for each in changes for need in each.needs}
+        self._found = read_locked(
+            connection,
+            needs,
+            come=self._here,
+            claimed={each.job_id for each in self._takes if each.claimed},
+            holds={each.hold for each in changes if isinstance(each, RoomReturn)},
+        )
+        self._limits = {place: LockedLimit.of(needs[place], self._found) for place in sorted(needs)}
+        self._waiting = WaitingLine(connection, self._limits, self._here)
+
+    def run(self) -> list[RoomAnswer]:
+        """The answers, in order. Those that have room now stand in the first."""
+        returns = {
+            each.hold: each.used_tokens for each in self._changes if isinstance(each, RoomReturn)
+        }
+        self._end([row for row in self._found.holds if row.id in returns], returns)
+        for wait in self._found.waits.values():
+            limit = self._limits.get((wait.name, wait.key))
+            if limit is not None and wait.until > limit.now:
+                # What was kept for a job is not in its own way.
+                limit.kept -= 1
+                limit.kept_tokens -= wait.first
+        answers = {each.hold: self._take(each) for each in sorted(self._takes, key=self._turn)}
+        for limit in self._limits.values():
+            self._waiting.call(limit)
+        called = self._write()
+        found = [
+            self._freed(each) if isinstance(each, RoomReturn) else answers[each.hold]
+            for each in self._changes
+        ]
+        return [replace(found[0], called=tuple(called)), *found[1:]]
+
+    # --- what ends --------------------------------------------------------------------------
+
+    def _end(self, holds: Sequence[Row[Any]], used: Mapping[str, int | None]) -> None:
+        for row in holds:
+            self._writes.ended.append(row.id)
+            limit = self._limits.get((row.name, row.key))
+            if limit is not None:
+                limit.end(row, used.get(row.id))
+
+    def _drop_holds(self, job_id: str) -> bool:
+        """Whether another process had room for the job: it has died, and its room goes over."""
+        ended = set(self._writes.ended)
+        held = [row for row in self._found.holds if row.job == job_id and row.id not in ended]
+        self._end(held, {})
+        return bool(held)
+
+    def _freed(self, change: RoomReturn) -> RoomFreed:
+        limits = [self._limits[need.name, need.key] for need in change.needs]
+        return RoomFreed(any(each.somebody_waits or each.called for each in limits))
+
+    # --- what begins ------------------------------------------------------------------------
+
+    def _turn(self, request: RoomRequest) -> tuple[bool, bool, float]:
+        """First those that are claimed, then those that were called, then who has waited longest,
+        and then the others."""
+        wait = self._found.waits.get(request.job_id)
+        if wait is None:
+            return (not request.claimed, True, float("inf"))
+        return (not request.claimed, wait.until == 0, wait.at)
+
+    def _take(self, request: RoomRequest) -> RoomAnswer:
+        if not request.claimed and not self._is_to_run(request):
+            self._no_waits.add(request.job_id)
+            return NotToRun()
+        limits = [self._limits[need.name, need.key] for need in request.needs]
+        taken_over = request.claimed and self._drop_holds(request.job_id)
+        if not taken_over:
+            wait = self._found.waits.get(request.job_id)
+            for limit in limits:
+                if wait is None or wait.until == 0:
+                    self._waiting.call(limit, None if wait is None else wait.at)
+            for limit, need in zip(limits, request.needs, strict=True):
+                if (why := limit.lacks(need.tokens)) is not None:
+                    return self._put_off(request, limit, need, why)
+        for limit, need in zip(limits, request.needs, strict=True):
+            limit.in_use += 1
+            if not taken_over:
+                limit.window = limit.window.plus(limit.now, 1, need.tokens)
+            self._writes.holds.append(
+                {
+                    "hold": request.hold,
+                    "name": need.name,
+                    "key": need.key,
+                    "job_id": request.job_id,
+                    "holder": request.holder,
+                    "second": int(limit.now),
+                    "tokens": need.tokens,
+                    "expires_at": limit.now + request.life,
+                }
+            )
+        self._no_waits.add(request.job_id)
+        return RoomGiven()
+
+    def _is_to_run(self, request: RoomRequest) -> bool:
+        """Whether a claim may succeed; the claim itself decides. Nobody takes room for a copy of a
+        job that runs, or has ended, or is here twice."""
+        if request.job_id in self._no_waits or request.job_id in self._new_waits:
+            return False
+        row = self._found.jobs.get(request.job_id)
+        if row is None:
+            return True
+        state, redrives, attempts = row.name, row.first, row.second
+        if (request.redrives, request.attempts) < (redrives, attempts):
+            return False
+        if state == State.DEAD:
+            return bool(request.redrives > redrives)
+        return state != State.RUNNING and state not in FINISHED
+
+    def _put_off(self, request: RoomRequest, limit: LockedLimit, need: Need, why: str) -> NoRoom:
+        wait = self._found.waits.get(request.job_id)
+        times = 0 if wait is None else wait.second
+        # Those that came in one transaction keep their order, too.
+        since = limit.now + len(self._new_waits) * INSTANT if wait is None else wait.at
+        level = put_off(request, times)
+        self._new_waits[request.job_id] = {
+            "job_id": request.job_id,
+            "name": need.name,
+            "key": need.key,
+            "queue": request.queue,
+            "tokens": need.tokens,
+            "since": since,
+            "times": times + 1,
+            "back_at": limit.now + level,
+            "expires_at": request.expires_at,
+            "calls": 0,
+            "called_until": 0.0,
+            "call_after": 0.0,
+            "body": request.body,
+        }
+        return NoRoom(need.name, need.key, why, level)
+
+    # --- what is kept -----------------------------------------------------------------------
+
+    def _write(self) -> list[Called]:
+        writes = self._writes
+        writes.limits = [each.row() for each in self._limits.values() if each.has_changed()]
+        writes.waits = list(self._new_waits.values())
+        # A second copy of one that was put off does not take its place from it.
+        gone = self._no_waits.intersection(self._found.waits).difference(self._new_waits)
+        writes.waits_no_more = sorted(gone)
+        for limit in self._limits.values():
+            writes.called += limit.called
+        return writes.execute(self._connection, self._found.now)
+
+
+def call_waiting(connection: Connection, at_most: int) -> list[Called]:
+    """Those that wait and have room, as a rate or a lease has run out; and those that have grown
+    too old, which their workers say. The limits that were looked at longest ago come first."""
+    now = db_now(connection)
+    old = select(limit_waits.c.job_id).where(
+        limit_waits.c.expires_at <= now,
+        limit_waits.c.call_after <= now,
+        limit_waits.c.body.is_not(None),
+    )
+    too_old = list(connection.execute(old.limit(at_most)).scalars())
+    called = RoomWrites(called=too_old).execute(connection, now)
+    waited_for = (
+        select(limit_waits.c.job_id)
+        .where(limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
+        .exists()
+    )
+    query = select(limits).where(waited_for).order_by(limits.c.updated_at).limit(at_most)
+    needs = {
+        (row.name, row.key): Need(
+            row.name,
+            row.key,
+            LimitSize(row.concurrency, row.per_minute, row.tokens_per_minute),
+        )
+        for row in connection.execute(query).all()
+    }
+    if needs:
+        found = read_locked(connection, needs)
+        locked = {place: LockedLimit.of(needs[place], found) for place in sorted(needs)}
+        waiting = WaitingLine(connection, locked, ())
+        writes = RoomWrites()
+        for limit in locked.values():
+            waiting.call(limit)
+            writes.limits.append(limit.row())
+            writes.called += limit.called
+        called += writes.execute(connection, found.now)
+    return called

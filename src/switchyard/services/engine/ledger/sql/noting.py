@@ -1,0 +1,114 @@
+"""What running jobs say of themselves, as part of the transactions that change jobs.
+
+A note counts for as long as its claim holds, by the same locked row as the claims themselves: a
+runner whose job was taken over can't overwrite what the new one says. A check-point goes when its
+job has succeeded or is called off, in the transaction that says so; a dead job keeps it, for the
+attempt after a redrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from sqlalchemy import Connection, text
+
+from switchyard.services.engine.ledger.sql import dialect as sql
+from switchyard.services.engine.ledger.sql.codec import clean, fingerprint, to_json
+from switchyard.services.engine.ledger.sql.rows import Rows
+from switchyard.services.engine.records.progress import NoteRequest
+from switchyard.services.engine.records.states import State
+
+HAS_CHECKPOINT: Final = "EXISTS (SELECT 1 FROM job_checkpoints WHERE job_id = jobs.id)"
+"""A column of a job's row, as it is loaded."""
+
+_PROGRESS: Final[sql.Columns] = {
+    "job_id": "text",
+    "claim_id": "text",
+    "fraction": "double precision",
+    "note": "text",
+    "reported_at": "double precision",
+}
+_CHECKPOINT: Final[sql.Columns] = {
+    "job_id": "text",
+    "work": "text",
+    "kept_at": "double precision",
+    "data": "text",
+}
+
+
+_Lines = Mapping[str, Sequence[Any]]
+"""Rows by the job's id."""
+
+
+class Noted:
+    """A running job says something of itself. Encodes its work at once, so that its caller gets
+    what is wrong with it."""
+
+    __slots__ = ("_request", "_work")
+    order: ClassVar[int] = 4
+
+    def __init__(self, request: NoteRequest) -> None:
+        self._request = request
+        message = request.message
+        self._work = (
+            None
+            if request.checkpoint is None
+            else fingerprint(message.job_type, to_json(message.payload))
+        )
+
+    @property
+    def job_id(self) -> str:
+        return self._request.message.job_id
+
+    def apply(self, rows: Rows) -> bool:
+        """False when the job is not, or no longer, this claim's."""
+        request = self._request
+        row = rows.jobs.get(self.job_id)
+        if row is None or row.state is not State.RUNNING or row.claim_id != request.claim_id:
+            return False
+        if request.progress is not None:
+            said = request.progress
+            note = clean(said.note) or ""
+            rows.progress[row.id] = [row.id, row.claim_id, said.fraction, note, request.now]
+        if request.checkpoint is not None:
+            rows.checkpoints[row.id] = [row.id, self._work, request.now, request.checkpoint]
+            row.has_checkpoint = True
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class NoteStatements:
+    """Writes what operations have left in `Rows`, for one kind of database."""
+
+    dialect: str
+
+    def write(self, connection: Connection, rows: Rows) -> None:
+        if rows.progress:
+            self._upsert(connection, "job_progress", _PROGRESS, rows.progress)
+        if rows.checkpoints:
+            self._upsert(connection, "job_checkpoints", _CHECKPOINT, rows.checkpoints)
+        if rows.forgotten:
+            condition = sql.keys_condition(self.dialect, "job_id")
+            connection.execute(
+                text(f"DELETE FROM job_checkpoints WHERE {condition}"),
+                sql.keys_parameter(self.dialect, sorted(rows.forgotten)),
+            )
+
+    def _upsert(
+        self,
+        connection: Connection,
+        table: str,
+        columns: sql.Columns,
+        lines: _Lines,
+    ) -> None:
+        names = ", ".join(columns)
+        new = ", ".join(f"{name} = excluded.{name}" for name in columns if name != "job_id")
+        statement = text(
+            f"INSERT INTO {table} ({names}) "
+            f"SELECT {names} FROM {sql.rows_source(self.dialect, columns)} WHERE true "
+            f"ON CONFLICT (job_id) DO UPDATE SET {new}"
+        )
+        ordered = [lines[job_id] for job_id in sorted(lines)]
+        connection.execute(statement, sql.rows_parameters(self.dialect, columns, ordered))

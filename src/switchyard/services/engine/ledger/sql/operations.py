@@ -1,0 +1,172 @@
+"""What the ledger does to jobs: each operation decides by the rules and changes rows in memory.
+
+`services.engine.ledger.sql.transaction` loads the rows of many operations, applies them in order
+and writes what has changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeVar
+from uuid import uuid4
+
+from switchyard.services.engine.ledger.sql import rules
+from switchyard.services.engine.ledger.sql.codec import clean, fingerprint, job_columns
+from switchyard.services.engine.ledger.sql.rows import JobRow, KeyHolder, Rows, new_row
+from switchyard.services.engine.records.errors import IdempotencyConflict
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.records.results import Created, Existing, Recorded
+from switchyard.services.engine.records.states import State
+
+Answer_co = TypeVar("Answer_co", covariant=True)
+
+
+class JobChange(Protocol[Answer_co]):
+    """One change of one job."""
+
+    order: ClassVar[int]
+    """Its place within a transaction: a job is made before it is claimed."""
+
+    @property
+    def job_id(self) -> str: ...
+
+    def apply(self, rows: Rows) -> Answer_co:
+        """Change `rows`; the answer goes to the caller. Raises only LedgerError."""
+        ...
+
+
+class Record:
+    """Make a job's row. Encodes the message at once, so its caller gets what is wrong with it."""
+
+    __slots__ = ("_columns", "_joins", "_notice", "_receipt")
+    order: ClassVar[int] = 1
+
+    def __init__(self, job: NewJob) -> None:
+        columns = job_columns(job)
+        columns["state"] = State.PENDING if job.run_at is None else State.SCHEDULED
+        columns["run_at"] = job.run_at
+        columns["join_id"] = job.join_id
+        # Of this operation and no other: applied again, it knows the row that it has made.
+        self._receipt = columns["claim_id"] = uuid4().hex
+        self._joins = job.joins
+        self._notice = None if job.notice is None else Record(job.notice)
+        if job.joins is not None:
+            columns |= {"state": State.JOINING, "joins": 1, "claim_id": None}
+        key = clean(job.idempotency_key)
+        if key is not None:
+            columns["idempotency_key"] = key
+            columns["fingerprint"] = fingerprint(job.message.job_type, columns["payload"])
+        self._columns = columns
+
+    @property
+    def job_id(self) -> str:
+        job_id: str = self._columns["id"]
+        return job_id
+
+    @property
+    def idempotency_key(self) -> str | None:
+        return self._columns.get("idempotency_key")
+
+    def apply(self, rows: Rows) -> Recorded:
+        key = self.idempotency_key
+        # The key first: an id that is made from the key is known whatever the payload is.
+        holder = None if key is None else rows.keys.get(key)
+        if key is not None and holder is not None:
+            if holder.fingerprint != self._columns["fingerprint"]:
+                raise IdempotencyConflict(key, holder.job_id)
+            return self._known(rows.jobs[holder.job_id])
+        known = rows.jobs.get(self.job_id)
+        if known is not None:
+            return self._known(known)
+        if key is not None:
+            rows.keys[key] = KeyHolder(self.job_id, self._columns["fingerprint"])
+        rows.jobs[self.job_id] = new_row(self._columns)
+        if self._joins is not None:
+            rows.opened[self.job_id] = self._joins
+        if self._notice is not None:
+            self._notice.apply(rows)
+        return Created(self.job_id, self._receipt, self._notice_id)
+
+    def _known(self, row: JobRow) -> Recorded:
+        if rules.is_held_by(row, self._receipt):
+            # Its first answer was lost on the way.
+            return Created(row.id, self._receipt, self._notice_id)
+        _share(row)
+        return Existing(row.id, row.state)
+
+    @property
+    def _notice_id(self) -> str | None:
+        return None if self._notice is None else self._notice.job_id
+
+
+@dataclass(frozen=True, slots=True)
+class Rely:
+    """Somebody relies on a job that another has recorded: it is not taken back any more."""
+
+    order: ClassVar[int] = 2
+    job_id: str
+
+    def apply(self, rows: Rows) -> State | None:
+        """The job's state, None where there is none (any more)."""
+        row = rows.jobs.get(self.job_id)
+        if row is None:
+            return None
+        _share(row)
+        return row.state
+
+
+@dataclass(frozen=True, slots=True)
+class MarkQueued:
+    """The broker has confirmed the job."""
+
+    order: ClassVar[int] = 2
+    job_id: str
+    at: float
+
+    def apply(self, rows: Rows) -> bool:
+        row = rows.jobs.get(self.job_id)
+        if row is None or not rules.may_queue(row):
+            return False
+        row.state = State.QUEUED
+        row.queued_at = row.updated_at = self.at
+        row.changed = True
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBack:
+    """The broker refused the job: forget it, unless anybody else relies on it. Comes last, for
+    that may be in the same transaction."""
+
+    order: ClassVar[int] = 6
+    made: Created
+
+    @property
+    def job_id(self) -> str:
+        return self.made.job_id
+
+    def apply(self, rows: Rows) -> State | None:
+        """The state in which the job is kept; None when nothing of it is left."""
+        row = rows.jobs.get(self.job_id)
+        if row is None:
+            return None
+        if not rules.is_held_by(row, self.made.receipt):
+            return row.state
+        _delete(rows, row)
+        notice = rows.jobs.get(self.made.notice_id or "")
+        if notice is not None:
+            _delete(rows, notice)
+        return None
+
+
+def _delete(rows: Rows, row: JobRow) -> None:
+    del rows.jobs[row.id]
+    rows.opened.pop(row.id, None)
+    if row.new is None:
+        rows.deleted.append(row)
+
+
+def _share(row: JobRow) -> None:
+    if rules.is_held(row):
+        row.claim_id = None
+        row.changed = True

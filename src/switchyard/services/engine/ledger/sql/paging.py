@@ -1,0 +1,67 @@
+"""Listings by a time, newest first, that stay exact while rows are added at the top."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, tuple_
+
+from switchyard.services.engine.records.errors import InvalidCursor
+from switchyard.services.engine.records.results import Page
+
+Item = TypeVar("Item")
+
+MAX_PAGE = 1_000
+"""Rows of one page at most."""
+
+
+def fetch_page(
+    connection: Connection,
+    select: Select[Any],
+    at: ColumnElement[float],
+    key: ColumnElement[str],
+    make: Callable[[Row[Any]], Item],
+    limit: int,
+    cursor: str | None,
+) -> Page[Item]:
+    """One page of `select`, ordered by `at` and `key`, both descending.
+
+    Raises ValueError for a limit that is not 1 to 1,000, InvalidCursor.
+    """
+    if not 1 <= limit <= MAX_PAGE:
+        raise ValueError(f"limit must be 1 to {MAX_PAGE}")
+    if cursor is not None:
+        select = select.where(tuple_(at, key) < tuple_(*_decode(cursor)))
+    found = connection.execute(
+        select.add_columns(at.label("_at"), key.label("_key"))
+        .order_by(at.desc(), key.desc())
+        .limit(limit + 1)
+    ).all()
+    rows: Sequence[Row[Any]] = found[:limit]
+    more = len(found) > limit
+    last = rows[-1]._mapping if more else None
+    return Page(
+        items=tuple(make(row) for row in rows),
+        next_cursor=_encode(last["_at"], last["_key"]) if last is not None else None,
+    )
+
+
+def _encode(at: float, key: str) -> str:
+    return base64.urlsafe_b64encode(json.dumps([at, key]).encode()).decode()
+
+
+def _decode(cursor: str) -> tuple[float, str]:
+    try:
+        at, key = json.loads(base64.urlsafe_b64decode(cursor))
+        at, key = float(at), str(key)
+    except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise InvalidCursor(f"{cursor!r} is not a cursor of this listing") from error
+    # Anybody may have made it, of what no database takes: NaN, half characters, NUL.
+    if not (isfinite(at) and key.isascii() and key.isprintable()):
+        raise InvalidCursor(f"{cursor!r} is not a cursor of this listing")
+    return at, key

@@ -1,0 +1,183 @@
+"""Rows of jobs in memory, as one transaction loads, changes and writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from switchyard.services.engine.ledger.sql.works import KEPT, EditedWork, Kept, KnownWorks, Work
+from switchyard.services.engine.records.joins import Joining
+from switchyard.services.engine.records.results import EndNoted
+from switchyard.services.engine.records.states import FINISHED, AttemptOutcome, State
+
+
+@dataclass(slots=True)
+class JobRow:
+    """What the rules need of a job's row, and what a transaction changes in it."""
+
+    id: str
+    state: State
+    redrives: int
+    attempts: int
+    crashes: int
+    worker_id: str | None = None
+    claim_id: str | None = None
+    """Whose the job is for now: the claim of the worker that runs it; while it is pending, the
+    receipt of the request that recorded it, and None once anybody else relies on it."""
+    started_at: float | None = None
+    queued_at: float | None = None
+    finished_at: float | None = None
+    updated_at: float | None = None
+    ended: bool = False
+    """The next three are to be written (they may be None, too)."""
+    reason: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    result: str | None = None
+    has_checkpoint: bool = False
+    """An earlier attempt, or this one, has kept where it was."""
+    unended: int = 0
+    """Its last runs that had no end; loaded only for a claim."""
+    join_id: str | None = None
+    """The job that waits for this one."""
+    joins: bool = False
+    """It waits for others, or has."""
+    cancel_asked_at: float | None = None
+    """Somebody wants the job cancelled, which ran then: it is not to run again."""
+    before: State | None = None
+    """What it was when it was loaded; None when it was not there."""
+    new: Mapping[str, Any] | None = None
+    """The other columns, when the row does not exist yet."""
+    changed: bool = False
+
+    @property
+    def generation(self) -> tuple[int, int]:
+        return (self.redrives, self.attempts)
+
+    def end(
+        self,
+        state: State,
+        at: float,
+        reason: str | None,
+        error_type: str | None = None,
+        error_message: str | None = None,
+    ) -> State:
+        """Leave `running` or a waiting state, for that reason. A job that is called off ends with
+        this, whatever else was to become of it, unless it has succeeded. The state it is in now."""
+        if self.cancel_asked_at is not None and state is not State.SUCCEEDED:
+            state, reason = State.CANCELLED, "cancelled"
+        self.state = state
+        self.updated_at = at
+        self.finished_at = at if state in FINISHED else None
+        self.reason, self.error_type, self.error_message = reason, error_type, error_message
+        self.ended = self.changed = True
+        return state
+
+
+def new_row(columns: Mapping[str, Any]) -> JobRow:
+    """A row that is to be inserted, with these columns."""
+    return JobRow(
+        id=columns["id"],
+        state=columns.get("state", State.QUEUED),
+        redrives=columns["redrives"],
+        attempts=columns["attempts"],
+        crashes=0,
+        claim_id=columns.get("claim_id"),
+        join_id=columns.get("join_id"),
+        joins=bool(columns.get("joins")),
+        queued_at=columns["queued_at"],
+        updated_at=columns["updated_at"],
+        new=columns,
+    )
+
+
+@dataclass(slots=True)
+class KeyHolder:
+    """The job that has an idempotency key."""
+
+    job_id: str
+    fingerprint: str | None
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows that one transaction works on."""
+
+    jobs: dict[str, JobRow] = field(default_factory=dict)
+    keys: dict[str, KeyHolder] = field(default_factory=dict)
+    attempts: list[list[Any]] = field(default_factory=list)
+    deleted: list[JobRow] = field(default_factory=list)
+    rewritten: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What jobs are now, by id, where a redrive has changed that: all columns of a new row."""
+
+    progress: dict[str, list[Any]] = field(default_factory=dict)
+    """What jobs say of themselves, by id: rows to be written."""
+    checkpoints: dict[str, list[Any]] = field(default_factory=dict)
+    forgotten: set[str] = field(default_factory=set)
+    """Jobs whose check-points nobody will need."""
+
+    opened: dict[str, Joining] = field(default_factory=dict)
+    """What is new among the joins, by the id of the job that waits."""
+
+    noted: dict[str, EndNoted] = field(default_factory=dict)
+    """Of each join, who is told when this transaction fulfils it: see `joins.JoinWriter`."""
+
+    works: dict[str, KnownWorks] = field(default_factory=dict)
+    """Of jobs that are claimed, by id."""
+
+    def known_works(self, job_id: str) -> KnownWorks | None:
+        """What is known of a job's work, this transaction's own changes included; None where there
+        is no such job."""
+        row = self.jobs.get(job_id)
+        if row is None:
+            return None
+        known = self.works.get(job_id)
+        columns = self.rewritten.get(job_id) or row.new
+        if columns is None:
+            return known
+        now = Work(columns["job_type"], columns["payload"])
+        edits: list[EditedWork] = []
+        if known is not None:
+            before = EditedWork(row.redrives, known.recorded, now, undone=False)
+            edits = [*known.edits, before]
+        return KnownWorks(
+            now,
+            edits,
+            planned=known.planned if known else set(),
+            redrives=row.redrives,
+            state=row.state,
+            run_at=columns.get("run_at"),
+            routing_key=columns["routing_key"],
+            kept=Kept(**{name: columns[name] for name in KEPT}),
+        )
+
+    def forget_checkpoint(self, row: JobRow) -> None:
+        """The job never runs again."""
+        if row.has_checkpoint:
+            self.checkpoints.pop(row.id, None)
+            self.forgotten.add(row.id)
+            row.has_checkpoint = False
+
+    def end_attempt(
+        self,
+        row: JobRow,
+        outcome: AttemptOutcome,
+        at: float,
+        error_type: str | None = None,
+        error_message: str | None = None,
+    ) -> None:
+        """Write the running attempt into the job's timeline."""
+        self.attempts.append(
+            [
+                row.id,
+                row.redrives,
+                row.attempts + 1,
+                row.worker_id,
+                row.started_at,
+                at,
+                outcome,
+                error_type,
+                error_message,
+            ]
+        )

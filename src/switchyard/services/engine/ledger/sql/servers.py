@@ -1,0 +1,140 @@
+"""PostgreSQL on one server or several: the one that takes writes, whichever it is now.
+
+Ledger and index connect by the same rules, which stand here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from functools import cache
+from typing import Any
+from urllib.parse import urlsplit
+
+from switchyard.broker.addresses import checked, nodes_of
+from switchyard.broker.racing import HEAD_START, NoneOf, quickest
+from switchyard.broker.wire.silence import notice_silence
+from switchyard.services.engine.records.errors import LedgerMisconfigured
+
+DEFAULT_PORT = 5432
+KEPT_CONNECTIONS, MORE_CONNECTIONS = 5, 10
+"""A process keeps so many open to its ledger, and opens so many more while it has to."""
+ABANDONED = 20.0
+"""Seconds after which the server ends a transaction whose process says nothing: it is frozen, or
+its host is cut off, and others wait for the rows that it has locked."""
+_READ_ONLY = "25006"
+_SCHEMES = ("postgresql+asyncpg", "postgresql", "postgres")
+_EXAMPLE = "postgresql+asyncpg://USER:PASSWORD@HOST:5432,HOST:5432/DATABASE"
+
+
+def servers_of(url: str) -> tuple[str, ...]:
+    """The address for each host that it names; that of SQLite as it is.
+
+    Raises LedgerMisconfigured where addresses differ in more than the host, or can't be read.
+    """
+    if not url.startswith("postgres"):
+        return (url,)
+    servers = nodes_of(url)
+    if len(servers) > 1:
+        try:
+            checked(url, _SCHEMES, _EXAMPLE)
+        except ValueError as error:
+            raise LedgerMisconfigured(f"JOBS_DATABASE_URL: {error}") from None
+    return servers
+
+
+def connection_options() -> dict[str, Any]:
+    """Of `asyncpg.connect`, for each of our connections: what it asks of its server, and that it
+    notices when that one is cut off."""
+    milliseconds = f"{ABANDONED * 1000:.0f}"
+    return {
+        "server_settings": {
+            "application_name": "switchyard",
+            # The statements are short and many: compiling them costs more than it saves.
+            "jit": "off",
+            "idle_in_transaction_session_timeout": milliseconds,
+            # One that takes no answers: without it the server would try for a quarter of an hour.
+            "tcp_user_timeout": milliseconds,
+        },
+        "connection_class": _watched_connection(),
+    }
+
+
+@cache
+def _watched_connection() -> type[Any]:
+    """asyncpg's connection, of which the kernel notices that its server is cut off."""
+    import asyncpg
+
+    class WatchedConnection(asyncpg.Connection):  # type: ignore[misc]
+        def __init__(self, protocol: Any, transport: Any, *rest: Any) -> None:
+            super().__init__(protocol, transport, *rest)
+            notice_silence(transport.get_extra_info("socket"))
+
+    return WatchedConnection
+
+
+def is_demoted(error: BaseException | None) -> bool:
+    """Whether a write came to a standby, or to a primary that was demoted: it keeps its
+    connections and would answer so for ever, so they have to be given up."""
+    return getattr(error, "sqlstate", None) == _READ_ONLY
+
+
+async def open_one(address: str, **options: Any) -> Any:
+    """A connection of asyncpg to that address; where it names several hosts, to the one of them
+    that takes writes. `options` and errors are those of `asyncpg.connect` and `open_writable`."""
+    import asyncpg
+
+    nodes = nodes_of(address)
+    if len(nodes) == 1:
+        return await asyncpg.connect(address, **options)
+    try:
+        parts = [urlsplit(each) for each in nodes]
+        hosts = [(each.hostname or "localhost", each.port or DEFAULT_PORT) for each in parts]
+    except ValueError:
+        # `from None`: the message quotes what it can't read, perhaps a password.
+        raise ConnectionError("the address of the hosts can't be read") from None
+    return await open_writable(hosts, dsn=nodes[0], **options)
+
+
+async def open_writable(hosts: Sequence[tuple[str, int]], **options: Any) -> Any:
+    """A connection of asyncpg to that of the hosts that takes writes; `options` are those of
+    `asyncpg.connect`. One that does not answer is not waited for: see `quickest`.
+
+    Raises what refuses us (a password, a database, one connection too many), else ConnectionError,
+    also where all are standbys.
+    """
+    import asyncpg
+
+    alone = {name: each for name, each in options.items() if name not in ("host", "port")}
+    refused = (
+        asyncpg.InvalidAuthorizationSpecificationError,
+        asyncpg.InvalidCatalogNameError,
+        asyncpg.TooManyConnectionsError,
+    )
+
+    def attempt(host: str, port: int) -> Callable[[], Coroutine[Any, Any, Any]]:
+        return lambda: asyncpg.connect(
+            host=host, port=port, target_session_attrs="read-write", **alone
+        )
+
+    try:
+        return await quickest(
+            [attempt(*each) for each in hosts],
+            head_start=HEAD_START,
+            failures=(OSError, asyncpg.PostgresError, asyncpg.InternalClientError),
+            close=_terminate,
+        )
+    except NoneOf as none:
+        for error in none.errors:
+            if isinstance(error, refused):
+                raise error from none
+        names = ", ".join(f"{host}:{port}" for host, port in hosts)
+        reasons = "; ".join(sorted({_reason(each) for each in none.errors}))
+        raise ConnectionError(f"none of {names} takes writes: {reasons}") from none
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or ("no answer" if isinstance(error, TimeoutError) else type(error).__name__)
+
+
+async def _terminate(connection: Any) -> None:
+    connection.terminate()

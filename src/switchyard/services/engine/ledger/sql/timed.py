@@ -1,0 +1,83 @@
+"""A database whose transactions are timed: for metrics, and for somebody who waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
+
+from switchyard.services.engine.ledger.sql.database import Database, Work
+
+T = TypeVar("T")
+Observe = Callable[[str, float, bool], None]
+"""Told of every transaction: `read` or `write`, its seconds, and whether it came to its end."""
+OnWait = Callable[[str], None]
+"""Told where the database is."""
+LONG_WAIT = 3.0
+"""Seconds of a transaction after which whoever waits for it is told."""
+
+
+class _AroundDatabase(ABC):
+    """Another database, with something around each of its transactions."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.dialect = database.dialect
+        self.where = database.where
+        self.clock = database.clock
+
+    @abstractmethod
+    def _around(self, kind: str) -> AbstractContextManager[None]:
+        """Around a transaction of that kind, `read` or `write`."""
+
+    async def read(self, work: Work[T]) -> T:
+        with self._around("read"):
+            return await self._database.read(work)
+
+    async def write(self, work: Work[T]) -> T:
+        with self._around("write"):
+            return await self._database.write(work)
+
+    async def sync(self) -> None:
+        await self._database.sync()
+
+    async def close(self) -> None:
+        await self._database.close()
+
+
+class TimedDatabase(_AroundDatabase):
+    """Another database, and somebody who is told how long each transaction took."""
+
+    def __init__(self, database: Database, observe: Observe) -> None:
+        super().__init__(database)
+        self._observe = observe
+
+    @contextmanager
+    def _around(self, kind: str) -> Iterator[None]:
+        began, well = time.perf_counter(), False
+        try:
+            yield
+            well = True
+        finally:
+            self._observe(kind, time.perf_counter() - began, well)
+
+
+class WaitedForDatabase(_AroundDatabase):
+    """Another database, and somebody who is told where it is when a transaction has taken
+    LONG_WAIT: it is frozen, locked or busy, and whoever waits sees nothing else of that."""
+
+    def __init__(self, database: Database, on_wait: OnWait) -> None:
+        super().__init__(database)
+        self._on_wait = on_wait
+
+    @contextmanager
+    def _around(self, kind: str) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        telling = loop.call_later(LONG_WAIT, self._on_wait, self.where)
+        try:
+            yield
+        finally:
+            telling.cancel()

@@ -1,0 +1,281 @@
+"""Many operations in one transaction: load their rows, apply them in memory, write the rest.
+
+Whatever the operations are, the database sees at most one SELECT, one UPDATE, one INSERT of
+jobs and one of attempts, each for the whole batch; and where jobs have begun or ended that others
+wait for, those of `services.engine.ledger.sql.joins`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, text
+
+from switchyard.services.engine.ledger.sql import dialect as sql
+from switchyard.services.engine.ledger.sql.attempting import UNENDED, Claim
+from switchyard.services.engine.ledger.sql.errors import TransactionRaced
+from switchyard.services.engine.ledger.sql.joins import JoinWriter
+from switchyard.services.engine.ledger.sql.noting import HAS_CHECKPOINT, NoteStatements
+from switchyard.services.engine.ledger.sql.operations import JobChange, Record, TakeBack
+from switchyard.services.engine.ledger.sql.rows import JobRow, KeyHolder, Rows
+from switchyard.services.engine.ledger.sql.works import KEPT, Kept, KnownWorks, Work, load_edits
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.states import State
+
+INSERT_CHARACTERS: Final = 8_000_000
+"""Payload that one INSERT carries at most; a batch of large jobs is written in several."""
+
+_LOADED: Final = (
+    "id, state, redrives, attempts, crashes, worker_id, claim_id, started_at, "
+    f"idempotency_key, fingerprint, join_id, joins, cancel_asked_at, {HAS_CHECKPOINT}"
+)
+
+_UPDATED: Final[sql.Columns] = {
+    "id": "text",
+    "state": "text",
+    "redrives": "integer",
+    "attempts": "integer",
+    "crashes": "integer",
+    "worker_id": "text",
+    "claim_id": "text",
+    "queued_at": "double precision",
+    "started_at": "double precision",
+    "finished_at": "double precision",
+    "updated_at": "double precision",
+    "ended": "integer",
+    "reason": "text",
+    "error_type": "text",
+    "error_message": "text",
+    "result": "text",
+    "cancel_asked_at": "double precision",
+}
+
+_NEW: Final[sql.Columns] = {
+    "job_type": "text",
+    "lane": "text",
+    "routing_key": "text",
+    "worker": "text",
+    "priority": "integer",
+    "source": "text",
+    "parent_id": "text",
+    "pipeline": "text",
+    "max_attempts": "integer",
+    "created_at": "double precision",
+    "run_at": "double precision",
+    "expires_at": "double precision",
+    "idempotency_key": "text",
+    "fingerprint": "text",
+    "operation_id": "text",
+    "metadata": "text",
+    "payload": "text",
+    "join_id": "text",
+    "joins": "integer",
+}
+
+_INSERTED: Final[sql.Columns] = {
+    name: kind for name, kind in {**_UPDATED, **_NEW}.items() if name != "ended"
+}
+
+_REWRITTEN: Final[sql.Columns] = {
+    "id": "text",
+    **{
+        name: _NEW[name]
+        for name in (
+            "job_type", "lane", "routing_key", "worker", "priority", "max_attempts", "expires_at",
+            "metadata", "payload",
+        )
+    },
+}  # fmt: skip
+"""What a redrive may change of a job."""
+
+_ATTEMPT: Final[sql.Columns] = {
+    "job_id": "text",
+    "redrive": "integer",
+    "attempt": "integer",
+    "worker_id": "text",
+    "started_at": "double precision",
+    "finished_at": "double precision",
+    "outcome": "text",
+    "error_type": "text",
+    "error_message": "text",
+}
+
+
+class JobWriter:
+    """Runs operations on a connection that is in a transaction. Holds only statements."""
+
+    def __init__(self, dialect: str) -> None:
+        self._dialect = dialect
+        self._notes = NoteStatements(dialect)
+        self._select = sql.select_locked(dialect, _LOADED, "id")
+        # Payloads may be long: they are read where a message is to be compared, and only there.
+        works = ", ".join((UNENDED, "job_type", "payload", "run_at", "routing_key", *KEPT))
+        self._select_works = sql.select_locked(dialect, f"{_LOADED}, {works}", "id")
+        self._select_keys = sql.select_locked(dialect, _LOADED, "idempotency_key")
+        self._delete = text(f"DELETE FROM jobs WHERE {sql.keys_condition(dialect, 'id')}")
+        self._update = text(
+            f"""UPDATE jobs SET
+                state = r.state, redrives = r.redrives, attempts = r.attempts,
+                crashes = r.crashes, worker_id = r.worker_id, claim_id = r.claim_id,
+                queued_at = COALESCE(r.queued_at, jobs.queued_at),
+                started_at = COALESCE(r.started_at, jobs.started_at),
+                finished_at = CASE WHEN r.state IN ('succeeded', 'dead', 'cancelled')
+                    THEN COALESCE(r.finished_at, jobs.finished_at) END,
+                updated_at = COALESCE(r.updated_at, jobs.updated_at),
+                reason = CASE WHEN r.ended = 1 THEN r.reason ELSE jobs.reason END,
+                error_type = CASE WHEN r.ended = 1 THEN r.error_type ELSE jobs.error_type END,
+                error_message =
+                    CASE WHEN r.ended = 1 THEN r.error_message ELSE jobs.error_message END,
+                result = COALESCE(r.result, jobs.result),
+                cancel_asked_at = COALESCE(r.cancel_asked_at, jobs.cancel_asked_at)
+            FROM {sql.rows_source(dialect, _UPDATED)} WHERE jobs.id = r.id"""
+        )
+        changes = ", ".join(f"{name} = r.{name}" for name in _REWRITTEN if name != "id")
+        self._rewrite = text(
+            f"UPDATE jobs SET {changes} FROM {sql.rows_source(dialect, _REWRITTEN)} "
+            "WHERE jobs.id = r.id"
+        )
+        names = ", ".join(_INSERTED)
+        self._insert = text(
+            f"INSERT INTO jobs ({names}) SELECT {names} "
+            f"FROM {sql.rows_source(dialect, _INSERTED)} WHERE true ON CONFLICT DO NOTHING"
+        ).execution_options(preserve_rowcount=True)
+        self.joins = JoinWriter(dialect)
+        names = ", ".join(_ATTEMPT)
+        self._insert_attempts = text(
+            f"INSERT INTO attempts ({names}) "
+            f"SELECT {names} FROM {sql.rows_source(dialect, _ATTEMPT)} WHERE true"
+        )
+
+    def run(
+        self, connection: Connection, operations: Sequence[JobChange[Any]]
+    ) -> list[Any | LedgerError]:
+        """What each operation answers, or the LedgerError that it ends in.
+
+        Raises TransactionRaced when another process was faster: run it again.
+        """
+        rows = self._load(connection, operations)
+        answers: list[Any] = [None] * len(operations)
+        for index in sorted(range(len(operations)), key=lambda index: operations[index].order):
+            try:
+                answers[index] = operations[index].apply(rows)
+            except LedgerError as error:
+                answers[index] = error
+        self._write(connection, rows)
+        return answers
+
+    def _load(self, connection: Connection, operations: Sequence[JobChange[Any]]) -> Rows:
+        rows = Rows()
+        wanted = {operation.job_id for operation in operations}
+        taken_back = [each.made for each in operations if isinstance(each, TakeBack)]
+        wanted.update(each.notice_id for each in taken_back if each.notice_id is not None)
+        ids = list(wanted)
+        claims = [each for each in operations if isinstance(each, Claim)]
+        select = self._select_works if claims else self._select
+        found = list(sql.fetch_locked(connection, select, ids))
+        records = [each for each in operations if isinstance(each, Record)]
+        keys = list({each.idempotency_key for each in records if each.idempotency_key is not None})
+        if keys:
+            found += sql.fetch_locked(connection, self._select_keys, keys)
+        for job_id, state, redrives, attempts, crashes, worker_id, claim_id, *rest in found:
+            started_at, key, fingerprint, join_id, joins, cancel_asked, has_checkpoint, *work = rest
+            before = State(state)
+            rows.jobs[job_id] = row = JobRow(
+                job_id, before, redrives, attempts, crashes, worker_id, claim_id, before=before
+            )
+            row.started_at, row.has_checkpoint = started_at, bool(has_checkpoint)
+            row.join_id, row.joins, row.cancel_asked_at = join_id, bool(joins), cancel_asked
+            if key is not None:
+                rows.keys[key] = KeyHolder(job_id, fingerprint)
+            if work:
+                row.unended, job_type, payload, run_at, routing_key, *kept = work
+                rows.works[job_id] = KnownWorks(
+                    Work(job_type, payload),
+                    redrives=redrives,
+                    state=before,
+                    run_at=run_at,
+                    routing_key=routing_key,
+                    kept=Kept(*kept),
+                )
+        doubted = [each.job_id for each in claims if _is_doubtful(each, rows)]
+        load_edits(connection, self._dialect, rows.works, doubted)
+        return rows
+
+    def _write(self, connection: Connection, rows: Rows) -> None:
+        if rows.deleted:
+            gone = [row.id for row in rows.deleted]
+            connection.execute(self._delete, sql.keys_parameter(self._dialect, gone))
+        new = [row for row in rows.jobs.values() if row.new is not None]
+        for part in _parts(new):
+            parameters = self._parameters(_INSERTED, [_inserted(row) for row in part])
+            if connection.execute(self._insert, parameters).rowcount != len(part):
+                raise TransactionRaced("another process has recorded the same job")
+        changed = [row for row in rows.jobs.values() if row.changed and row.new is None]
+        if changed:
+            parameters = self._parameters(_UPDATED, [_updated(row) for row in changed])
+            connection.execute(self._update, parameters)
+        if rows.rewritten:
+            lines = [[line[name] for name in _REWRITTEN] for line in rows.rewritten.values()]
+            connection.execute(self._rewrite, self._parameters(_REWRITTEN, lines))
+        if rows.attempts:
+            connection.execute(self._insert_attempts, self._parameters(_ATTEMPT, rows.attempts))
+        self._notes.write(connection, rows)
+        self.joins.write(connection, rows)
+
+    def _parameters(self, columns: sql.Columns, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        return sql.rows_parameters(self._dialect, columns, rows)
+
+
+def _is_doubtful(claim: Claim, rows: Rows) -> bool:
+    """Whether what redrives have made of the job matters: its message differs from the record, or
+    is newer."""
+    known = rows.works.get(claim.job_id)
+    if known is None:
+        return False
+    is_newer = claim.request.message.metadata.redrives > rows.jobs[claim.job_id].redrives
+    return is_newer or not claim.work.is_same(known.recorded)
+
+
+def _updated(row: JobRow) -> list[Any]:
+    return [
+        row.id,
+        row.state,
+        row.redrives,
+        row.attempts,
+        row.crashes,
+        row.worker_id,
+        row.claim_id,
+        row.queued_at,
+        row.started_at,
+        row.finished_at,
+        row.updated_at,
+        int(row.ended),
+        row.reason,
+        row.error_type,
+        row.error_message,
+        row.result,
+        row.cancel_asked_at,
+    ]
+
+
+def _inserted(row: JobRow) -> list[Any]:
+    assert row.new is not None
+    changed = _updated(row)
+    del changed[list(_UPDATED).index("ended")]
+    return changed + [row.new.get(name) for name in _NEW]
+
+
+def _parts(rows: Sequence[JobRow]) -> Iterator[list[JobRow]]:
+    """The rows to insert in one order of ids, so that two processes do not lock each other."""
+    part: list[JobRow] = []
+    size = 0
+    for row in sorted(rows, key=lambda row: row.id):
+        assert row.new is not None
+        part.append(row)
+        size += len(row.new["payload"])
+        if size >= INSERT_CHARACTERS:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part

@@ -1,0 +1,80 @@
+"""Bring a database's tables up to date."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy import Connection, inspect, text
+
+from switchyard.services.common.libraries import load
+from switchyard.services.engine.ledger.sql.database import connect
+
+LOCK = 0x5377697463687964
+"""PostgreSQL's advisory lock that one change of tables or their users at a time holds."""
+
+ID_BYTES = 6
+"""Of a system's id: its digits are twice as many."""
+LONGEST = 40
+"""Characters of a system's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upgraded:
+    """A ledger whose tables are those of this program."""
+
+    where: str
+    """Its file, or server and database, without credentials."""
+    is_new: bool
+    """There was none before."""
+
+
+async def upgrade(url: str) -> Upgraded:
+    """Create the tables, or migrate them to this program's version. Nothing happens when they
+    are up to date. Two at the same time wait for each other. Raises LedgerError.
+
+    This alone makes a ledger where there is none."""
+    await load("alembic.command", "alembic.config")
+    database = connect(url, create=True)
+    try:
+        is_new = await database.write(partial(_migrate, _name(database.where)))
+        return Upgraded(database.where, is_new=is_new)
+    finally:
+        await database.close()
+
+
+def _name(where: str) -> str:
+    """What people would call the system of that ledger: its folder or database, and the host."""
+    if where.startswith("postgresql://"):
+        host, _, place = where.removeprefix("postgresql://").partition("/")
+    else:
+        folder = Path(where).parent
+        place = (folder.parent if folder.name.startswith(".") else folder).name
+        host = socket.gethostname()
+    return re.sub(r"[^A-Za-z0-9@_-]", "-", f"{place or 'root'}@{host.partition(':')[0]}")[:LONGEST]
+
+
+def _migrate(name: str, connection: Connection) -> bool:
+    """True where there were no tables."""
+    # Imported here: nothing else needs it, and it takes its time.
+    from alembic import command
+    from alembic.config import Config
+
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))
+    is_new = not inspect(connection).has_table("alembic_version")
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+    if connection.scalar(text("SELECT count(*) FROM system_id")) == 0:
+        connection.execute(
+            text("INSERT INTO system_id VALUES (:id, :name, 0, :now)"),
+            {"id": secrets.token_hex(ID_BYTES), "name": name, "now": time.time()},
+        )
+    return is_new

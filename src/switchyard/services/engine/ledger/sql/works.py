@@ -1,0 +1,182 @@
+"""What a job is, as the ledger knows it: its type and its payload, and what redrives made of these.
+
+Anybody who may publish can send a message with the id of a job that is known and other work in it.
+`agreeing` says which messages these are, and what counts of what the others say of themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from sqlalchemy import Connection, text
+
+from switchyard.broker.errors import MalformedMessage
+from switchyard.broker.message import JobMessage
+from switchyard.broker.moments import shown
+from switchyard.services.engine.ledger.sql.codec import clean, to_json
+from switchyard.services.engine.ledger.sql.dialect import keys_condition, keys_parameter
+from switchyard.services.engine.records.states import State
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be done."""
+
+    job_type: str
+    payload: str
+    """JSON, as `codec.to_json` writes it."""
+
+    @classmethod
+    def of(cls, message: JobMessage) -> Work:
+        """Raises RowRejected for a payload that JSON can't say."""
+        return cls(message.job_type, to_json(message.payload))
+
+    def is_same(self, other: Work) -> bool:
+        """Whether both ask for the same, in whatever order their fields are."""
+        if self == other:  # nearly always: then nothing is parsed
+            return True
+        return self.job_type == other.job_type and _parsed(self.payload) == _parsed(other.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class EditedWork:
+    """What a redrive has made of a job: noted before its copy is sent."""
+
+    redrives: int
+    """Those of the copy."""
+    before: Work | None
+    after: Work | None
+    undone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a record says of a job beside its work and its state, and a message says, too."""
+
+    priority: int
+    source: str
+    parent_id: str | None
+    pipeline: str | None
+    operation_id: str | None
+    max_attempts: int
+    expires_at: float | None
+    queued_at: float | None
+    """Moves on with each retry, of which the record does not tell."""
+
+    def says(self, message: JobMessage) -> bool:
+        """Whether the message says the same."""
+        metadata = message.metadata
+        expires_at = None if metadata.expires_at is None else metadata.expires_at.timestamp()
+        return (
+            (self.priority, self.max_attempts, self.expires_at, self.parent_id)
+            == (message.priority, metadata.max_attempts, expires_at, metadata.parent_id)
+            and (self.pipeline, self.operation_id) == (metadata.pipeline, metadata.operation_id)
+            and (self.source == metadata.source or self.source == clean(metadata.source))
+        )
+
+    def as_metadata(self) -> dict[str, Any]:
+        """The fields of a message's metadata that say so."""
+        expires_at = None if self.expires_at is None else shown(self.expires_at)
+        return {
+            "source": self.source,
+            "parent_id": self.parent_id,
+            "pipeline": self.pipeline,
+            "operation_id": self.operation_id,
+            "max_attempts": self.max_attempts,
+            "expires_at": expires_at,
+        }
+
+
+KEPT: Final = tuple(each.name for each in fields(Kept))
+
+
+@dataclass(slots=True)
+class KnownWorks:
+    """What the ledger knows of one job, to tell what is it from what only says so."""
+
+    recorded: Work
+    edits: list[EditedWork] = field(default_factory=list)
+    """Loaded only where a message is in doubt."""
+    planned: set[int] = field(default_factory=set)
+    """Redrives that were noted before their copies were sent; loaded likewise."""
+    redrives: int = 0
+    state: State = State.QUEUED
+    run_at: float | None = None
+    routing_key: str = ""
+    is_ours: bool = True
+    """This system has published it; else its record was made of somebody's message."""
+    kept: Kept | None = None
+    """None for letters, which are only told apart."""
+
+    def all(self) -> list[Work]:
+        found = (work for edit in self.edits for work in (edit.before, edit.after))
+        return [self.recorded, *(work for work in found if work is not None)]
+
+    def is_edit(self, work: Work, redrives: int) -> bool:
+        """Whether a redrive has made that work in the copy of that number."""
+        return any(
+            edit.redrives == redrives
+            and not edit.undone
+            and edit.after is not None
+            and work.is_same(edit.after)
+            for edit in self.edits
+        )
+
+
+def load_works(connection: Connection, dialect: str, ids: Sequence[str]) -> dict[str, KnownWorks]:
+    """What is recorded of those jobs that are known, without edits."""
+    query = text(
+        "SELECT id, job_type, payload, redrives, state, run_at, queued_at, routing_key FROM jobs "
+        f"WHERE {keys_condition(dialect, 'id')}"
+    )
+    rows = connection.execute(query, keys_parameter(dialect, ids))
+    return {
+        row.id: KnownWorks(
+            Work(row.job_type, row.payload),
+            redrives=row.redrives,
+            state=State(row.state),
+            run_at=row.run_at,
+            routing_key=row.routing_key,
+            is_ours=row.queued_at is not None,
+        )
+        for row in rows
+    }
+
+
+def load_edits(
+    connection: Connection, dialect: str, works: Mapping[str, KnownWorks], ids: Iterable[str]
+) -> None:
+    """Add what redrives have made of these, and are about to."""
+    doubted = sorted(set(ids))
+    if not doubted:
+        return
+    query = text(
+        "SELECT letter_id, redrives, original, edited, undone_at FROM letter_edits "
+        f"WHERE {keys_condition(dialect, 'letter_id')}"
+    )
+    for row in connection.execute(query, keys_parameter(dialect, doubted)):
+        edit = EditedWork(
+            row.redrives + 1, _work(row.original), _work(row.edited), row.undone_at is not None
+        )
+        works[row.letter_id].edits.append(edit)
+    query = text(
+        "SELECT letter_id, redrives FROM redriven_letters "
+        f"WHERE {keys_condition(dialect, 'letter_id')}"
+    )
+    for row in connection.execute(query, keys_parameter(dialect, doubted)):
+        works[row.letter_id].planned.add(row.redrives)
+
+
+def _work(body: bytes) -> Work | None:
+    try:
+        return Work.of(JobMessage.decode(body))
+    except MalformedMessage:
+        return None
+
+
+def _parsed(payload: str) -> Any:
+    # A message has null in the place of NaN and infinity.
+    return json.loads(payload, parse_constant=lambda _: None)

@@ -1,0 +1,198 @@
+"""Workers and their beats; leases, of which one process at a time holds each.
+
+Times are the database's own, so that the clocks of the machines need not agree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from sqlalchemy import Connection, delete, func, insert, select, text
+
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.dialect import clock
+from switchyard.services.engine.ledger.sql.tables import attempts, jobs, loop_blocks, workers
+from switchyard.services.engine.records.results import (
+    UNKNOWN_TYPE,
+    Lacking,
+    LoopBlock,
+    WorkerDeath,
+    WorkerRecord,
+)
+from switchyard.services.engine.records.states import AttemptOutcome, State
+
+RECENT_ATTEMPTS = 200_000
+"""Attempts that are looked through for those that a worker's death has ended: some tenths of a
+second, however many the ledger has."""
+BLOCKS_KEPT_FOR = 7 * 24 * 3600.0
+"""Seconds for which is kept what has blocked an event loop."""
+MAX_BLOCKS = 1000
+
+
+class Workers(LedgerBase):
+    """Who works, and who is alive. All raise LedgerUnavailable when the database is away."""
+
+    async def register_worker(
+        self,
+        worker_id: str,
+        *,
+        kinds: Sequence[str],
+        lanes: Sequence[str],
+        host: str,
+        pid: int,
+        concurrency: int,
+        mark: str | None = None,
+    ) -> None:
+        """A worker has started. The same id again starts its beat anew."""
+        parameters = {
+            "worker_id": worker_id,
+            "kinds": json.dumps(list(kinds)),
+            "lanes": json.dumps(list(lanes)),
+            "host": host,
+            "pid": pid,
+            "concurrency": concurrency,
+            "mark": mark,
+        }
+
+        def work(connection: Connection) -> None:
+            now = clock(connection)
+            connection.execute(
+                text(
+                    "INSERT INTO workers (worker_id, kinds, lanes, host, pid, concurrency, mark, "
+                    "started_at, beat, beat_at) VALUES (:worker_id, :kinds, :lanes, :host, "
+                    f":pid, :concurrency, :mark, {now}, 1, {now}) "
+                    "ON CONFLICT (worker_id) DO UPDATE SET kinds = excluded.kinds, "
+                    "lanes = excluded.lanes, host = excluded.host, pid = excluded.pid, "
+                    "concurrency = excluded.concurrency, mark = excluded.mark, "
+                    "started_at = excluded.started_at, "
+                    "beat = workers.beat + 1, beat_at = excluded.beat_at, stopped_at = NULL"
+                ),
+                parameters,
+            )
+
+        await self._database.write(work)
+
+    async def beat(self, worker_id: str, *, hot: bool = False) -> bool:
+        """A sign of life; `hot` when the worker took a hot job since the last one. False when the
+        worker is not registered."""
+        hot_at = ", hot_at = {now}" if hot else ""
+        return await self._touch(
+            f"UPDATE workers SET beat = beat + 1, beat_at = {{now}}{hot_at} "
+            "WHERE worker_id = :worker_id",
+            worker_id,
+        )
+
+    async def hot_idle(self) -> float | None:
+        """Seconds since a worker that took a hot job has said so; None where none ever has."""
+
+        def work(connection: Connection) -> float | None:
+            query = text(f"SELECT {clock(connection)} - MAX(hot_at) FROM workers")
+            idle: float | None = connection.scalar(query)
+            return idle
+
+        return await self._database.read(work)
+
+    async def stopped(self, worker_id: str) -> bool:
+        """The worker has stopped in good order. False when it is not registered."""
+        return await self._touch(
+            "UPDATE workers SET stopped_at = {now} WHERE worker_id = :worker_id", worker_id
+        )
+
+    async def worker_beat(self, worker_id: str) -> int | None:
+        """The worker's beat counter; None when it has stopped or was never registered. A
+        counter that stands still between two readings means that the worker is dead."""
+        query = select(workers.c.beat).where(
+            workers.c.worker_id == worker_id, workers.c.stopped_at.is_(None)
+        )
+        return await self._database.read(lambda connection: connection.scalar(query))
+
+    async def list_workers(self) -> list[WorkerRecord]:
+        """All workers, those that started last first."""
+
+        def work(connection: Connection) -> list[WorkerRecord]:
+            query = select(workers).order_by(workers.c.started_at.desc(), workers.c.worker_id)
+            found = []
+            for row in connection.execute(query).mappings():
+                fields = {**row, "kinds": tuple(json.loads(row["kinds"]))}
+                found.append(WorkerRecord(**{**fields, "lanes": tuple(json.loads(row["lanes"]))}))
+            return found
+
+        return await self._database.read(work)
+
+    async def running_at_deaths(self, worker_ids: Sequence[str]) -> list[WorkerDeath]:
+        """The types of the jobs that ran in these workers, which have died: those that were taken
+        over since, of the latest RECENT_ATTEMPTS attempts of all jobs, and those that were not."""
+        newest = select(func.max(attempts.c.id) - RECENT_ATTEMPTS).scalar_subquery()
+        taken = (
+            select(attempts.c.worker_id, jobs.c.job_type)
+            .join(jobs, jobs.c.id == attempts.c.job_id)
+            .where(
+                attempts.c.id > newest,
+                attempts.c.outcome == AttemptOutcome.CRASHED,
+                attempts.c.worker_id.in_(worker_ids),
+            )
+        )
+        left = select(jobs.c.worker_id, jobs.c.job_type).where(
+            jobs.c.state == State.RUNNING, jobs.c.worker_id.in_(worker_ids)
+        )
+
+        def work(connection: Connection) -> list[WorkerDeath]:
+            found = connection.execute(taken.union(left))
+            return [WorkerDeath(*row) for row in found]
+
+        return await self._database.read(work)
+
+    async def note_loop_block(self, block: LoopBlock) -> None:
+        """Keep it for BLOCKS_KEPT_FOR; the same id again says how long it has lasted since."""
+        old = delete(loop_blocks).where(
+            (loop_blocks.c.id == block.id)
+            | (loop_blocks.c.began_at < block.began_at - BLOCKS_KEPT_FOR)
+        )
+        values = {**asdict(block), "ended": int(block.ended)}
+
+        def work(connection: Connection) -> None:
+            connection.execute(old)
+            connection.execute(insert(loop_blocks).values(values))
+
+        await self._database.write(work)
+
+    async def loop_blocks(self, since: float) -> list[LoopBlock]:
+        """Those that began since that time, the longest first; MAX_BLOCKS at most."""
+        query = (
+            select(loop_blocks)
+            .where(loop_blocks.c.began_at >= since)
+            .order_by(loop_blocks.c.seconds.desc(), loop_blocks.c.id)
+            .limit(MAX_BLOCKS)
+        )
+
+        def work(connection: Connection) -> list[LoopBlock]:
+            found = connection.execute(query).mappings()
+            return [LoopBlock(**{**row, "ended": bool(row["ended"])}) for row in found]
+
+        return await self._database.read(work)
+
+    async def lacking(self) -> list[Lacking]:
+        """Job types that workers got jobs of, do not know, and have sent on."""
+        query = (
+            select(jobs.c.worker_id, jobs.c.job_type, func.count())
+            .where(jobs.c.state == State.RETRYING, jobs.c.error_type == UNKNOWN_TYPE)
+            .group_by(jobs.c.worker_id, jobs.c.job_type)
+            .order_by(jobs.c.worker_id, jobs.c.job_type)
+        )
+
+        def work(connection: Connection) -> list[Lacking]:
+            return [Lacking(*row) for row in connection.execute(query)]
+
+        return await self._database.read(work)
+
+    async def _touch(self, statement: str, worker_id: str) -> bool:
+        def work(connection: Connection) -> bool:
+            touched = connection.execute(
+                text(statement.format(now=clock(connection)) + " RETURNING worker_id"),
+                {"worker_id": worker_id},
+            )
+            return touched.first() is not None
+
+        return await self._database.write(work)

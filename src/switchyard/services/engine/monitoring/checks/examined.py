@@ -1,0 +1,87 @@
+"""The system that is examined: what could be reached of it so far."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from switchyard.broker.management.client import ManagementClient
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.check import Finding
+from switchyard.services.engine.monitoring.worker_status import is_current, is_replaced, status_of
+from switchyard.services.engine.records.requests import JobFilter
+from switchyard.services.engine.records.results import JobSummary, WorkerRecord
+from switchyard.services.engine.records.states import State
+
+LOOKED_AT = 1000
+"""Running jobs at most."""
+
+
+@dataclass
+class Examined:
+    """Each part is there once the check that reaches it was answered well."""
+
+    settings: Settings
+    registry: Registry
+    broker: dict[str, Any] | None = None
+    """What the broker says of itself in the AMQP handshake."""
+    management: ManagementClient | None = None
+    ledger: Ledger | None = None
+    found: set[Finding] = field(default_factory=set)
+    """What the checks before have found."""
+
+    def now(self) -> float:
+        """The ledger's time, or this host's where there is none. Seconds since the epoch."""
+        return time.time() if self.ledger is None else self.ledger.clock.time()
+
+    async def close(self) -> None:
+        """Let go of all that was reached."""
+        if self.management is not None:
+            await self.management.close()
+        if self.ledger is not None:
+            await self.ledger.close()
+
+    def need_management(self) -> ManagementClient:
+        assert self.management is not None
+        return self.management
+
+    def need_ledger(self) -> Ledger:
+        assert self.ledger is not None
+        return self.ledger
+
+    async def workers(self) -> tuple[list[WorkerRecord], list[WorkerRecord]]:
+        """Those that are alive, and those that fell silent within a day and whose work no later
+        one has taken on. Raises LedgerError."""
+        ledger = self.need_ledger()
+        found = await ledger.list_workers()
+        now = ledger.clock.time()
+        by_status: dict[str, list[WorkerRecord]] = {"alive": [], "silent": [], "stopped": []}
+        for worker in found:
+            if not worker.kinds:
+                continue  # a process that asks language models directly: it serves no queue
+            status = status_of(worker, takeover_after=self.settings.takeover_after, now=now)
+            by_status[status].append(worker)
+        alive = by_status["alive"]
+        silent = [
+            worker
+            for worker in by_status["silent"]
+            if is_current(worker, now) and not is_replaced(worker, found)
+        ]
+        return alive, silent
+
+    async def running_by_worker(self) -> Counter[str]:
+        """How many jobs each worker runs; of the latest thousand. Raises LedgerError."""
+        return Counter(job.worker_id or "" for job in await self._running())
+
+    async def running_in(self, worker_id: str) -> list[JobSummary]:
+        """The jobs that a worker runs; of the latest thousand. Raises LedgerError."""
+        return [job for job in await self._running() if job.worker_id == worker_id]
+
+    async def _running(self) -> Sequence[JobSummary]:
+        page = await self.need_ledger().list_jobs(JobFilter(state=State.RUNNING), limit=LOOKED_AT)
+        return page.items

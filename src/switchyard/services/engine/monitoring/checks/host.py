@@ -1,0 +1,155 @@
+"""Whether this host has room for what is kept on it, and the storage takes files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import stat
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+
+from switchyard.broker.wording import counted
+from switchyard.services.common.files.storage import Storage, directory_of
+from switchyard.services.common.files.storage_errors import StorageAway
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.monitoring.check import Check, Finding, some, warning, well, wrong
+from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.records.errors import LedgerFull
+
+PREFIX = str(Settings.model_config["env_prefix"])
+MIB = 1024 * 1024
+FULL = 16 * MIB
+"""Bytes that are left on a disk that counts as full: a ledger's log alone may grow by as much."""
+LOW, LOW_PART = 10 * 1024 * MIB, 0.1
+"""Bytes, and part of the disk, that both are undercut on one that is nearly full."""
+STORAGE_TIMEOUT, MEASURE_TIMEOUT = 2.0, 5.0
+"""Seconds for a file to be put, and for all files to be counted."""
+QUOTA_NEAR = 0.9
+LEAST_KEY = 24
+"""Characters of a key that nobody guesses."""
+
+
+async def variables(system: Examined) -> list[Check]:
+    """Settings of this process's environment that there are none of: a name that is misspelt is
+    ignored, and its default used."""
+    known = [f"{PREFIX}{name.upper()}" for name in type(system.settings).model_fields]
+    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+    if not unknown:
+        return []
+    told = []
+    for name in unknown:
+        alike = get_close_matches(name, known, 1)
+        told.append(f"{name} is no setting" + (f": {alike[0]}?" if alike else ""))
+    remedy = "correct or remove it: docs/settings.md lists all"
+    return [warning("settings", Finding.SETTING_UNKNOWN, some(told), remedy)]
+
+
+async def disk(system: Examined) -> list[Check]:
+    """Room for ledger, files and index, as far as they lie here."""
+    found = []
+    for place in dict.fromkeys(kept_here(system.settings)):
+        usage = shutil.disk_usage(place)
+        left = f"{usage.free / MIB:,.0f} MiB are left of {usage.total / MIB:,.0f} at {place}"
+        remedy = f"make room there: `df -h {place}`, `du -xh -d 2 {place} | sort -h | tail`"
+        if usage.free < FULL:
+            found.append(wrong("disk", Finding.DISK_FULL, left, remedy))
+        elif usage.free < LOW and usage.free < LOW_PART * usage.total:
+            found.append(warning("disk", Finding.DISK_LOW, left, remedy))
+    return found or [well("disk", "there is room for ledger, files and index")]
+
+
+def require_room_for_ledger(settings: Settings) -> None:
+    """Raises LedgerFull where the disk of a ledger that lies on this host counts as full. A small
+    write says nothing of that: the ledger's log has room that was its own before."""
+    place = _ledger_here(settings)
+    if place is not None and (free := shutil.disk_usage(_nearest(place)).free) < FULL:
+        raise LedgerFull(f"{free / MIB:,.0f} MiB are left at {place}")
+
+
+def kept_here(settings: Settings) -> list[Path]:
+    """The directories on this host in which something is kept, as far as they are there."""
+    places = (
+        _ledger_here(settings),
+        directory_of(settings.files_url),
+        directory_of(settings.vectors_url),
+    )
+    return [_nearest(each) for each in places if each is not None]
+
+
+def _ledger_here(settings: Settings) -> Path | None:
+    url = settings.ledger_url
+    return Path(url.partition(":///")[2]).parent if url.startswith("sqlite") else None
+
+
+def _nearest(path: Path) -> Path:
+    """The directory, or the first above it that there is."""
+    return next(each for each in (path, *path.absolute().parents) if each.is_dir())
+
+
+async def storage(system: Examined) -> list[Check]:
+    """Whether it takes a file."""
+    store, key = Storage(system.settings.files_url), f"health/doctor-{os.getpid()}"
+    try:
+        async with asyncio.timeout(STORAGE_TIMEOUT):
+            await store.put_async(key, b"ok")
+            await store.delete_async(key)
+    except Exception as error:  # whatever it is, uploads and outputs can't be kept
+        said = str(error) or type(error).__name__
+        if isinstance(error, TimeoutError):
+            said = f"it has not answered within {STORAGE_TIMEOUT:g} s"
+        detail = f"the storage takes no file: {said}"
+        user = os.environ.get("USER", "this user")
+        remedy = f"see JOBS_STORAGE_URL: is it right, has it room, may {user} write there?"
+        return [wrong("storage", Finding.STORAGE_AWAY, " ".join(detail.split())[:300], remedy)]
+    return [await _within_quota(store, system.settings.storage_quota)]
+
+
+async def _within_quota(store: Storage, quota: int | None) -> Check:
+    """Whether uploads are still taken; a storage that is too large to be measured now is not."""
+    used = 0
+    if quota is not None:
+        with suppress(TimeoutError, StorageAway):
+            async with asyncio.timeout(MEASURE_TIMEOUT):
+                used = await store.size_async()
+    if quota is None or used < QUOTA_NEAR * quota:
+        return well("storage", "it takes files")
+    detail = f"it holds {used:,} of the {quota:,} bytes of JOBS_STORAGE_QUOTA"
+    remedy = "raise JOBS_STORAGE_QUOTA, or remove files: docs/storage.md#quota"
+    if used < quota:
+        return warning("storage", Finding.QUOTA_NEAR, detail, remedy)
+    return wrong("storage", Finding.QUOTA_FULL, f"{detail}: uploads are refused", remedy)
+
+
+async def readable(system: Examined) -> list[Check]:
+    """Whether other users of this host can read the ledger: payloads, results and all."""
+    url = system.settings.ledger_url
+    if not url.startswith("sqlite"):
+        return []
+    path = Path(url.partition(":///")[2])
+    if not _is_open_to_all(path):
+        return []
+    detail = f"every user of this host can read the ledger, {path}"
+    remedy = f"`chmod go-rwx {path.parent}`, or only `chmod go-rwx {path}`"
+    return [warning("permissions", Finding.FILES_READABLE, detail, remedy)]
+
+
+def _is_open_to_all(path: Path) -> bool:
+    """Whether there is such a file, anybody may read it, and pass all the directories above."""
+    if not path.is_file():
+        return False
+    passable = all(each.stat().st_mode & stat.S_IXOTH for each in path.absolute().parents)
+    return passable and bool(path.stat().st_mode & stat.S_IROTH)
+
+
+async def keys(system: Examined) -> list[Check]:
+    """Keys that somebody has thought of; those of `jobctl keys` are made at random."""
+    setting = system.settings.api_keys
+    listed = [] if setting is None else setting.get_secret_value().split(",")
+    short = [each for each in listed if 0 < len(each.partition(":")[0].strip()) < LEAST_KEY]
+    if not short:
+        return []
+    detail = f"{counted(len(short), 'key')} in JOBS_API_KEYS with fewer than {LEAST_KEY} characters"
+    remedy = "make better ones: `jobctl keys create NAME --scope read`"
+    return [warning("keys", Finding.KEY_WEAK, some([detail]), remedy)]

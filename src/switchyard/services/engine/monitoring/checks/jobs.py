@@ -1,0 +1,240 @@
+"""Whether jobs end well: in their time, and not as dead letters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from switchyard.broker.dead.certificate import UNBOUND, Reason
+from switchyard.broker.wording import counted
+from switchyard.services.engine.jobs.registry import UnknownJobType
+from switchyard.services.engine.monitoring.check import Check, Finding, some, warning, well, wrong
+from switchyard.services.engine.monitoring.checks.examined import LOOKED_AT, Examined
+from switchyard.services.engine.monitoring.checks.processes import advice
+from switchyard.services.engine.monitoring.lane_report import unlisted_letters
+from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter
+from switchyard.services.engine.records.results import JobSummary
+from switchyard.services.engine.records.states import State
+
+RECENT = 3600.0
+"""Seconds in which a time-out is news."""
+OVER = 30.0
+"""Seconds beyond its limit after which a job that still runs is one that nothing ends."""
+CANCELLED_FOR = 30.0
+"""Seconds after which a job that was to be cancelled, and runs on, is one that nothing ends."""
+PENDING_FOR = 60.0
+"""Seconds after which the broker has refused a recorded job several times: the scheduler offers it
+every half second once it is 15 s old."""
+JUST_NOW, MANY = 900.0, 20
+"""Seconds, and dead letters in that time that are more than a few bad jobs."""
+
+
+async def timeouts(system: Examined) -> list[Check]:
+    """Types whose jobs run into their time limit."""
+    ledger = system.need_ledger()
+    found = await ledger.timed_out(ledger.clock.time() - RECENT)
+    if not found:
+        return [well("time limits", "no job has run into its limit within an hour")]
+    told = some(
+        [
+            f"{counted(number, 'job')} of {name} ran into the time limit{_limit(system, name)} "
+            "within an hour, and have not succeeded since"
+            for name, number in found.items()
+        ]
+    )
+    name = next(iter(found))
+    remedy = (
+        "see what they wait for (`jobctl jobs list --type "
+        f"{name}`), or raise `timeout` in their @job and start their workers again; then "
+        f"`jobctl dead redrive --type {name} --yes`"
+    )
+    return [wrong("time limits", Finding.TYPE_TIMES_OUT, told, remedy)]
+
+
+def _limit(system: Examined, name: str) -> str:
+    try:
+        return f" of {system.registry.get(name).timeout:g} s"
+    except UnknownJobType:
+        return ""
+
+
+async def overdue(system: Examined) -> list[Check]:
+    """Jobs that run although their limit should have ended them."""
+    ledger = system.need_ledger()
+    page = await ledger.list_jobs(JobFilter(state=State.RUNNING), limit=LOOKED_AT)
+    late = [job for job in page.items if _is_late(system, job, ledger.clock.time())]
+    if not late:
+        return [well("running jobs", "none runs longer than its type may")]
+    told = some([f"{job.job_type} {job.id} on {job.worker_id}" for job in late])
+    remedy = (
+        "the worker's log says whether the handler goes on, or its end can't be published or "
+        f"recorded: {await _about_holders(system, late)}; another worker takes the job over; "
+        'isolation="process" lets a handler be killed at its limit'
+    )
+    return [
+        wrong("running jobs", Finding.JOB_OVERDUE, f"beyond their time limit run: {told}", remedy)
+    ]
+
+
+async def _about_holders(system: Examined, running: list[JobSummary]) -> str:
+    """What to do about the workers of these jobs."""
+    known = {each.worker_id: each for each in await system.need_ledger().list_workers()}
+    ids = dict.fromkeys(job.worker_id for job in running)
+    return await advice(system, [known[each] for each in ids if each in known], start=False)
+
+
+async def cancels(system: Examined) -> list[Check]:
+    """Jobs that somebody has called off, and that run on."""
+    ledger = system.need_ledger()
+    now = ledger.clock.time()
+    running = await ledger.unheeded_cancels(now - CANCELLED_FOR, LOOKED_AT)
+    if not running:
+        return [well("cancelled jobs", "none runs on")]
+    told = some(
+        [
+            f"{job.job_type} {job.id} on {job.worker_id}, for {now - job.cancel_asked_at:,.0f} s"
+            for job in running
+            if job.cancel_asked_at is not None
+        ]
+    )
+    remedy = (
+        f"tell its worker again: `jobctl jobs cancel {running[0].id}`; where that does not help: "
+        f"{await _about_holders(system, running)}; nobody runs the job again"
+    )
+    return [
+        wrong(
+            "cancelled jobs",
+            Finding.CANCEL_UNHEEDED,
+            f"called off, and still running: {told}",
+            remedy,
+        )
+    ]
+
+
+def _is_late(system: Examined, job: JobSummary, now: float) -> bool:
+    try:
+        limit = system.registry.get(job.job_type).timeout
+    except UnknownJobType:
+        return False
+    return job.started_at is not None and now - job.started_at > limit + OVER
+
+
+async def joins(system: Examined) -> list[Check]:
+    """Jobs that wait for dead ones alone."""
+    stuck = await system.need_ledger().stuck_joins(LOOKED_AT)
+    if not stuck:
+        return [well("joins", "no job waits for dead ones alone")]
+    told = some([f"{each.id} waits for {each.dead:,} dead of {each.total:,}" for each in stuck])
+    remedy = (
+        f"look: `jobctl jobs show {stuck[0].id}`; redrive the dead, or without them: "
+        f"`jobctl jobs release {stuck[0].id}`"
+    )
+    return [warning("joins", Finding.JOIN_STUCK, told, remedy)]
+
+
+async def outbox(system: Examined) -> list[Check]:
+    """Jobs that are recorded, and that the broker does not take for now."""
+    ledger = system.need_ledger()
+    now = ledger.clock.time()
+    late = await ledger.late_pending(now - PENDING_FOR)
+    if not late:
+        return [well("outbox", "no job waits for over a minute to be published")]
+    told = some(
+        [f"{counted(number, 'job')} of {key}, for {now - at:,.0f} s" for key, number, at in late]
+    )
+    remedy = (
+        "no worker is at fault. `jobctl scheduler` publishes them and logs why it can't (`not "
+        "published`): a full lane (`jobctl lanes`), a missing queue (`jobctl topology apply`), a "
+        "broker's user who may not publish (`jobctl topology users`), an alarm (above). To give "
+        "one up: `jobctl jobs list --state pending`, then `jobctl jobs cancel ID`"
+    )
+    return [wrong("outbox", Finding.JOBS_PENDING, f"not taken by the broker: {told}", remedy)]
+
+
+def _refused(number: int) -> Check:
+    """Dead jobs whose letters the ledger alone has."""
+    return warning(
+        "refused jobs",
+        Finding.JOBS_REFUSED,
+        f"the broker never takes the messages of {counted(number, 'job')}, which are dead: too "
+        "large for it, or not to be put into AMQP; the ledger has their letters",
+        "why: `jobctl dead groups`; make the input smaller (large ones go to storage), or raise "
+        "`max_message_size` of the broker, then `jobctl dead redrive --reason refused "
+        "--from-ledger`",
+    )
+
+
+async def dead(system: Examined) -> list[Check]:
+    """Letters that wait for somebody, and those that go back by themselves."""
+    ledger = system.need_ledger()
+    going_back = DeadLetterFilter(state="waiting", reason="displaced")
+    displaced = await ledger.count_dead(going_back)
+    unbound = await ledger.count_dead(replace(going_back, error_type=UNBOUND)) if displaced else 0
+    checks = [_unbound(unbound)] if unbound else []
+    if displaced > unbound:
+        checks.append(_displaced(displaced - unbound))
+    refused = await ledger.count_dead(DeadLetterFilter(state="waiting", reason="refused"))
+    checks += [_refused(refused)] if refused else []
+    waiting = await ledger.count_dead(DeadLetterFilter(state="waiting")) - displaced - refused
+    more = 0 if system.broker is None else await unlisted_letters(system.settings, ledger)
+    checks += [_unlisted(more)] if more > 0 else []
+    if waiting <= 0:
+        return [*checks, *([] if more > 0 else [well("dead letters", "none waits")])]
+    recent = DeadLetterFilter(state="waiting", since=ledger.clock.time() - JUST_NOW)
+    if (recently := await ledger.count_dead(recent)) >= MANY:
+        checks.append(_growing(recently))
+    remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
+    told = f"{waiting:,} wait for somebody"
+    listed = waiting + displaced
+    # A message may have been indexed twice: the broker's number counts where it is smaller.
+    messages = await ledger.count_messages() + min(more, 0)
+    if messages > listed:
+        told += f", {messages:,} messages in jobs.dead: identical ones count once"
+    of_reason = DeadLetterFilter(state="waiting", reason=Reason.INVALID_PAYLOAD)
+    if invalid := await ledger.count_dead(of_reason):
+        told += f"; of these, {invalid:,} had a payload that their worker did not accept"
+        remedy += (
+            "; was that worker older than the publisher? Then start the new one and `jobctl dead "
+            "redrive --reason invalid_payload --canary 5`"
+        )
+    if messages < listed:
+        told += f"; the broker has lost {listed - messages:,} of these"
+        remedy += "; what it has lost: `jobctl dead redrive --all --from-ledger`"
+    return [*checks, warning("dead letters", Finding.DEAD_WAITING, told, remedy)]
+
+
+def _unlisted(number: int) -> Check:
+    return warning(
+        "unlisted letters",
+        Finding.DEAD_UNLISTED,
+        f"jobs.dead has {counted(number, 'message')} more than the ledger lists: no scheduler has "
+        "indexed them yet, or the ledger was set back to an older copy",
+        "list them: `jobctl dead index`",
+    )
+
+
+def _growing(number: int) -> Check:
+    return wrong(
+        "dead letters",
+        Finding.DEAD_GROWING,
+        f"{counted(number, 'job')} died within a quarter of an hour",
+        "their causes: `jobctl dead groups`; mend the first, then `jobctl dead redrive --group ID`",
+    )
+
+
+def _unbound(number: int) -> Check:
+    return warning(
+        "unbound jobs",
+        Finding.DISPLACED,
+        f"no queue was bound for {counted(number, 'accepted job')}",
+        "make what is missing: `jobctl topology apply`. They go into their queues by themselves "
+        "where a scheduler runs, as soon as these are there and have room",
+    )
+
+
+def _displaced(number: int) -> Check:
+    return warning(
+        "displaced jobs",
+        Finding.DISPLACED,
+        f"the broker threw {number:,} out of full lanes that it had taken, as a restart does",
+        "they go back by themselves where a scheduler runs and there is room: `jobctl lanes`",
+    )

@@ -1,0 +1,132 @@
+"""Whether the lanes have room, and whether somebody works what waits in them."""
+
+from __future__ import annotations
+
+from switchyard.broker.wording import counted
+from switchyard.services.engine.monitoring.check import Check, Finding, some, warning, well, wrong
+from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.missing import missing
+from switchyard.services.engine.monitoring.checks.processes import advice
+from switchyard.services.engine.monitoring.lane_report import QueueReport, lane_report
+from switchyard.services.engine.monitoring.marks import LLM_WORKER
+from switchyard.services.engine.records.results import WorkerRecord
+
+FILLING = 80.0
+"""Percent of a queue's limit from which it is told."""
+STALLED = 60.0
+"""Seconds that a job may wait beside free slots."""
+
+
+async def lanes(system: Examined) -> list[Check]:
+    """Every queue of every lane."""
+    report = await lane_report(system.settings, system.registry, None, clock=system.now)
+    queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
+    found = _full(queues) + await _unworked(system, queues) + await missing(system, report)
+    waiting = sum(queue.ready for queue in queues)
+    worked = "" if system.ledger is None else ", and every queue with jobs is worked"
+    return found or [
+        well(
+            "lanes",
+            f"{_jobs(waiting)}, there is room{worked}",
+        )
+    ]
+
+
+def _full(queues: list[QueueReport]) -> list[Check]:
+    checks = []
+    full = [queue for queue in queues if (queue.percent_full or 0) >= 100]
+    filling = [queue for queue in queues if FILLING <= (queue.percent_full or 0) < 100]
+    for found, queues_so, finding, what in (
+        (wrong, full, Finding.LANE_FULL, "is full"),
+        (warning, filling, Finding.LANE_FILLING, "fills up"),
+    ):
+        if queues_so:
+            detail = some(
+                [f"{each.name} {what}: {each.ready:,} of {each.limit:,}" for each in queues_so]
+            )
+            checks.append(found("lanes", finding, detail, _room(queues_so)))
+    return checks
+
+
+def _room(queues: list[QueueReport]) -> str:
+    """What makes room in them."""
+    others = [each for each in queues if _kind(each) != LLM_WORKER]
+    remedies = []
+    if others:
+        remedies.append(f"more workers: `jobctl worker {_kinds(others)} --concurrency 8`")
+    if len(others) < len(queues):  # its workers wait for servers; more of them wait, too
+        remedies.append(
+            "`jobctl llm status` shows whether a server is paused or at its limit: publish less "
+            "until it has caught up, or add a server"
+        )
+    return "; ".join(remedies)
+
+
+async def _unworked(system: Examined, queues: list[QueueReport]) -> list[Check]:
+    if system.ledger is None:
+        return []  # without it workers take no jobs, and another one would not either
+    checks = []
+    held = [queue for queue in queues if queue.ready or queue.unacked]
+    unworked = [queue for queue in held if queue.ready and not queue.consumers]
+    if unworked:
+        detail = some(
+            [f"{_jobs(each.ready)} in {each.name} and nobody works it" for each in unworked]
+        )
+        remedy = f"start `jobctl worker {_kinds(unworked)}`"
+        checks.append(wrong("consumers", Finding.QUEUE_UNWORKED, detail, remedy))
+    alive, silent = await system.workers()
+    lively = {kind for worker in alive for kind in worker.kinds}
+    frozen = [each for each in held if each not in unworked and _kind(each) not in lively]
+    rest = [each for each in held if each.ready and each not in unworked + frozen]
+    checks += await _stalled(system, rest, alive)
+    if frozen:
+        kinds = {_kind(each) for each in frozen}
+        theirs = [worker for worker in silent if kinds & set(worker.kinds)]
+        detail = some(
+            [
+                f"{counted(each.ready + (each.unacked or 0), 'job is', 'jobs are')} in "
+                f"{each.name}, whose workers give no sign of life"
+                for each in frozen
+            ]
+        )
+        start = f"start `jobctl worker {_kinds(frozen)}`"
+        remedy = await advice(system, theirs) if theirs else start
+        checks.append(wrong("consumers", Finding.QUEUE_FROZEN, detail, remedy))
+    return checks
+
+
+async def _stalled(
+    system: Examined, queues: list[QueueReport], alive: list[WorkerRecord]
+) -> list[Check]:
+    """Queues whose jobs nobody takes, although all who could are free."""
+    if not queues:
+        return []
+    oldest = (await system.need_ledger().gauges()).oldest
+    busy = await system.running_by_worker()
+    checks = []
+    for queue in queues:
+        lane, _, kind = queue.name.partition(".")
+        waited = system.now() - oldest.get((lane, kind), system.now())
+        theirs = [each for each in alive if kind in each.kinds]
+        # One slot of each may be kept for the most urgent lane.
+        idle = all(busy[each.worker_id] < each.concurrency - 1 for each in theirs)
+        if waited > STALLED and idle:
+            detail = (
+                f"{_jobs(queue.ready)} in {queue.name}, the oldest for {waited:,.0f} s, "
+                "although all its workers have free slots"
+            )
+            remedy = await advice(system, theirs)
+            checks.append(wrong("consumers", Finding.QUEUE_STALLED, detail, remedy))
+    return checks
+
+
+def _kind(queue: QueueReport) -> str:
+    return queue.name.partition(".")[2]
+
+
+def _kinds(queues: list[QueueReport]) -> str:
+    return " ".join(sorted({_kind(queue) for queue in queues}))
+
+
+def _jobs(number: int) -> str:
+    return counted(number, "job waits", "jobs wait")

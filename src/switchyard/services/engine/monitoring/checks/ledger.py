@@ -1,0 +1,125 @@
+"""Whether the ledger is there, takes writes, and has the tables of this version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.sql.servers import KEPT_CONNECTIONS, MORE_CONNECTIONS
+from switchyard.services.engine.monitoring.check import Check, Finding, well, wrong
+from switchyard.services.engine.monitoring.checks import certificates
+from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.records.errors import (
+    LedgerCrowded,
+    LedgerError,
+    LedgerFull,
+    LedgerMisconfigured,
+    LedgerMissing,
+    LedgerReadOnly,
+    LedgerRefuses,
+    LedgerUnavailable,
+    SchemaOutdated,
+)
+
+HOLDER = "doctor"
+LOCKED = ("locked", "does not answer")
+"""What a database says that is there and held by somebody."""
+STANDBYS = "takes writes"
+"""What is said where several servers are named, and none is a primary that answers."""
+
+
+async def ledger(system: Examined) -> list[Check]:
+    """Reach it, and write nothing into it."""
+    try:
+        # Somebody waits: what is locked or away says so within two seconds.
+        found = await Ledger.open(system.settings.ledger_url, prompt=True)
+    except LedgerError as error:
+        return [unusable(system, error)]
+    try:
+        await found.check()
+        # A write, for a database that is locked can be read.
+        await found.release_lease(HOLDER, HOLDER)
+        await found.require_room()
+    except LedgerError as error:
+        await found.close()
+        return [unusable(system, error)]
+    system.ledger = found
+    return [well("ledger", "reached, it takes writes, and its tables are of this version")]
+
+
+def unusable(system: Examined, error: LedgerError) -> Check:
+    """It can't be used, and what to do about it."""
+    finding, remedy = _remedy(system, error)
+    return wrong("ledger", finding, str(error), remedy)
+
+
+def _remedy(system: Examined, error: LedgerError) -> tuple[Finding, str]:
+    file = system.settings.ledger_url.partition(":///")[2]
+    is_sqlite = system.settings.ledger_url.startswith("sqlite")
+    match error:
+        case LedgerMissing():
+            remedy = "where there was one, correct its address, or restore it: docs/backup.md; "
+            return Finding.LEDGER_TABLES, remedy + "only for a new system `jobctl db upgrade`"
+        case SchemaOutdated():
+            return Finding.LEDGER_TABLES, "`jobctl db upgrade`"
+        case LedgerMisconfigured():
+            return Finding.LEDGER_ADDRESS, "correct JOBS_DATABASE_URL"
+        case LedgerRefuses():
+            return (
+                Finding.LEDGER_REFUSES,
+                "correct user, password and database in JOBS_DATABASE_URL",
+            )
+        case LedgerCrowded():
+            most = KEPT_CONNECTIONS + MORE_CONNECTIONS
+            return Finding.LEDGER_CROWDED, (
+                "close what holds them in vain, or raise `max_connections` of the server and "
+                f"restart it: a process of Switchyard uses 2 or 3, {most} at most; who has them, "
+                "asked as a superuser, for whom some are kept: `psql -c 'SELECT usename, "
+                "application_name, client_addr, count(*) FROM pg_stat_activity GROUP BY 1, 2, 3 "
+                "ORDER BY 4 DESC'`"
+            )
+        case LedgerFull():
+            return Finding.DISK_FULL, (
+                f"make room there: `df -h {Path(file).parent}`"
+                if is_sqlite
+                else "make room where the database has its tables: `psql -c "
+                "'SELECT spcname, pg_tablespace_location(oid) FROM pg_tablespace'` and `psql -c "
+                "'SHOW data_directory'` say where, on its server"
+            )
+        case LedgerReadOnly():
+            return Finding.LEDGER_READ_ONLY, (
+                "`psql -c 'SELECT pg_is_in_recovery()'` says `t` of a standby: correct "
+                "JOBS_DATABASE_URL, or promote it; otherwise somebody has set it so, or a provider "
+                "whose disk is nearly full: make room, then `psql -c 'SET "
+                "default_transaction_read_only = off' -c 'ALTER DATABASE "
+                f"{_name(system)} SET default_transaction_read_only = off'`"
+            )
+        case LedgerUnavailable() if any(each in str(error) for each in LOCKED):
+            return Finding.LEDGER_LOCKED, (
+                f"`fuser -v {file}` shows who has it open: a backup or upgrade ends by itself, a "
+                "process that was stopped goes on after `kill -CONT PID`; end only one that hangs, "
+                "after its log was read"
+                if is_sqlite
+                else "where it answers `psql -c 'SELECT pid, state, query FROM pg_stat_activity'`, "
+                "that shows who holds what; where it does not, the server is frozen or cut off: "
+                "look at its host, and restart it"
+            )
+        case _ if STANDBYS in str(error):
+            return Finding.LEDGER_AWAY, (
+                "start the primary; where it is lost, promote the standby: `psql -c 'SELECT "
+                "pg_promote()'` there; docs/cluster.md"
+            )
+        case _:
+            return Finding.LEDGER_AWAY, (
+                f"see that {file} can be written, and `df -h`: has the disk room?"
+                if is_sqlite
+                else certificates.remedy(error, "JOBS_DATABASE_URL")
+                or "start the database, or correct JOBS_DATABASE_URL"
+            )
+
+
+def _name(system: Examined) -> str:
+    """Of PostgreSQL's database, as SQL has it."""
+    name = urlsplit(system.settings.ledger_url).path.strip("/")
+    return '"' + unquote(name).replace('"', '""') + '"'

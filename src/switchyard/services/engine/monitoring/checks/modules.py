@@ -1,0 +1,28 @@
+"""Which job types there are: those of the modules that can be loaded here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry, RegistryError
+from switchyard.services.engine.monitoring.check import Check, Finding, wrong
+
+
+def load_types(settings: Settings, include: Iterable[str] = ()) -> tuple[Registry, list[Check]]:
+    """The job types of all modules that can be loaded, and what is wrong with the others."""
+    loaded: list[str] = list(BUILT_IN_MODULES)
+    registry = Registry.load(loaded)
+    checks = []
+    for name in dict.fromkeys((*settings.modules, *include)):
+        try:
+            registry = Registry.load([*loaded, name])
+        except RegistryError as error:
+            remedy = (
+                f"`python -c 'import {name}'` says why; correct JOBS_MODULES, or install the "
+                "module, or be in its directory"
+            )
+            checks.append(wrong("modules", Finding.MODULE_MISSING, str(error), remedy))
+        else:
+            loaded.append(name)
+    return registry, checks

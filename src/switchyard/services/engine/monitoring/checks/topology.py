@@ -1,0 +1,131 @@
+"""Whether exchanges, queues, bindings and policies are those that are declared."""
+
+from __future__ import annotations
+
+import shlex
+
+from switchyard.broker.lanes import STAND_IN
+from switchyard.broker.management.live import LiveTopology
+from switchyard.broker.management.model import Topology
+from switchyard.broker.settings import Profile
+from switchyard.broker.topology.build import build
+from switchyard.broker.topology.differences import Deviation, Difference, diff
+from switchyard.broker.wire.depths import ask_queues
+from switchyard.broker.wording import counted
+from switchyard.services.engine.monitoring.check import Check, Finding, some, warning, well, wrong
+from switchyard.services.engine.monitoring.checks.examined import Examined
+
+
+async def topology(system: Examined) -> list[Check]:
+    """All of it, held against the declaration."""
+    live = await system.need_management().fetch()
+    differences = diff(_declared(system, system.settings.profile), live)
+    if any(each.name.startswith(STAND_IN) for each in differences):
+        return [_half_migrated(system, differences)]
+    overridden = [each for each in differences if each.problem is Deviation.OVERRIDDEN]
+    extra = [each for each in differences if each.is_extra]
+    others = [each for each in differences if each not in overridden and not each.is_extra]
+    return [
+        _declared_as_is(system, live, others),
+        _policies(system, live, overridden),
+        *await _extra(system, extra),
+    ]
+
+
+def _declared(system: Examined, profile: Profile) -> Topology:
+    delays = system.settings.retry_delays
+    return build(profile, system.registry.routes, retry_delays=delays)
+
+
+def _other(profile: Profile) -> Profile:
+    return "quorum" if profile == "classic" else "classic"
+
+
+def _declared_as_is(system: Examined, live: LiveTopology, differences: list[Difference]) -> Check:
+    texts = [each.text for each in differences]
+    if not differences:
+        return well("topology", "exchanges, queues, bindings and policies are as declared")
+    if all(each.fixable for each in differences):
+        remedy = "run `jobctl topology apply`"
+        return wrong("topology", Finding.TOPOLOGY_MISSING, some(texts), remedy)
+    other = _other(system.settings.profile)
+    if not any(each.blocking for each in diff(_declared(system, other), live)):
+        detail = f"the lanes on the broker are those of the profile {other}: {some(texts)}"
+        remedy = (
+            f"`export JOBS_PROFILE={other}` for every process, or change the queues: "
+            f"`jobctl topology migrate --to {system.settings.profile}`"
+        )
+        return wrong("topology", Finding.PROFILE_WRONG, detail, remedy)
+    remedy = "see docs/topology.md#changing-a-live-broker: empty it, delete it, apply"
+    return wrong("topology", Finding.TOPOLOGY_OTHER, some(texts), remedy)
+
+
+def _half_migrated(system: Examined, differences: list[Difference]) -> Check:
+    """What else differs is what that changes: until it has ended nobody is to mend it by hand."""
+    names = {each.name.removeprefix(STAND_IN) for each in differences if each.is_extra}
+    detail = (
+        "queues are being changed to the other profile, or that was broken off; it has come to "
+        f"{some(sorted(names))}"
+    )
+    profile = system.settings.profile
+    remedy = (
+        f"`jobctl topology migrate --to {profile}` goes on where it was, or the same with "
+        f"`--to {_other(profile)}`, if that was begun; either also undoes the other"
+    )
+    return wrong("topology", Finding.MIGRATION_UNFINISHED, detail, remedy)
+
+
+def _policies(system: Examined, live: LiveTopology, overridden: list[Difference]) -> Check:
+    if not overridden:
+        return well("policies", "every queue is under its own policy")
+    texts = [each.text for each in overridden]
+    names = {each.name for each in overridden}
+    ours = {policy.name for policy in _declared(system, system.settings.profile).policies}
+    theirs = {queue.policy for queue in live.queues if queue.name in names and queue.policy} - ours
+    rabbitmqctl = f"rabbitmqctl -p {shlex.quote(system.settings.vhost)}"
+    if theirs:
+        commands = [f"`{rabbitmqctl} clear_policy {shlex.quote(each)}`" for each in sorted(theirs)]
+        remedy = f"{some(commands)}, or narrow its pattern or lower its priority"
+    else:
+        remedy = f"`{rabbitmqctl} list_policies` and `{rabbitmqctl} list_operator_policies`"
+        remedy += " show them all"
+    return wrong("policies", Finding.POLICY_OVERRIDDEN, some(texts), remedy)
+
+
+async def _extra(system: Examined, extra: list[Difference]) -> list[Check]:
+    """What is in our namespace and not declared: of job types that are not loaded, or left over.
+    Nothing that holds a job is to be removed."""
+    queues = [each.name for each in extra if each.kind == "queue"]
+    depths = await ask_queues(system.settings.require_amqp_url(), queues) if queues else {}
+    held = {name: each.ready for name, each in depths.items() if each is not None and each.ready}
+    checks = []
+    if held:
+        texts = [
+            f"{counted(number, 'job waits', 'jobs wait')} in {name}, which is not declared"
+            for name, number in held.items()
+        ]
+        kinds = " ".join(sorted({name.partition(".")[2] for name in held}))
+        remedy = (
+            "name the modules of their job types in JOBS_MODULES, and start "
+            f"`jobctl worker {kinds}`; don't remove a queue that holds a job"
+        )
+        checks.append(wrong("unknown jobs", Finding.TYPES_UNKNOWN, some(texts), remedy))
+    left = [each for each in extra if each.name not in held]
+    if left:
+        commands = [_removal(system, each) for each in left]
+        remedy = "load their job types with JOBS_MODULES; if there are none any more: " + some(
+            [each for each in commands if each] or ["remove them by the management page"]
+        )
+        texts = [each.text for each in left]
+        checks.append(warning("leftovers", Finding.LEFTOVER, some(texts), remedy))
+    return checks
+
+
+def _removal(system: Examined, difference: Difference) -> str | None:
+    vhost = shlex.quote(system.settings.vhost)
+    name = shlex.quote(difference.name)
+    if difference.kind == "queue":
+        return f"`rabbitmqctl -p {vhost} delete_queue {name} --if-empty --if-unused`"
+    if difference.kind == "policy":
+        return f"`rabbitmqctl -p {vhost} clear_policy {name}`"
+    return None

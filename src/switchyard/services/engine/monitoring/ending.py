@@ -1,0 +1,42 @@
+"""Waiting for a job's end: woken by the event that says so, and not by looking again and again."""
+
+from __future__ import annotations
+
+import time
+
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.job_events import ENDINGS, EventHub, JobEvent
+from switchyard.services.engine.records.errors import LedgerUnavailable
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.states import FINISHED
+
+LOOK = 15.0
+"""Seconds after which the ledger is asked although no event came: one that was sent while the
+connection was cut never comes."""
+
+
+async def ended(feed: EventHub, ledger: Ledger, job_id: str, *, timeout: float) -> JobRecord | None:
+    """The job when it has ended; as it stands after `timeout` seconds; None where there is none.
+
+    Raises LedgerUnavailable when the ledger is away at the end of that time.
+    """
+    deadline = time.monotonic() + timeout
+
+    def wanted(event: JobEvent) -> bool:
+        return event.job_id == job_id and event.name in ENDINGS
+
+    with feed.subscribed(wanted) as subscription:
+        while True:
+            # Looked up after subscribing, so that nothing happens in between unseen.
+            left = deadline - time.monotonic()
+            try:
+                record = await ledger.get(job_id)
+            except LedgerUnavailable:
+                if left <= 0:
+                    raise
+            else:
+                if record is None or record.state in FINISHED or left <= 0:
+                    return record
+            if subscription.is_over:  # the process stops
+                return await ledger.get(job_id)
+            await subscription.next(min(max(left, 0.01), LOOK))

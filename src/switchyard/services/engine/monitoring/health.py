@@ -1,0 +1,59 @@
+"""Whether what the system stands on is there: broker, ledger, storage."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import structlog
+
+from switchyard.broker.errors import Blocked
+from switchyard.services.common.files.storage_errors import DiskFull
+from switchyard.services.engine.records.errors import LedgerFull
+
+CHECK_TIMEOUT = 2.0
+"""Seconds after which what did not answer counts as away."""
+
+Check = Callable[[], Awaitable[object]]
+
+
+ComponentState = Literal["ok", "away", "full", "blocked"]
+"""`full`: its disk has no room; `blocked`: the broker has a memory or disk alarm, and takes nothing
+in. Neither can take work, as one that is away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One thing that the system stands on."""
+
+    name: str
+    state: ComponentState
+    latency: float
+    """Seconds until it answered, or until that was given up."""
+
+
+async def examine(checks: Mapping[str, Check]) -> list[Component]:
+    """Check everything at once. What a check raises goes into the log: it may name hosts."""
+    return list(await asyncio.gather(*(_examine(name, check) for name, check in checks.items())))
+
+
+async def _examine(name: str, check: Check) -> Component:
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT):
+            await check()
+    except Exception as error:  # whatever it is, the component can't be used
+        structlog.get_logger("health").warning(
+            "away", component=name, error=str(error) or type(error).__name__
+        )
+        return Component(name, _state_of(error), time.monotonic() - began)
+    return Component(name, "ok", time.monotonic() - began)
+
+
+def _state_of(error: Exception) -> ComponentState:
+    if isinstance(error, DiskFull | LedgerFull):
+        return "full"
+    return "blocked" if isinstance(error, Blocked) else "away"

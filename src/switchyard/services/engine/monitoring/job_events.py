@@ -1,0 +1,302 @@
+"""What happens to jobs, as it happens: a live feed of `jobs.events` with a short memory.
+
+Events are best effort: whoever needs to be sure asks the ledger. An event's id is made of its
+content, so a client may go on with another process than the one that it was cut off from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import structlog
+from aiormq.connection import Connection
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import from_json, to_json
+
+from switchyard.broker import patterns
+from switchyard.broker.consume.listening import hear_exchange, keep_listening
+from switchyard.broker.errors import BrokerAway
+from switchyard.broker.lanes import EVENTS_EXCHANGE
+from switchyard.broker.message import JobId, describe
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.publish.unheard import REST
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire.envelope import Envelope
+from switchyard.broker.wire.link import Link
+from switchyard.services.engine.records.progress import Reported
+
+REMEMBERED, REMEMBERED_BYTES = 2_000, 2 * 1024 * 1024
+"""Events that a client can catch up on; fewer where they are larger than this system's own."""
+BACKLOG, BACKLOG_BYTES = 1_000, 1024 * 1024
+"""Events that may wait for one client; one that is slower is cut off, and may come again."""
+MAX_BYTES = 16 * 1024
+"""The largest event. This system's own have a few hundred bytes."""
+LATEST = 1e11
+"""Seconds since the epoch: the year 5138."""
+PROGRESS = "progress"
+"""Not remembered: the next one says more, and many jobs would drive out what happens once."""
+TEXT = "text"
+"""A piece of what a job writes: there are many, and its result has them all."""
+ENDINGS = frozenset({"succeeded", "dead", "cancelled"})
+"""Events after which a job rests."""
+
+
+class _Said(BaseModel):
+    """What every event says."""
+
+    event: Annotated[str, Field(pattern=patterns.WORD, max_length=32)]
+    job_id: JobId
+    at: Annotated[float, Field(ge=0, le=LATEST)]
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """Something happened to a job."""
+
+    id: str
+    """`<microseconds>-<digest>`: orders events roughly, names each exactly."""
+    name: str
+    """started, progress, text, succeeded, retrying, dead, cancelled."""
+    job_id: str
+    at: float
+    """Seconds since the epoch, by the clock of whoever saw it."""
+    body: bytes
+    """JSON, as it came: parsed, a hostile one takes thirty times as much memory."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """All that the event says, the above included; parsed each time."""
+        fields: dict[str, Any] = from_json(self.body, allow_inf_nan=False)
+        return fields
+
+    @classmethod
+    def of(cls, body: bytes | memoryview) -> JobEvent:
+        """Raises ValueError for a body that is no event. Anybody who may publish on the broker
+        may have written it, and it goes on to browsers, line by line."""
+        raw = bytes(body)
+        if len(raw) > MAX_BYTES:
+            raise ValueError(f"not an event: {len(raw)} bytes, more than {MAX_BYTES}")
+        # Unlike `json.loads`, with one error for whatever is wrong, and no NaN.
+        fields = from_json(raw, allow_inf_nan=False)
+        try:
+            said = _Said.model_validate(fields)
+        except ValidationError as error:
+            raise ValueError(f"not an event: {describe(error)}") from error
+        digest = hashlib.sha256(raw).hexdigest()[:12]
+        event_id = f"{int(said.at * 1_000_000)}-{digest}"
+        return cls(event_id, said.event, said.job_id, said.at, raw)
+
+
+def announce(
+    publisher: Publisher,
+    event: str,
+    *,
+    job_id: str,
+    job_type: str,
+    lane: str,
+    attempt: int,
+    worker_id: str | None = None,
+    progress: Reported | None = None,
+    text: tuple[str, int] | None = None,
+) -> None:
+    """Tell whoever listens, best effort: `<event>.<lane>.<job_type>` on `jobs.events`. Where nobody
+    does, nothing is sent.
+
+    `attempt` counts from 1; `worker_id` is None for what was done to a job outside a worker.
+    """
+
+    def make() -> Envelope:
+        body: dict[str, Any] = {
+            "event": event,
+            "job_id": job_id,
+            "job_type": job_type,
+            "lane": lane,
+            "attempt": attempt,
+            "worker_id": worker_id,
+            "at": time.time(),
+        }
+        if progress is not None:
+            body |= {"fraction": progress.fraction, "note": progress.note}
+        if text is not None:
+            body |= {"text": text[0], "offset": text[1]}
+        return Envelope(body=to_json(body), message_id=job_id, type=event)
+
+    publisher.send_soon(EVENTS_EXCHANGE, f"{event}.{lane}.{job_type}", make)
+
+
+def text_event(job_id: str, text: str, offset: int, at: float) -> JobEvent:
+    """What a job of this process writes, told without a broker."""
+    said = {"event": TEXT, "job_id": job_id, "at": at, "text": text, "offset": offset}
+    return JobEvent.of(to_json(said))
+
+
+class Subscription:
+    """The events of one client, from the moment at which it asked."""
+
+    def __init__(self, wanted: Callable[[JobEvent], bool]) -> None:
+        self._wanted = wanted
+        self._waiting: deque[JobEvent] = deque()
+        self._bytes = 0
+        self._changed = asyncio.Event()
+        self.is_over = False
+        """No more events will come: the client was too slow, or the process stops."""
+
+    def offer(self, event: JobEvent) -> None:
+        if self.is_over or not self._wanted(event):
+            return
+        if len(self._waiting) >= BACKLOG or self._bytes + len(event.body) > BACKLOG_BYTES:
+            self._waiting.clear()
+            self.close()
+            return
+        self._waiting.append(event)
+        self._bytes += len(event.body)
+        self._changed.set()
+
+    def close(self) -> None:
+        self.is_over = True
+        self._changed.set()
+
+    async def next(self, timeout: float) -> JobEvent | None:
+        """The next event; None when none came within `timeout` seconds, or none will come."""
+        if not self._waiting and not self.is_over:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), timeout)
+            except TimeoutError:
+                return None
+        if not self._waiting:
+            return None
+        event = self._waiting.popleft()
+        self._bytes -= len(event.body)
+        return event
+
+
+class EventHub:
+    """Hands events to subscribers in this process, and remembers some."""
+
+    def __init__(self, *, remembered: int = REMEMBERED) -> None:
+        self._memory: deque[JobEvent] = deque()
+        self._most = remembered
+        self._bytes = 0
+        self._subscriptions: set[Subscription] = set()
+        self._ended = False
+
+    @property
+    def subscribers(self) -> int:
+        return len(self._subscriptions)
+
+    def close_subscriptions(self) -> None:
+        """End every stream; clients come again, perhaps to another process."""
+        for subscription in self._subscriptions:
+            subscription.close()
+
+    def end(self) -> None:
+        """End every stream, also those that are about to begin: this process stops."""
+        self._ended = True
+        self.close_subscriptions()
+
+    @contextmanager
+    def subscribed(self, wanted: Callable[[JobEvent], bool]) -> Iterator[Subscription]:
+        """The events from now on, until the end of the block."""
+        subscription = Subscription(wanted)
+        if self._ended:
+            subscription.close()
+        self._subscriptions.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.discard(subscription)
+
+    def since(self, last_id: str) -> tuple[list[JobEvent], bool]:
+        """The remembered events after that one, and whether that is all there were.
+
+        An id that is not remembered stands for its moment: what happened at it or later.
+        """
+        events = list(self._memory)
+        for index, event in enumerate(events):
+            if event.id == last_id:
+                return events[index + 1 :], True
+        at = _microseconds(last_id)
+        if at is None:
+            return events, False
+        complete = bool(events) and int(events[0].at * 1_000_000) <= at
+        return [each for each in events if int(each.at * 1_000_000) >= at], complete
+
+    def heard(self, event: JobEvent) -> None:
+        """Remember an event and hand it on."""
+        if event.name not in (PROGRESS, TEXT):
+            self._memory.append(event)
+            self._bytes += len(event.body)
+        while len(self._memory) > self._most or self._bytes > REMEMBERED_BYTES:
+            self._bytes -= len(self._memory.popleft().body)
+        for subscription in tuple(self._subscriptions):
+            subscription.offer(event)
+
+
+class EventFeed(EventHub):
+    """Hears `jobs.events` on a queue of its own, and hands events to the subscribers."""
+
+    def __init__(self, settings: BrokerSettings, *, remembered: int = REMEMBERED) -> None:
+        super().__init__(remembered=remembered)
+        self._log = structlog.get_logger("events")
+        self._link = Link(settings.require_amqp_url(), "api events", self._log)
+        self.is_listening = asyncio.Event()
+        """Set while events arrive."""
+
+    async def check(self) -> None:
+        """Raises BrokerAway while no events arrive."""
+        if not self.is_listening.is_set():
+            raise BrokerAway("events are not heard", maybe_accepted=False)
+
+    async def run(self) -> None:
+        """Listen until cancelled, again after each loss of the broker."""
+        try:
+            await keep_listening(self._link, self._listen, self._log, "can't hear events")
+        finally:
+            self.close_subscriptions()
+            await self._link.close()
+
+    async def _listen(self, connection: Connection, hears: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        coming: list[asyncio.TimerHandle] = []
+
+        def listening() -> None:
+            hears()
+            # Until then somebody may believe that nobody listens.
+            coming.append(loop.call_later(REST, self.is_listening.set))
+
+        try:
+            await hear_exchange(
+                connection,
+                listening,
+                EVENTS_EXCHANGE,
+                self._received,
+                tag="events",
+                routing_key="#",
+            )
+        finally:
+            for each in coming:
+                each.cancel()
+            self.is_listening.clear()
+
+    def _received(self, body: bytes) -> None:
+        if not body:
+            return  # `Publisher.probe`: whether the broker takes anything in
+        try:
+            event = JobEvent.of(body)
+        except ValueError as error:
+            self._log.warning("not an event", error=str(error))
+            return
+        self.heard(event)
+
+
+def _microseconds(event_id: str) -> int | None:
+    head = event_id.partition("-")[0]
+    return int(head) if head.isascii() and head.isdigit() and len(head) < 20 else None

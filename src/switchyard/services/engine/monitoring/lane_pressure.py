@@ -1,0 +1,328 @@
+"""Back-pressure: how full the lanes are, from the depths on the broker.
+
+Depths come from passive declarations, exact at their moment; limits from the policies in force
+where the management API can be asked, else from the lanes as they are declared. Jobs that were put
+off for want of room in a named limit, or because all servers of language models are paused, are
+away from their queue for a while, and count as if they were in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+from aiormq.connection import Connection
+from aiormq.exceptions import ChannelAccessRefused
+
+from switchyard.broker.closing import Closing
+from switchyard.broker.errors import BrokerAway, ManagementError
+from switchyard.broker.lanes import (
+    DEAD_QUEUE,
+    LANES,
+    STAND_IN,
+    Lane,
+    lane_named,
+    lane_of,
+    queue_name,
+)
+from switchyard.broker.wire.away import meaning_away
+from switchyard.broker.wire.depths import HiddenQueues, Waiting, ask_lane_queue, ask_queue
+from switchyard.broker.wire.link import Link
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.monitoring.levels import Pressure, fullest
+from switchyard.services.engine.monitoring.marks import LLM_WORKER, Marks
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.llm.records.llm import BRIEF_PAUSE
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.ledger import Ledger
+
+FRESH_FOR = 1.0
+"""Seconds for which depths are used again."""
+USABLE_FOR = 5.0
+"""Seconds after which a publish waits for new depths rather than go by the old ones."""
+LIMITS_FOR = 30.0
+"""Seconds for which limits are used again."""
+ASK_TIMEOUT = 2.0
+MANAGEMENT_TIMEOUT = 1.0
+MOMENT = 0.3
+"""Seconds that an answer may wait for depths that would be good to have."""
+FIRST = 1.0
+"""Seconds that the first publish of a process may wait for them."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """One queue of a lane."""
+
+    name: str
+    ready: int | None
+    """Messages that wait for a worker; None where there is no such queue."""
+    consumers: int
+    limit: int
+    """Waiting jobs at which it is full."""
+    pressure: Pressure
+    put_off: int = 0
+    """Jobs that wait for room in a named limit, or for servers of language models that are all
+    paused, and are not in the queue meanwhile."""
+
+    @property
+    def waiting(self) -> int:
+        """All that wait for a worker."""
+        return (self.ready or 0) + self.put_off
+
+
+@dataclass(frozen=True, slots=True)
+class LaneDepth:
+    """A lane is as full as the fullest of its queues."""
+
+    name: str
+    pressure: Pressure
+    queues: tuple[QueueDepth, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All lanes at one moment, most urgent first."""
+
+    lanes: tuple[LaneDepth, ...]
+    at: float
+    """Seconds, on the monotonic clock."""
+
+    def queue(self, name: str) -> QueueDepth | None:
+        found = (queue for lane in self.lanes for queue in lane.queues if queue.name == name)
+        return next(found, None)
+
+
+class LanePressure(Closing):
+    """Asks the broker at most once a second, and only while somebody wants to know."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        *,
+        ledger: Ledger | None = None,
+        fresh_for: float = FRESH_FOR,
+        lanes: tuple[Lane, ...] = LANES,
+    ) -> None:
+        """Without the ledger, jobs that wait for room in a named limit are not counted."""
+        self._settings = settings
+        self._ledger = ledger
+        self._fresh_for = fresh_for
+        self._lanes = lanes
+        self._names = {
+            lane.name: tuple(
+                dict.fromkeys(
+                    [queue_name(lane.name, worker) for worker in lane.workers]
+                    + [route.queue for route in registry.routes if route.lane == lane.name]
+                )
+            )
+            for lane in lanes
+        }
+        self._log = structlog.get_logger("lane pressure")
+        self._link = Link(settings.require_amqp_url(), "lane pressure", self._log)
+        self._hidden = HiddenQueues(settings)
+        self._is_hidden = False
+        """Our user may not ask for the queues over AMQP."""
+        self._snapshot: Snapshot | None = None
+        self._asking: asyncio.Task[Snapshot] | None = None
+        self._limits: Mapping[str, int] = {}
+        self._limits_until = 0.0
+        self._next_try = 0.0
+        self._waited = False
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        await self._link.close()
+
+    def begin(self) -> None:
+        """Connect and look for the first time, in the background."""
+        self._ask()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the depths were ever known."""
+        return self._snapshot is not None
+
+    async def snapshot(self) -> Snapshot:
+        """The depths, at most a second old. Raises BrokerAway."""
+        known = self._snapshot
+        if known is not None and time.monotonic() - known.at < self._fresh_for:
+            return known
+        return await asyncio.shield(self._ask())
+
+    def recent(self, queue: str) -> QueueDepth | None:
+        """What is known of a queue without waiting; None where nothing recent is.
+
+        Asks for new depths in the background when the known ones are older than a second.
+        """
+        now = time.monotonic()
+        known = self._snapshot
+        age = float("inf") if known is None else now - known.at
+        if age >= FRESH_FOR and now >= self._next_try:
+            self._next_try = now + FRESH_FOR  # also where the broker is away
+            self._ask()
+        return known.queue(queue) if known is not None and age < USABLE_FOR else None
+
+    async def first(self) -> None:
+        """Wait for the first depths, but not for long: a program that publishes one thing, and
+        ends, is to hear as much as one that runs on. Later calls do not wait."""
+        if self._waited:
+            return
+        self._waited = True
+        if not self.is_known:
+            await self._within_seconds(FIRST)
+
+    async def soon(self, queue: str) -> QueueDepth | None:
+        """What is known of a queue, waiting a moment for it; None where that is nothing."""
+        known = self.recent(queue)
+        if known is not None:
+            return known
+        snapshot = await self._within_seconds(MOMENT)
+        return None if snapshot is None else snapshot.queue(queue)
+
+    async def _within_seconds(self, seconds: float) -> Snapshot | None:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.snapshot()
+        except (TimeoutError, BrokerAway):
+            return None
+
+    async def probe(self) -> None:
+        """One round trip to the broker, on this connection. Raises BrokerAway."""
+        await self._within(self._answer(await self._connection()))
+
+    async def _answer(self, connection: Connection) -> None:
+        with suppress(ChannelAccessRefused):  # an answer, too: not every user may see the queue
+            await ask_queue(connection, DEAD_QUEUE)
+
+    def _ask(self) -> asyncio.Task[Snapshot]:
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._take(), name="lane pressure")
+            self._asking.add_done_callback(self._asked)
+        return self._asking
+
+    def _asked(self, task: asyncio.Task[Snapshot]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._log.warning("queue depths are unknown", error=str(error))
+
+    async def _take(self) -> Snapshot:
+        connection = await self._connection()
+        limits = await self._limits_in_force()
+        put_off = await self._put_off()
+        depths = await self._within(self._depths(connection, limits))
+        lanes = tuple(
+            _lane(
+                lane,
+                [self._queue(name, depths[name], limits, put_off.get(name, 0)) for name in names],
+            )
+            for lane, names in self._names.items()
+        )
+        self._snapshot = Snapshot(lanes, time.monotonic())
+        return self._snapshot
+
+    async def _connection(self) -> Connection:
+        return await self._within(self._link.connection_now())
+
+    async def _within(self, work: Awaitable[T]) -> T:
+        with meaning_away("can't ask the broker"):
+            return await asyncio.wait_for(work, ASK_TIMEOUT)
+
+    async def _depths(
+        self, connection: Connection, limits: Mapping[str, int]
+    ) -> dict[str, Waiting | None]:
+        names = [name for names in self._names.values() for name in names]
+        if not self._is_hidden:
+            try:
+                return {
+                    name: await ask_lane_queue(connection, name, limits.get(name)) for name in names
+                }
+            except ChannelAccessRefused:
+                self._is_hidden = True
+        shown = await self._hidden.waiting()
+        # The queue that stands in for a lane's while that is remade: as ask_lane_queue says.
+        beside = {name: shown.get(STAND_IN + name) for name in names}
+        return {
+            name: (None if limits.get(name) == 0 else shown.get(name))
+            or beside[name]
+            or shown.get(name)
+            for name in names
+        }
+
+    async def _put_off(self) -> Mapping[str, int]:
+        if self._ledger is None:
+            return {}
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT):
+                put_off = Counter(await self._ledger.waiting_for_room())
+                put_off.update(await self._waiting_for_servers(self._ledger))
+                return put_off
+        except (TimeoutError, LedgerError) as error:
+            reason = str(error) or f"no answer within {ASK_TIMEOUT:g} s"
+            self._log.warning("jobs that wait for limits could not be counted", error=reason)
+            return {}
+
+    async def _waiting_for_servers(self, ledger: Ledger) -> Mapping[str, int]:
+        """While all servers of language models are paused, their requests wait in delays: as many
+        as ever come, were they not counted."""
+        names = {each.name for each in self._settings.llm_servers}
+        if not names:
+            return {}
+        waiting = await ledger.waiting_for_servers(names, LLM_WORKER, pause=BRIEF_PAUSE)
+        return {queue_name(lane, LLM_WORKER): number for lane, number in waiting.items()}
+
+    async def _limits_in_force(self) -> Mapping[str, int]:
+        now = time.monotonic()
+        if now < self._limits_until:
+            return self._limits
+        # Here: whoever only publishes may have no management API, and needs no HTTP client.
+        from switchyard.broker.management.client import ManagementClient
+
+        self._limits_until = now + LIMITS_FOR
+        try:
+            url, vhost = self._settings.require_management_url(), self._settings.vhost
+            async with ManagementClient(url, vhost, timeout=MANAGEMENT_TIMEOUT) as client:
+                # Not the queues' statistics, which lag behind a change of policy.
+                policies = {each.name: each.definition for each in await client.policies()}
+                queues = await client.queues()
+        except (ManagementError, ValueError) as error:
+            self._log.info("limits are those declared", reason=str(error))
+            return self._limits
+        in_force = {queue.name: policies.get(queue.policy or "", {}) for queue in queues}
+        self._limits = {
+            name: int(policy["max-length"])
+            for name, policy in in_force.items()
+            if "max-length" in policy
+        }
+        return self._limits
+
+    def _queue(
+        self, name: str, waiting: Waiting | None, limits: Mapping[str, int], put_off: int
+    ) -> QueueDepth:
+        # None at all has a queue that is being remade, and for a while.
+        most = limits.get(name) or lane_named(lane_of(name), self._lanes).max_length
+        marks = Marks.of(self._settings, name, most)
+        if waiting is None:
+            return QueueDepth(name, None, 0, marks.limit, Pressure.OK)
+        before = None if self._snapshot is None else self._snapshot.queue(name)
+        pressure = marks.pressure(
+            waiting.ready + put_off, Pressure.OK if before is None else before.pressure
+        )
+        return QueueDepth(name, waiting.ready, waiting.consumers, marks.limit, pressure, put_off)
+
+
+def _lane(name: str, queues: list[QueueDepth]) -> LaneDepth:
+    return LaneDepth(name, fullest(queue.pressure for queue in queues), tuple(queues))

@@ -1,0 +1,189 @@
+"""How full the lanes are: the broker's numbers and the ledger's, put together.
+
+What waits is asked over AMQP and is exact. What is unacknowledged, the limits in force and the
+oldest message come from the management API, whose numbers are a few seconds old; without it the
+limits are those that are declared, and the rest is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from switchyard.broker.errors import ManagementError
+from switchyard.broker.lanes import DEAD_QUEUE, LANES, STAND_IN, lane_named, queue_name
+from switchyard.broker.management.client import ManagementClient
+from switchyard.broker.wire.depths import Waiting, ask_queues
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.leases import DEAD_SCAN
+from switchyard.services.engine.monitoring.marks import Marks
+from switchyard.services.engine.records.states import State
+
+MANAGEMENT_TIMEOUT = 3.0
+INDEXING_LOOK, INDEXING_STALL, INDEXING_LIMIT = 0.1, 1.0, 10.0
+"""Seconds between looks whether a scheduler has indexed what it took out of the log, without
+progress, and in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueReport:
+    """One queue of a lane."""
+
+    name: str
+    exists: bool
+    ready: int
+    unacked: int | None
+    """None where the management API could not be asked."""
+    consumers: int
+    limit: int | None
+    """Waiting jobs at which it is full: further ones are refused."""
+    ttl_seconds: float | None
+    oldest_seconds: float | None
+    """Age of the message at the head, where the broker tells."""
+
+    @property
+    def percent_full(self) -> float | None:
+        return None if not self.limit else round(100 * self.ready / self.limit, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReport:
+    """One lane, or the dead letters."""
+
+    name: str
+    priority: int | None
+    queues: tuple[QueueReport, ...]
+    jobs: Mapping[str, int]
+    """The ledger's jobs by state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    lanes: tuple[LaneReport, ...]
+    management: str | None
+    """Why the management API could not be asked; None when it was."""
+
+
+async def lane_report(
+    settings: Settings, registry: Registry, ledger: Ledger | None, *, clock: Callable[[], float]
+) -> Report:
+    """All lanes, most urgent first, then the dead letters; `clock` is the ledger's, which made the
+    times in messages. Raises BrokerAway, LedgerError."""
+    names = {
+        lane.name: dict.fromkeys(
+            [queue_name(lane.name, worker) for worker in lane.workers]
+            + [route.queue for route in registry.routes if route.lane == lane.name]
+        )
+        for lane in LANES
+    }
+    every = [name for queues in names.values() for name in queues] + [DEAD_QUEUE]
+    waiting = await ask_queues(settings.require_amqp_url(), every)
+    details, trouble = await _management(settings)
+    counts = await ledger.counts() if ledger is not None else {}
+    now = clock()
+    lanes = [
+        LaneReport(
+            lane,
+            lane_named(lane).default_priority,
+            tuple(
+                _queue(
+                    name,
+                    waiting[name],
+                    details.get(name),
+                    settings,
+                    stand_in=details.get(STAND_IN + name),
+                    most=lane_named(lane).max_length,
+                    ttl=lane_named(lane).ttl_seconds,
+                    now=now,
+                )
+                for name in queues
+            ),
+            _by_name(counts.get(lane, {})),
+        )
+        for lane, queues in names.items()
+    ]
+    dead = _queue(
+        DEAD_QUEUE,
+        waiting[DEAD_QUEUE],
+        details.get(DEAD_QUEUE),
+        settings,
+        most=None,
+        ttl=None,
+        now=now,
+    )
+    lanes.append(LaneReport("(dead)", None, (dead,), {}))
+    return Report(tuple(lanes), trouble)
+
+
+async def unlisted_letters(settings: Settings, ledger: Ledger) -> int:
+    """Return how many messages more `jobs.dead` has than the index of dead letters knows, or,
+    negative, how many fewer. Waits while a scheduler indexes what has just died. 0 while a redrive
+    or purge goes through the queue and holds some, and where there is no such queue. Raises
+    BrokerAway, LedgerUnavailable."""
+    more = await _unlisted(settings, ledger)
+    began = progress = time.monotonic()
+    while more > 0 and (now := time.monotonic()) < min(
+        progress + INDEXING_STALL, began + INDEXING_LIMIT
+    ):
+        await asyncio.sleep(INDEXING_LOOK)
+        before, more = more, await _unlisted(settings, ledger)
+        progress = now if more < before else progress
+    return more
+
+
+async def _unlisted(settings: Settings, ledger: Ledger) -> int:
+    if await ledger.lease_remaining(DEAD_SCAN):
+        return 0
+    asked = await ask_queues(settings.require_amqp_url(), [DEAD_QUEUE])
+    there = asked[DEAD_QUEUE]
+    return 0 if there is None else there.ready - await ledger.count_messages()
+
+
+async def _management(settings: Settings) -> tuple[dict[str, Any], str | None]:
+    try:
+        url = settings.require_management_url()
+        async with ManagementClient(url, settings.vhost, timeout=MANAGEMENT_TIMEOUT) as client:
+            items = await client.get(f"/queues/{quote(settings.vhost, safe='')}")
+    except (ManagementError, ValueError) as error:
+        return {}, str(error)
+    return {item["name"]: item for item in items}, None
+
+
+def _queue(
+    name: str,
+    waiting: Waiting | None,
+    details: Mapping[str, Any] | None,
+    settings: Settings,
+    *,
+    stand_in: Mapping[str, Any] | None = None,
+    most: int | None,
+    ttl: float | None,
+    now: float,
+) -> QueueReport:
+    if details is not None:
+        policy = details.get("effective_policy_definition") or {}
+        # As declared: of a new queue, of which nothing is told for some seconds, and of one that is
+        # being remade, which takes nothing meanwhile.
+        most = policy.get("max-length") or most
+        ttl = policy["message-ttl"] / 1000 if "message-ttl" in policy else None
+    head = (details or {}).get("head_message_timestamp")
+    return QueueReport(
+        name=name,
+        exists=waiting is not None,
+        ready=(waiting.ready if waiting else 0) + int((stand_in or {}).get("messages_ready") or 0),
+        unacked=None if details is None else int(details.get("messages_unacknowledged") or 0),
+        consumers=waiting.consumers if waiting else 0,
+        limit=None if most is None else Marks.of(settings, name, most).limit,
+        ttl_seconds=ttl,
+        oldest_seconds=max(0.0, now - head) if isinstance(head, int | float) else None,
+    )
+
+
+def _by_name(counts: Mapping[State, int]) -> dict[str, int]:
+    return {str(state): number for state, number in counts.items()}

@@ -1,0 +1,216 @@
+"""Notice that an event loop is blocked, and by what.
+
+While one callback runs, a loop does nothing else: no heartbeat is sent, no hot job starts, no time
+limit ends anything. Only a thread can see that, and only while it lasts can it see what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+from uuid import uuid4
+
+import structlog
+from structlog.contextvars import STRUCTLOG_KEY_PREFIX
+
+from switchyard.broker.background import end_tasks
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring import metric_names as names
+from switchyard.services.engine.monitoring.metric_names import Metric, Samples
+from switchyard.services.engine.records.results import LoopBlock
+
+BLOCKED_AFTER = 1.0
+"""Seconds that one callback may run before it counts as blocking the loop."""
+TICK_INTERVAL = 0.25
+"""Seconds between signs of life of the loop, and between looks for them."""
+NOTED_AFTER = 5.0
+"""Seconds after which a block is noted although it lasts: its end may be the worker's."""
+SHOWN_FRAMES = 12
+"""Frames of a stack in the log, the innermost."""
+_IDLE = ("selectors.py", "asyncio/base_events.py", "asyncio/runners.py")
+"""Files of the innermost code of a loop that runs no callback."""
+
+_JOB_ID, _JOB_TYPE = (f"{STRUCTLOG_KEY_PREFIX}{name}" for name in ("job_id", "job_type"))
+"""Context variables of a job's task, and of all tasks that its handler starts."""
+
+Note = Callable[[LoopBlock], Awaitable[None]]
+"""Keep a block. It is awaited in an event loop of its own, as the other one is blocked."""
+
+
+def noted_in(ledger_url: str) -> Note:
+    """Keep blocks in that ledger, by a connection of their own."""
+
+    async def note(block: LoopBlock) -> None:
+        async with await Ledger.open(ledger_url, prompt=True) as ledger:
+            await ledger.note_loop_block(block)
+
+    return note
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a blocked loop runs."""
+
+    job_id: str | None
+    job_type: str | None
+    place: str
+    stack: str
+
+
+class LoopWatch:
+    """Watches the event loop in which `watching` is entered. `worker_id` names the process in the
+    ledger."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        note: Note,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._worker_id, self._note, self._clock = worker_id, note, clock
+        self._log = structlog.get_logger("loop").bind(worker_id=worker_id)
+        self._thread = 0
+        self._used = 0.0
+        """Processor seconds of the loop's thread at the latest look."""
+        self._ticked = 0.0
+        self._closed = threading.Event()
+        self._times: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        self._seconds: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        """Both by job type."""
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Log, count and note every block for as long as the context lasts."""
+        self._thread, self._ticked = threading.get_ident(), time.monotonic()
+        ticking = asyncio.create_task(self._tick())
+        looking = threading.Thread(target=self._look, name="loop watch", daemon=True)
+        looking.start()
+        try:
+            yield
+        finally:
+            self._closed.set()
+            await end_tasks(ticking)
+            await asyncio.to_thread(looking.join)
+
+    def shown(self) -> Iterable[tuple[Metric, Samples]]:
+        """For `Metrics.show`."""
+        return [
+            (names.LOOP_BLOCKS, dict(self._times)),
+            (names.LOOP_BLOCKED_SECONDS, dict(self._seconds)),
+        ]
+
+    async def _tick(self) -> None:
+        while True:
+            self._ticked = time.monotonic()
+            await asyncio.sleep(TICK_INTERVAL)
+
+    # --- in the thread ----------------------------------------------------------------------
+
+    def _look(self) -> None:
+        looked = time.monotonic()
+        awake_since = looked
+        while not self._closed.wait(TICK_INTERVAL):
+            now = time.monotonic()
+            worked = self._worked(now - looked)
+            if now - looked > BLOCKED_AFTER and not worked:
+                awake_since = now  # the whole process stood still, as one that is frozen does
+            looked = now
+            began = max(self._ticked, awake_since)
+            if now - began - TICK_INTERVAL > BLOCKED_AFTER and (seen := self._what_runs()):
+                self._see_through(began, seen)
+                looked = time.monotonic()
+
+    def _worked(self, seconds: float) -> bool:
+        """Whether the loop's thread has used most of that time: a library that holds Python's lock
+        stops this thread as well."""
+        used = self._processor_time()
+        before, self._used = self._used, used
+        return used - before > seconds / 2
+
+    def _processor_time(self) -> float:
+        clock = getattr(time, "pthread_getcpuclockid", None)
+        return 0.0 if clock is None else time.clock_gettime(clock(self._thread))
+
+    def _what_runs(self) -> _Seen | None:
+        """None of a loop that runs nothing: its host is too busy to wake it."""
+        frame = sys._current_frames().get(self._thread)
+        if frame is None or frame.f_code.co_filename.endswith(_IDLE):
+            return None
+        bound = _context_of(frame)
+        stack = "".join(traceback.format_stack(frame)[-SHOWN_FRAMES:])
+        return _Seen(bound.get(_JOB_ID), bound.get(_JOB_TYPE), _place(frame), stack)
+
+    def _see_through(self, began: float, seen: _Seen) -> None:
+        """From its notice to its end."""
+        lasted = time.monotonic() - began
+        block = LoopBlock(
+            id=uuid4().hex,
+            worker_id=self._worker_id,
+            job_id=seen.job_id,
+            job_type=seen.job_type,
+            place=seen.place,
+            began_at=self._clock() - lasted,
+            seconds=lasted,
+            ended=False,
+        )
+        log = self._log.bind(job_id=seen.job_id, job_type=seen.job_type, place=seen.place)
+        log.warning("event loop blocked", seconds=round(lasted, 1), stack=seen.stack)
+        is_noted = False
+        while self._ticked <= began and not self._closed.wait(TICK_INTERVAL):
+            lasted = time.monotonic() - began
+            if lasted > NOTED_AFTER and not is_noted:
+                is_noted = True
+                self._keep(replace(block, seconds=lasted))
+        lasted = max(self._ticked, began + BLOCKED_AFTER) - began
+        job_type = seen.job_type or names.OTHER
+        self._times[job_type,] += 1
+        self._seconds[job_type,] += lasted
+        log.warning("event loop free again", seconds=round(lasted, 1))
+        self._keep(replace(block, seconds=lasted, ended=True))
+
+    def _keep(self, block: LoopBlock) -> None:
+        async def keep() -> None:
+            await self._note(block)
+
+        try:
+            asyncio.run(keep())
+        except Exception as error:  # it is logged; the watch goes on, whatever the ledger says
+            self._log.warning("blocked event loop not recorded", error=str(error))
+
+
+def _context_of(frame: FrameType) -> dict[str, str]:
+    """The job of the callback that a loop runs, by the names of its context variables."""
+    for each in _outwards(frame):
+        handle = each.f_locals.get("self") if each.f_code.co_name == "_run" else None
+        if isinstance(handle, asyncio.Handle):
+            bound: contextvars.Context = handle._context  # type: ignore[attr-defined]
+            return {each.name: bound[each] for each in bound if each.name in (_JOB_ID, _JOB_TYPE)}
+    return {}
+
+
+def _outwards(frame: FrameType | None) -> Iterable[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _place(frame: FrameType) -> str:
+    """The innermost code that belongs to no library, else the innermost."""
+    own = (
+        each
+        for each in _outwards(frame)
+        if not any(part in each.f_code.co_filename for part in ("site-packages", "/lib/py", "<"))
+    )
+    found = next(own, frame)
+    code = found.f_code
+    return f"{code.co_filename}:{found.f_lineno} in {code.co_name}"

@@ -1,0 +1,49 @@
+"""From how many waiting jobs a queue is slow, or full, by the settings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from switchyard.broker.lanes import lane_of, queue_name
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.monitoring.levels import Pressure
+
+LLM_WORKER = "llm"
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """At how many waiting jobs a queue is what."""
+
+    ok_below: float
+    """What was slow or full stays slow until fewer wait."""
+    slow_at: float
+    full_at: float
+
+    @classmethod
+    def of(cls, settings: Settings, queue: str, most: int) -> Marks:
+        """Those of a queue for which the broker takes `most` messages."""
+        slow, full = most * settings.pressure_slow_at, most * settings.pressure_full_at
+        if queue != queue_name(lane_of(queue), LLM_WORKER):
+            return cls(ok_below=slow, slow_at=slow, full_at=full)
+        # A model's server takes few at once: long before the broker's limit, the wait is hours.
+        return cls(
+            ok_below=min(slow, settings.llm_ok_below),
+            slow_at=min(slow, settings.llm_slow_at),
+            full_at=min(full, settings.llm_full_at),
+        )
+
+    @property
+    def limit(self) -> int:
+        """The number of waiting jobs at which further ones are refused."""
+        return math.ceil(self.full_at)
+
+    def pressure(self, waiting: int, before: Pressure) -> Pressure:
+        """How full a queue is in which so many wait; `before` is what it was just now."""
+        if waiting >= self.full_at:
+            return Pressure.FULL
+        if waiting >= self.slow_at:
+            return Pressure.SLOW
+        stays = before is not Pressure.OK and waiting >= self.ok_below
+        return Pressure.SLOW if stays else Pressure.OK

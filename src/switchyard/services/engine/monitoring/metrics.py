@@ -1,0 +1,120 @@
+"""`Metrics`: what one process shows of the system's metrics (metric_names.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+import structlog
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric as Family
+
+from switchyard.broker.lanes import LANES
+from switchyard.services.engine.monitoring.distribution import Distribution
+from switchyard.services.engine.monitoring.metric_names import (
+    LEDGER_FAILURES,
+    LEDGER_SECONDS,
+    PUBLISHES,
+    Distributions,
+    Metric,
+    Samples,
+)
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+LOOK_TIMEOUT = 8.0
+"""Seconds that what is asked for a scrape may take; Prometheus gives up after ten."""
+
+
+class Metrics:
+    """What one process shows. It counts nothing itself: each part keeps its own numbers, in the
+    event loop, and is asked for them there when somebody scrapes. So what is counted for every job
+    costs no lock and no look-up by labels."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._registry)
+        self._registry.register(_Source(self._collect))
+        self._log = structlog.get_logger("metrics")
+        self._looks: list[Callable[[], Awaitable[None]]] = []
+        self._values: list[Callable[[], Iterable[tuple[Metric, Samples]]]] = []
+        self._histograms: list[Callable[[], Iterable[tuple[Metric, Distributions]]]] = []
+
+    def show(self, source: Callable[[], Iterable[tuple[Metric, Samples]]]) -> None:
+        """Ask `source` at every scrape for counters and gauges. What several say of the same is
+        added up."""
+        self._values.append(source)
+
+    def show_histograms(self, source: Callable[[], Iterable[tuple[Metric, Distributions]]]) -> None:
+        """The same for histograms."""
+        self._histograms.append(source)
+
+    def _collect(self) -> Iterable[Family]:
+        values: dict[Metric, dict[tuple[str, ...], float]] = {}
+        for metric, samples in chain.from_iterable(source() for source in self._values):
+            sums = values.setdefault(metric, {})
+            for labels, value in samples.items():
+                sums[labels] = sums.get(labels, 0.0) + value
+        yield from (metric.family(sums) for metric, sums in values.items())
+        histograms: dict[Metric, defaultdict[tuple[str, ...], Distribution]] = {}
+        for metric, parts in chain.from_iterable(source() for source in self._histograms):
+            totals = histograms.setdefault(metric, defaultdict(metric.distribution))
+            for labels, part in parts.items():
+                totals[labels].add_all(part)
+        yield from (metric.histogram(totals) for metric, totals in histograms.items())
+
+    def look(self, refresh: Callable[[], Awaitable[None]]) -> None:
+        """Await `refresh` before every scrape. What it raises is logged, and the scrape goes on."""
+        self._looks.append(refresh)
+
+    async def scraped(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        for refresh in self._looks:
+            try:
+                await asyncio.wait_for(refresh(), LOOK_TIMEOUT)
+            except Exception as error:  # a scrape tells what it can
+                self._log.warning(
+                    "metrics could not be refreshed", error=str(error) or type(error).__name__
+                )
+        return generate_latest(self._registry)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A collector of values that are kept elsewhere."""
+
+    collect: Callable[[], Iterable[Family]]
+
+
+def watch_ledger(metrics: Metrics) -> Callable[[str, float, bool], None]:
+    """Count transactions: what `Ledger.observe` takes (read or write, seconds, whether it came to
+    its end)."""
+    seconds = {work: LEDGER_SECONDS.distribution() for work in ("read", "write")}
+    failed = dict.fromkeys(seconds, 0)
+
+    def ended(work: str, took: float, well: bool) -> None:
+        seconds[work].add(took)
+        failed[work] += not well
+
+    metrics.show_histograms(
+        lambda: [(LEDGER_SECONDS, {(work,): each for work, each in seconds.items()})]
+    )
+    metrics.show(
+        lambda: [(LEDGER_FAILURES, {(work,): float(each) for work, each in failed.items()})]
+    )
+    return ended
+
+
+def show_publishes(metrics: Metrics, counts: Mapping[tuple[str, str], int]) -> None:
+    """Show what a broker.Publisher has counted (`Publisher.counts`)."""
+    none_refused = {(lane.name, "full"): 0 for lane in LANES}  # or the first would not be seen
+
+    def shown() -> list[tuple[Metric, Samples]]:
+        numbers = {**none_refused, **counts}
+        return [(PUBLISHES, {key: float(number) for key, number in numbers.items()})]
+
+    metrics.show(shown)

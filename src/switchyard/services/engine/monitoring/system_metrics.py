@@ -1,0 +1,296 @@
+"""The metrics of the system as a whole: queues, ledger, workers. Shown by API and scheduler.
+
+Looked at when somebody scrapes, at most every few seconds, however many do. Every process that
+shows them says the same; dashboards and rules take the `max` over instances.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import structlog
+
+from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.errors import BrokerAway
+from switchyard.broker.lanes import DEAD_QUEUE, LANES, queue_name
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import StorageAway
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring import metric_names as names
+from switchyard.services.engine.monitoring.lane_report import QueueReport, Report, lane_report
+from switchyard.services.engine.monitoring.metric_names import OTHER, Metric, Samples
+from switchyard.services.engine.monitoring.metrics import Metrics
+from switchyard.services.engine.monitoring.schedule_status import schedule_samples
+from switchyard.services.engine.monitoring.worker_status import is_current, status_of
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.limits import LimitReport
+from switchyard.services.engine.records.results import Gauges, WorkerRecord
+from switchyard.services.llm.records.llm import LlmServerReport
+from switchyard.services.llm.records.llm_batches import ItemState
+from switchyard.services.llm.records.spending import BudgetState, SpendRow
+
+FRESH_FOR = 4.0
+"""Seconds for which what was seen is shown again."""
+MEASURE_EVERY = 60.0
+"""Seconds for which a measurement of the storage holds."""
+MEASURE_TIMEOUT = 5.0
+DEAD_LANE = "dead"
+"""The lane label of `jobs.dead`."""
+
+Shown = list[tuple[Metric, Samples]]
+
+
+class SystemMetrics:
+    """Looks at broker and ledger, and shows what it saw."""
+
+    def __init__(self, settings: Settings, registry: Registry, ledger: Ledger) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._ledger = ledger
+        self._lanes = {lane.name for lane in LANES}
+        self._looked_at = float("-inf")
+        self._looking = asyncio.Lock()
+        self._log = structlog.get_logger("metrics")
+        self._broker: Shown = []
+        self._recorded: Shown = []
+        self._stored: Shown = []
+        self._measured_at = float("-inf")
+
+    def install(self, metrics: Metrics) -> None:
+        """Show them there from now on."""
+        metrics.look(self.refresh)
+        metrics.show(self.shown)
+
+    def shown(self) -> Iterable[tuple[Metric, Samples]]:
+        """What was seen last."""
+        return [*self._broker, *self._recorded, *self._stored]
+
+    async def refresh(self) -> None:
+        """Look again, unless that was done just now. What is away shows nothing but that."""
+        async with self._looking:
+            if time.monotonic() - self._looked_at < FRESH_FOR:
+                return
+            up: dict[tuple[str, ...], float] = {}
+            self._broker = await self._look_at_broker(up)
+            self._recorded = await self._look_at_ledger(up)
+            await self._measure_storage()
+            self._broker.append((names.UP, up))
+            self._looked_at = time.monotonic()
+
+    async def _measure_storage(self) -> None:
+        """As uploads are held against it: every file is looked at, so not at every scrape. A
+        storage that takes too long, or is away, shows what was measured last."""
+        quota, now = self._settings.storage_quota, time.monotonic()
+        if quota is None or now - self._measured_at < MEASURE_EVERY:
+            return
+        self._measured_at = now
+        try:
+            async with asyncio.timeout(MEASURE_TIMEOUT):
+                used = await Storage(self._settings.files_url).size_async()
+        except (TimeoutError, StorageAway) as error:
+            self._log.warning(
+                "the size of the storage could not be measured",
+                error=str(error) or type(error).__name__,
+            )
+            return
+        self._stored = [
+            (names.STORAGE_USED, {(): float(used)}),
+            (names.STORAGE_QUOTA, {(): float(quota)}),
+        ]
+
+    async def _look_at_broker(self, up: dict[tuple[str, ...], float]) -> Shown:
+        if self._settings.amqp_url is None:
+            return []
+        try:
+            report = await lane_report(
+                self._settings, self._registry, None, clock=self._ledger.clock.time
+            )
+        except BrokerAway as error:
+            self._log.warning("broker away", error=str(error))
+            up["broker",] = 0
+            return []
+        up["broker",] = 1
+        up["management",] = report.management is None
+        return _queues(report)
+
+    async def _look_at_ledger(self, up: dict[tuple[str, ...], float]) -> Shown:
+        try:
+            gauges = await self._ledger.gauges()
+            workers = await self._ledger.list_workers()
+            limited = await self._ledger.limit_reports()
+            servers = await self._ledger.llm_servers()
+            spent = await self._ledger.llm_spent_today()
+            budgets = await self._ledger.llm_budgets(per_day=self._settings.llm_budget_per_day)
+            batched = await self._ledger.llm_batch_counts()
+            schedules = await self._ledger.schedules()
+            waiting = await self._ledger.waiting_firings()
+            firings = await self._ledger.last_firings(settled=True)
+        except LedgerError as error:
+            self._log.warning("ledger away", error=str(error))
+            up["ledger",] = 0
+            return []
+        up["ledger",] = 1
+        takeover = self._settings.takeover_after
+        now = self._ledger.clock.time()
+        kinds = {each.worker for each in self._registry}
+        return [
+            *self._open(gauges, now),
+            (names.WORKERS, _workers(workers, kinds, takeover, now)),
+            *_limits(self._registry, limited),
+            *self._llm_servers(servers),
+            *self._llm_spending(spent, budgets),
+            *schedule_samples(schedules, waiting, firings, now),
+            (
+                names.LLM_BATCHED,
+                {
+                    (each.name, state.value): batched.get((each.name, state.value), 0)
+                    for each in self._settings.llm_servers
+                    if each.batch
+                    for state in ItemState
+                },
+            ),
+        ]
+
+    def _llm_servers(self, found: Iterable[LlmServerReport]) -> Shown:
+        """Those of the settings: the ledger may know others, of long ago."""
+        most = {each.name: self._settings.most_calls(each) for each in self._settings.model_servers}
+        known = [each for each in found if each.name in most]
+        return [
+            (
+                names.LLM_SERVER_LIMIT,
+                {(each.name,): float(each.state.calls(most[each.name])) for each in known},
+            ),
+            (names.LLM_SERVER_CALLS, {(each.name,): float(each.in_flight) for each in known}),
+            (names.LLM_SERVER_PAUSED, {(each.name,): each.paused_for for each in known}),
+        ]
+
+    def _llm_spending(self, spent: Mapping[str, SpendRow], budgets: Iterable[BudgetState]) -> Shown:
+        servers = (each.name for each in self._settings.model_servers)
+        ours = {name: spent[name] for name in servers if name in spent}
+        tokens: dict[tuple[str, ...], float] = {}
+        for name, row in ours.items():
+            tokens[name, "input"] = row.input_tokens
+            tokens[name, "cached"] = row.cached_tokens
+            tokens[name, "output"] = row.output_tokens
+        found = list(budgets)
+        today = next((each.left for each in found if each.key.startswith("day:")), None)
+        return [
+            (names.LLM_TOKENS, tokens),
+            (names.LLM_COST, {(name,): row.cost for name, row in ours.items()}),
+            (names.LLM_UNPRICED, {(name,): row.unpriced_calls for name, row in ours.items()}),
+            (names.LLM_SAVED, {(): spent[""].saved if "" in spent else 0.0}),
+            (names.LLM_BUDGET_LEFT, {} if today is None else {(): today}),
+            (names.LLM_BUDGETS_SHORT, {(): float(sum(each.is_short for each in found))}),
+        ]
+
+    def _open(self, gauges: Gauges, now: float) -> Shown:
+        queues = {route.queue for route in self._registry.routes}
+        oldest: dict[tuple[str, ...], float] = {
+            (lane, queue_name(lane, worker)): max(0.0, now - at)
+            for (lane, worker), at in gauges.oldest.items()
+            if queue_name(lane, worker) in queues
+        }
+        per_lane: dict[tuple[str, ...], float] = dict.fromkeys(
+            ((lane,) for lane in sorted(self._lanes)), 0.0
+        )
+        for (lane, *_), age in oldest.items():
+            per_lane[lane,] = max(per_lane.get((lane,), 0.0), age)
+        pending = gauges.oldest_pending
+        return [
+            (names.OLDEST, dict.fromkeys(_names(self._registry), 0.0) | oldest),
+            (names.LANE_OLDEST, per_lane),
+            (names.OPEN_JOBS, self._by_lane(gauges.open_jobs)),
+            (names.OUTBOX_OLDEST, {(): 0.0 if pending is None else max(0.0, now - pending)}),
+            (names.DEAD_LETTERS, {**self._no_letters(), **self._by_lane(gauges.dead)}),
+            (names.BULK, {key: float(number) for key, number in gauges.bulk.items()}),
+            (
+                names.BULK_IDLE,
+                {(kind,): max(0.0, now - at) for kind, at in gauges.bulk_progress.items()},
+            ),
+        ]
+
+    def _no_letters(self) -> dict[tuple[str, ...], float]:
+        """None of any lane and reason: Prometheus does not see a series grow that was not there."""
+        return {(lane, reason.value): 0.0 for lane in sorted(self._lanes) for reason in Reason}
+
+    def _by_lane(self, numbers: Mapping[tuple[str, str], int]) -> Samples:
+        """The same with a lane of ours first, or `other`: anybody may have sent anything."""
+        counted: Counter[tuple[str, ...]] = Counter()
+        for (lane, rest), number in numbers.items():
+            counted[lane if lane in self._lanes else OTHER, rest] += number
+        return {key: float(number) for key, number in counted.items()}
+
+
+def _names(registry: Registry) -> list[tuple[str, ...]]:
+    return [(route.lane, route.queue) for route in registry.routes]
+
+
+def _queues(report: Report) -> Shown:
+    found: list[tuple[str, QueueReport]] = []
+    for lane in report.lanes:
+        label = DEAD_LANE if lane.queues[0].name == DEAD_QUEUE else lane.name
+        found += [(label, queue) for queue in lane.queues if queue.exists]
+    depth: Counter[tuple[str, ...]] = Counter()
+    for label, queue in found:
+        depth[label,] += queue.ready
+    asking = [(label, queue) for label, queue in found if queue.name.endswith(f".{names.LLM}")]
+    return [
+        (names.LLM_DEPTH, {(lane,): float(queue.ready) for lane, queue in asking}),
+        (names.READY, {(lane, queue.name): float(queue.ready) for lane, queue in found}),
+        (names.CONSUMERS, {(lane, queue.name): float(queue.consumers) for lane, queue in found}),
+        (
+            names.UNACKED,
+            {
+                (lane, queue.name): float(queue.unacked)
+                for lane, queue in found
+                if queue.unacked is not None
+            },
+        ),
+        (
+            names.LIMIT,
+            {
+                (lane, queue.name): float(queue.limit)
+                for lane, queue in found
+                if queue.limit is not None
+            },
+        ),
+        (names.LANE_DEPTH, {key: float(number) for key, number in depth.items()}),
+    ]
+
+
+def _workers(
+    workers: Iterable[WorkerRecord], kinds: set[str], takeover_after: float, now: float
+) -> Samples:
+    counted: dict[tuple[str, ...], float] = {
+        (kind, status): 0.0 for kind in sorted(kinds) for status in ("alive", "silent")
+    }
+    for worker in workers:
+        if not is_current(worker, now):
+            continue
+        status = status_of(worker, takeover_after=takeover_after, now=now)
+        for kind in worker.kinds:
+            key = (kind if kind in kinds else OTHER, status)
+            counted[key] = counted.get(key, 0.0) + 1
+    return counted
+
+
+def _limits(registry: Registry, found: Iterable[LimitReport]) -> Shown:
+    """By name alone: keys are anybody's."""
+    in_use: Counter[tuple[str, ...]] = Counter()
+    waiting: Counter[tuple[str, ...]] = Counter()
+    for name in {limit.name for job_type in registry for limit in job_type.limits}:
+        in_use[name,] = waiting[name,] = 0
+    for each in found:
+        label = (each.name if (each.name,) in in_use else OTHER,)
+        in_use[label] += each.in_use
+        waiting[label] += each.waiting
+    return [(names.LIMIT_IN_USE, _floats(in_use)), (names.LIMIT_WAITING, _floats(waiting))]
+
+
+def _floats(numbers: Mapping[tuple[str, ...], int]) -> Samples:
+    return {label: float(number) for label, number in numbers.items()}

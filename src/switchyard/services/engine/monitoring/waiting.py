@@ -1,0 +1,56 @@
+"""Waiting at the start for a broker or ledger that is away, as ever after."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import structlog
+
+from switchyard.broker.errors import BrokerAway, BrokerRefuses
+from switchyard.services.engine.records.errors import LedgerRefuses, LedgerUnavailable
+
+LONGEST_PAUSE = 0.5
+"""Seconds at most between two looks."""
+TELL_AGAIN = 5.0
+"""Seconds between log lines."""
+REFUSED_FOR = 1.0
+"""Seconds for which a server refuses us before that is its last word: one that has just started
+may not know its vhosts or databases yet."""
+
+T = TypeVar("T")
+
+
+async def once_there(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    """What `attempt` gives, tried again for as long as broker or ledger is away. The log says when
+    the wait for `what` begins, that it goes on, and when it is over.
+
+    Raises what else `attempt` raises: a password or vhost that is refused, tables that are
+    outdated and queues that are missing are for somebody to mend.
+    """
+    log = structlog.get_logger("start")
+    began = time.monotonic()
+    told = refused_since = None
+    pause = 0.1
+    while True:
+        try:
+            result = await attempt()
+        except (BrokerAway, LedgerUnavailable) as error:
+            if not isinstance(error, BrokerRefuses | LedgerRefuses):
+                refused_since = None
+            elif refused_since is None:
+                refused_since = time.monotonic()
+            elif time.monotonic() - refused_since >= REFUSED_FOR:
+                raise
+            if told is None or time.monotonic() - told >= TELL_AGAIN:
+                told = time.monotonic()
+                log.warning(f"waiting for the {what}", error=str(error))
+        else:
+            if told is not None:
+                log.info(f"the {what} is there", waited=round(time.monotonic() - began, 1))
+            return result
+        await asyncio.sleep(pause * random.uniform(0.5, 1))
+        pause = min(pause * 2, LONGEST_PAUSE)

@@ -1,0 +1,33 @@
+"""Whether a worker lives, as far as its last beat tells: the one place that decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from switchyard.services.engine.records.results import WorkerRecord
+
+BEATS_PER_TAKEOVER = 4
+"""Signs of life that a worker gives in the time after which silence means death."""
+SILENT_AFTER = 2.0
+"""Times the takeover time without a beat, after which a worker counts as silent."""
+FORGOTTEN_AFTER = 24 * 3600.0
+"""Seconds after which a silent worker is no news any more."""
+
+
+def status_of(worker: WorkerRecord, *, takeover_after: float, now: float) -> str:
+    """`alive`, `silent` or `stopped`, as far as two clocks agree. Times in seconds."""
+    if worker.stopped_at is not None:
+        return "stopped"
+    return "silent" if now - worker.beat_at > SILENT_AFTER * takeover_after else "alive"
+
+
+def is_current(worker: WorkerRecord, now: float) -> bool:
+    """Whether somebody who looks at the system now wants to see it. Time in seconds."""
+    return worker.stopped_at is None and now - worker.beat_at < FORGOTTEN_AFTER
+
+
+def is_replaced(worker: WorkerRecord, others: Iterable[WorkerRecord]) -> bool:
+    """Whether later ones have taken on all its kinds, even if they have ended by now: its process
+    is long gone, and its number may be another's."""
+    later = [each for each in others if each.started_at > worker.beat_at]
+    return set(worker.kinds) <= {kind for each in later for kind in each.kinds}

@@ -1,0 +1,112 @@
+"""The contract of the exchange, rendered from the registry: JSON Schemas and AsyncAPI 3.
+
+For programs that publish to `jobs.topic` themselves, in whatever language.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+from switchyard.broker.lanes import JOBS_EXCHANGE, lane_named
+from switchyard.broker.message import JobMessage
+from switchyard.services.engine.jobs.registry import JobType, Registry
+
+JSON_SCHEMA = "https://json-schema.org/draft/2020-12/schema"
+
+
+def version() -> str:
+    """This program's version."""
+    return importlib.metadata.version("switchyard")
+
+
+def payload_schema(job_type: JobType) -> dict[str, Any]:
+    """The JSON Schema of a job type's payload."""
+    return {"$schema": JSON_SCHEMA, **job_type.payload_model.model_json_schema()}
+
+
+def message_schema(job_type: JobType) -> dict[str, Any]:
+    """The JSON Schema of a whole message of that type."""
+    schema = JobMessage.model_json_schema()
+    payload = job_type.payload_model.model_json_schema()
+    # Both have definitions of their own; they stand side by side at the top.
+    schema.setdefault("$defs", {}).update(payload.pop("$defs", {}))
+    schema["properties"]["payload"] = payload
+    schema["properties"]["job_type"] = {"const": job_type.name}
+    return {"$schema": JSON_SCHEMA, **schema}
+
+
+def asyncapi(registry: Registry) -> dict[str, Any]:
+    """The AsyncAPI 3 document of the jobs exchange."""
+    channels: dict[str, Any] = {}
+    operations: dict[str, Any] = {}
+    messages = {job_type.name: _message(job_type) for job_type in registry}
+    for route in registry.routes:
+        lane = lane_named(route.lane)
+        name = f"{route.lane}_{route.job_type}"
+        channels[name] = {
+            "address": route.routing_key,
+            "description": f"Worked by `{route.worker}` from the queue `{route.queue}`. Default "
+            f"priority {lane.default_priority}; waits at most {lane.ttl_seconds} s; at most "
+            f"{lane.max_length} jobs wait.",
+            "messages": {route.job_type: {"$ref": f"#/components/messages/{route.job_type}"}},
+            "bindings": {
+                "amqp": {
+                    "is": "routingKey",
+                    "exchange": {"name": JOBS_EXCHANGE, "type": "topic", "durable": True},
+                    "bindingVersion": "0.3.0",
+                }
+            },
+        }
+        operations[f"publish_{name}"] = {
+            # The document is the system's: it receives what others publish.
+            "action": "receive",
+            "channel": {"$ref": f"#/channels/{name}"},
+            "messages": [{"$ref": f"#/channels/{name}/messages/{route.job_type}"}],
+            "bindings": {
+                "amqp": {
+                    "deliveryMode": 2,
+                    "mandatory": True,
+                    "priority": lane.default_priority,
+                    "bindingVersion": "0.3.0",
+                }
+            },
+        }
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Switchyard jobs",
+            "version": version(),
+            "description": "Publish persistent JSON with `message_id` = `job_id`, with publisher "
+            "confirms and `mandatory`.",
+        },
+        "defaultContentType": "application/json",
+        "channels": channels,
+        "operations": operations,
+        "components": {"messages": messages},
+    }
+
+
+def _message(job_type: JobType) -> dict[str, Any]:
+    return {
+        "name": job_type.name,
+        "contentType": "application/json",
+        "payload": {
+            "schemaFormat": "application/schema+json;version=draft-2020-12",
+            "schema": _rooted(message_schema(job_type), f"#/components/messages/{job_type.name}"),
+        },
+    }
+
+
+def _rooted(schema: Any, at: str) -> Any:
+    """The schema with its references pointing to where it stands in the document."""
+    if isinstance(schema, dict):
+        return {
+            key: f"{at}/payload/schema{value[1:]}"
+            if key == "$ref" and isinstance(value, str) and value.startswith("#/")
+            else _rooted(value, at)
+            for key, value in schema.items()
+        }
+    if isinstance(schema, list):
+        return [_rooted(each, at) for each in schema]
+    return schema

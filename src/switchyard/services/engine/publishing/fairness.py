@@ -1,0 +1,63 @@
+"""Fairness between sources: one with much in a lane steps back behind the others.
+
+Within a lane, the broker delivers by priority. A source that has more than so many jobs open there
+gets a lower one for those that follow, so the few jobs of another source do not wait until a
+hundred thousand are done. Jobs keep their order among each other, and so do the priorities that a
+source gives its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import NewJob
+
+STEP = 5
+"""By so much the priority is lowered; at the least to 0."""
+FRESH_FOR = 2.0
+"""Seconds for which the ledger's count is used again; what is published from here is added."""
+SHARE = 0.05
+"""Of the time, for counting."""
+SAMPLE = 20_000
+"""Open jobs of a lane that are looked at: of more, those whose source has most are among them."""
+
+
+def lowered(priority: int) -> int:
+    """Behind the jobs of other sources that were given the same."""
+    return max(0, priority - STEP)
+
+
+class FairSources:
+    """What the sources have open in each lane, as one publisher sees it."""
+
+    def __init__(self, ledger: Ledger, most: int) -> None:
+        self._ledger = ledger
+        self._most = most
+        self._open: dict[str, Counter[str]] = {}
+        self._next_look: dict[str, float] = {}
+
+    async def placed(self, jobs: Sequence[NewJob]) -> list[NewJob]:
+        """The same jobs, those of a source with much in flight behind the others. Raises
+        LedgerError."""
+        for lane in {job.lane for job in jobs}:
+            if time.monotonic() >= self._next_look.get(lane, 0.0):
+                await self._look(lane)
+        return [self._placed(job) for job in jobs]
+
+    def _placed(self, job: NewJob) -> NewJob:
+        counts, source = self._open[job.lane], job.message.metadata.source
+        counts[source] += 1
+        if counts[source] <= self._most:
+            return job
+        behind = {"priority": lowered(job.message.priority)}
+        return replace(job, message=job.message.model_copy(update=behind))
+
+    async def _look(self, lane: str) -> None:
+        began = time.monotonic()
+        self._open[lane] = Counter(await self._ledger.open_by_source(lane, sample=SAMPLE))
+        ended = time.monotonic()
+        self._next_look[lane] = ended + max(FRESH_FOR, (ended - began) / SHARE)

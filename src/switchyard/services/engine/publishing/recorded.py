@@ -1,0 +1,139 @@
+"""Jobs that the ledger has: recorded by whoever they follow from, published by whoever finds them
+due."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import structlog
+
+from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.errors import LaneFull, NeverTaken
+from switchyard.broker.lanes import queue_name
+from switchyard.broker.message import JobMessage
+from switchyard.broker.publish.outcome import Accepted, outcome_name
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.common import tracing
+from switchyard.services.engine.ledger import Ledger, to_message
+from switchyard.services.engine.publishing.routing import Destined, routed
+from switchyard.services.engine.records.errors import IdempotencyConflict
+from switchyard.services.engine.records.requests import DeadLetterRecord, NewJob
+from switchyard.services.engine.records.results import JobRecord, Recorded
+from switchyard.services.engine.records.states import State
+
+SAID_AGAIN = 60.0
+"""Seconds after which the log says again why jobs are refused, while that lasts."""
+NAMED = 5
+"""Jobs that one line of the log names."""
+
+
+@dataclass(slots=True)
+class Refusals:
+    """What the log says of refused jobs: a line for each reason and not for each job, and not with
+    every try. An alarm of the broker's disk may last for hours, and the log is on a disk, too."""
+
+    said: dict[str, float] = field(default_factory=dict)
+    """When each reason was said, in seconds of a clock that only goes on."""
+
+    def say(self, refused: dict[str, list[str]], now: float) -> None:
+        """Jobs that were refused, by reason."""
+        log = structlog.get_logger("publishing")
+        self.said = {why: at for why, at in self.said.items() if now - at < SAID_AGAIN}
+        for why, job_ids in refused.items():
+            if why not in self.said:
+                self.said[why] = now
+                log.warning("not published", jobs=len(job_ids), job_ids=job_ids[:NAMED], error=why)
+
+
+async def record_following(
+    ledger: Ledger, jobs: Sequence[NewJob]
+) -> Sequence[Recorded | IdempotencyConflict]:
+    """Record what follows from a job, in order. Raises RowRejected, LedgerUnavailable."""
+    if any(job.joins is not None for job in jobs):
+        return await ledger.record_joined(jobs)
+    return await ledger.record_many(jobs)
+
+
+def refused_letter(
+    job: Destined, message: JobMessage, error: NeverTaken, died_at: datetime
+) -> DeadLetterRecord:
+    """Make the dead letter of a job that the broker never takes, for the ledger's index alone: the
+    broker would refuse the letter as well. It has the whole message, so that
+    `jobctl dead redrive ID --from-ledger` sends it once the broker takes it."""
+    certificate = DeathCertificate(
+        Reason.REFUSED,
+        job.routing_key,
+        queue=queue_name(job.lane, job.worker),
+        error_type=type(error).__name__,
+        message=str(error),
+        attempts=message.metadata.attempts,
+        dead_at=died_at.isoformat(),
+    )
+    return kept_letter(certificate, message, message.encode(), job)
+
+
+def kept_letter(
+    certificate: DeathCertificate, message: JobMessage, body: bytes, job: Destined
+) -> DeadLetterRecord:
+    """Make the index's record of a dead letter that is nowhere but there."""
+    return DeadLetterRecord(
+        id=message.job_id,
+        job_id=message.job_id,
+        reason=str(certificate.reason),
+        dead_at=datetime.fromisoformat(certificate.dead_at).timestamp(),
+        body=body,
+        headers=certificate.headers(),
+        job_type=message.job_type,
+        lane=job.lane,
+        routing_key=certificate.routing_key,
+        worker=job.worker,
+        error_type=certificate.error_type,
+        error_message=certificate.message,
+        traceback=certificate.traceback or None,
+        redrives=message.metadata.redrives,
+        attempts=message.metadata.attempts,
+    )
+
+
+async def publish_recorded(
+    publisher: Publisher,
+    ledger: Ledger,
+    records: Sequence[JobRecord],
+    refusals: Refusals | None = None,
+) -> tuple[list[str], int]:
+    """Publish recorded jobs, and note it: those that the broker took, and how many it refused,
+    which keep their state, but for those that it never takes, which are dead. `refusals` are those
+    of whoever tries again and again. Raises LedgerUnavailable."""
+    entered = ledger.clock.now()
+    messages = [to_message(record).with_metadata(queued_at=entered) for record in records]
+    results = await publisher.publish_many(
+        [routed(record, message) for record, message in zip(records, messages, strict=True)]
+    )
+    accepted: list[str] = []
+    refused: dict[str, list[str]] = {}
+    hopeless: list[DeadLetterRecord] = []
+    for record, message, result in zip(records, messages, results, strict=True):
+        tracing.record(
+            f"outbox {record.routing_key}",
+            began=entered.timestamp(),
+            parent=record.envelope["metadata"].get("traceparent"),
+            messaging__system="rabbitmq",
+            switchyard__job__id=record.id,
+            switchyard__outcome=outcome_name(result),
+        )
+        if isinstance(result, Accepted):
+            accepted.append(record.id)
+            continue
+        refused.setdefault(str(result), []).append(record.id)
+        if isinstance(result, LaneFull) and result.dead_lettered:
+            await ledger.mark_overflowed(record.id, ledger.clock.time())
+        elif isinstance(result, NeverTaken) and record.state is not State.RUNNING:
+            hopeless.append(refused_letter(record, message, result, ledger.clock.now()))
+    await ledger.index_dead(hopeless)
+    (refusals or Refusals()).say(refused, time.monotonic())
+    if accepted:
+        await ledger.mark_queued(accepted, ledger.clock.time())
+    return accepted, len(records) - len(accepted)

@@ -1,0 +1,41 @@
+"""Letting a job that waits for others go on without the dead ones: one rule for all who may ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from switchyard.services.common.errors import Unknown, WrongState
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.records.joins import JoinRecord
+
+
+class NothingToRelease(Unknown):
+    """There is no such job."""
+
+
+class WaitsForNone(WrongState):
+    """The job does not wait for others, or for one that is not to be passed over."""
+
+
+async def release(ledger: Ledger, job_id: str) -> JoinRecord:
+    """Let it run without the dead ones, as soon as the others have ended; how far its join is then.
+    Twice is the same as once, as long as it waits.
+
+    Raises NothingToRelease, WaitsForNone, LedgerError.
+    """
+    before = await ledger.join(job_id)
+    if before is None:
+        if await ledger.get(job_id) is None:
+            raise NothingToRelease(
+                f"the ledger has no job {job_id!r}: `jobctl jobs list` shows those it has"
+            )
+        raise WaitsForNone(f"job {job_id} waits for no other")
+    if before.held:
+        raise WaitsForNone(f"job {job_id} waits for a backfill that goes on: cancel that one")
+    went = await ledger.release_join(job_id, ledger.clock.time(), when_dead="go_on")
+    after = await ledger.join(job_id)
+    if went is None or after is None:
+        raise WaitsForNone(f"job {job_id} does not wait any more: `jobctl jobs show {job_id}`")
+    return after

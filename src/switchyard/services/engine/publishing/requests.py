@@ -1,0 +1,166 @@
+"""Jobs as somebody outside asks for them: checked field by field, so that each complaint can
+name its place; and what it means to ask for the same job again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import NAMESPACE_URL, uuid4, uuid5
+
+from pydantic import ValidationError
+
+from switchyard.broker.patterns import complaint
+from switchyard.services.common.errors import InvalidInput
+from switchyard.services.engine.jobs.registry import InvalidPayload, NotFromOutside, UnknownJobType
+from switchyard.services.engine.publishing.fairness import lowered
+from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
+from switchyard.services.engine.records.requests import MAX_DELAY
+from switchyard.services.engine.records.results import JobRecord
+
+SAME_MOMENT = 2.0
+"""Seconds by which two times may differ that were counted from the moment of each request."""
+
+_NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/requests")
+
+
+NAMED_SOURCES = re.compile(
+    r"(api|webhook|crawl|schedule)([:/\s].*)?"
+    r"|jobctl|user|python|search|demo|unknown"
+    r"|arxiv|github|huggingface|file|documents",
+    re.IGNORECASE,
+)
+"""The sources that this system gives to jobs itself: those of API keys, webhooks, crawls and
+schedules, of programs and of backfills."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """One thing that is wrong with a request."""
+
+    at: tuple[str | int, ...]
+    """Where: the names of fields, and indexes of lists, from the outside in."""
+    message: str
+
+
+class InvalidRequest(InvalidInput):
+    """The job can't be published as it was asked for."""
+
+    def __init__(self, *complaints: Complaint) -> None:
+        self.complaints = complaints
+        super().__init__("; ".join(each.message for each in complaints))
+
+
+def check_source(said: str, own: str) -> None:
+    """Raises InvalidRequest for a job's source that is somebody else's. `own` is that of the API
+    key that says it; it may be divided further, as `own/nightly`."""
+    if said == own or said.startswith(f"{own}/"):
+        return
+    if NAMED_SOURCES.fullmatch(said.strip()):
+        text = f"source {said!r} is not yours: use {own}, {own}/NAME or another name"
+        raise InvalidRequest(Complaint(("source",), text))
+
+
+def routing_key_of(routing_key: str | None, lane: str | None, job_type: str | None) -> str:
+    """The routing key that is named by itself, or by a lane and a job type.
+
+    Raises InvalidRequest.
+    """
+    if routing_key is not None:
+        if lane is not None or job_type is not None:
+            raise InvalidRequest(
+                Complaint(("routing_key",), "give either routing_key or lane and job_type")
+            )
+        return routing_key
+    if lane is None or job_type is None:
+        raise InvalidRequest(Complaint(("routing_key",), "give routing_key, or lane and job_type"))
+    return f"{lane}.{job_type}"
+
+
+def refused(
+    error: InvalidJob | InvalidPayload | UnknownJobType, *, by_routing_key: bool
+) -> InvalidRequest:
+    """What `prepare` has found wrong with a job, with its places in the request. The target was
+    named by a routing key, or by a lane and a job type."""
+    match error:
+        case NotFromOutside():
+            return InvalidRequest(
+                *(Complaint(("payload", each.field), each.message) for each in error.refused)
+            )
+        case InvalidPayload():
+            return InvalidRequest(*_payload_complaints(error))
+        case UnknownJobType():
+            at: str | None = "job_type"
+        case InvalidJob():
+            at = error.at
+    if by_routing_key and at in ("lane", "job_type"):
+        at = "routing_key"
+    return InvalidRequest(Complaint(() if at is None else (at,), str(error)))
+
+
+def _payload_complaints(error: InvalidPayload) -> Iterator[Complaint]:
+    cause = error.__cause__
+    if not isinstance(cause, ValidationError):
+        yield Complaint(("payload",), str(error))
+        return
+    # Without the values: they may be private, and they are the caller's own anyway.
+    for each in cause.errors(include_url=False, include_input=False):
+        yield Complaint(("payload", *each["loc"]), complaint(each))
+
+
+def job_id_for(idempotency_key: str | None, job_type: str, payload: Mapping[str, Any]) -> str:
+    """The id of a job that is asked for: a new one, or one made of key, type and payload.
+
+    So two requests that ask for the same at the same time publish one job, whichever of them
+    the broker refuses; and another payload under the same key meets the ledger's conflict.
+    """
+    if idempotency_key is None:
+        return str(uuid4())
+    content = json.dumps([job_type, payload], sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return str(uuid5(_NAMESPACE, f"{idempotency_key}/{digest}"))
+
+
+def delay_until(run_at: datetime, now: datetime) -> float:
+    """Seconds from now until then; 0 for a time that has passed. Raises InvalidRequest for one
+    that is too far away."""
+    delay = max(0.0, (run_at - now).total_seconds())
+    if delay > MAX_DELAY:
+        raise InvalidRequest(
+            Complaint(("run_at",), f"a job can be put off by {MAX_DELAY // 86400} days at most")
+        )
+    return delay
+
+
+def differs(
+    request: JobRequest, known: JobRecord, *, expires_in: float | None = None
+) -> str | None:
+    """The field in which a request with a known idempotency key asks for another job than the
+    one that is there; None when it asks for the same. Type and payload the ledger has compared.
+    `expires_in`: seconds from the moment of the request, where it has said that.
+    """
+    expires_at = None if request.expires_at is None else request.expires_at.timestamp()
+    expires_within = 0.001
+    if expires_in is not None:
+        expires_at, expires_within = known.created_at + expires_in, SAME_MOMENT
+    asked = known.run_at - known.created_at if known.run_at is not None else 0.0
+    if request.routing_key != known.routing_key:
+        return "routing_key"
+    priority = request.priority
+    if priority is not None and known.priority not in (priority, lowered(priority)):
+        return "priority"
+    if request.max_attempts is not None and request.max_attempts != known.max_attempts:
+        return "max_attempts"
+    if not _same(expires_at, known.expires_at, expires_within):
+        return "expires_at"
+    return None if abs(request.delay - asked) <= SAME_MOMENT else "delay"
+
+
+def _same(one: float | None, other: float | None, within: float) -> bool:
+    if one is None or other is None:
+        return one is other
+    return abs(one - other) < within

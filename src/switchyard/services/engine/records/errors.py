@@ -1,0 +1,109 @@
+"""Everything that can go wrong between this process and the ledger.
+
+LedgerError
+├── LedgerUnavailable      the database is away, locked for too long, or its disk is full: retry
+│   ├── TransactionRaced   other processes wrote the same rows at the same time, time and again
+│   ├── LedgerFull         its disk has no room
+│   ├── LedgerCrowded      its server has no connection left for us
+│   ├── LedgerReadOnly     its server answers and takes no writes
+│   └── LedgerRefuses      the server lets nobody in by this user, password and database
+├── LedgerMisconfigured    no ledger can be had at that address, or with that library
+├── LedgerClosed           this process has closed it
+├── SchemaOutdated         the tables are older than this program, or newer
+│   └── LedgerMissing      there is no ledger at that address
+├── RowRejected            the database refuses this very row; a retry does not help
+└── IdempotencyConflict    the key belongs to a job with another type or payload
+
+Each is of a kind besides (`services.common.errors`); LedgerError itself is never raised.
+"""
+
+from __future__ import annotations
+
+from switchyard.services.common.errors import (
+    Failed,
+    InvalidInput,
+    Misconfigured,
+    NotNow,
+    SwitchyardError,
+    WrongState,
+)
+from switchyard.services.engine.records.requests import plain_key
+
+
+class LedgerError(SwitchyardError):
+    """Base of all errors of this package. The text says what to do."""
+
+
+class LedgerUnavailable(LedgerError, NotNow):
+    """The database can't be used now. Whether the write took place is not known; every write
+    of the ledger may be repeated with the same ids."""
+
+
+class LedgerRefuses(LedgerUnavailable):
+    """The server is there and refuses user, password or database: to wait does not help."""
+
+
+class LedgerFull(LedgerUnavailable):
+    """The database's disk is full: it can be read, and nothing be written."""
+
+
+class LedgerCrowded(LedgerUnavailable):
+    """The database's server is there, and all connections that it permits are taken."""
+
+
+class LedgerReadOnly(LedgerUnavailable):
+    """The database can be read, and takes no writes: it is a standby, or was set to that."""
+
+
+class LedgerMisconfigured(LedgerError, Misconfigured):
+    """There can be no ledger at that address, or with the library that is installed."""
+
+
+class LedgerClosed(LedgerError, Failed):
+    """This process has closed the ledger: nothing was written."""
+
+
+class LedgerForked(LedgerClosed):
+    """The ledger is that of the process which this one was forked from: nothing was written."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this ledger was opened before the process was forked, and its database connections "
+            "are those of the parent: open another one in the child, with what uses it "
+            "(Ledger.open, JobPublisher.opened, LLMQueue.opened)"
+        )
+
+
+class SchemaOutdated(LedgerError, Misconfigured):
+    """The tables are those of another version."""
+
+
+class LedgerMissing(SchemaOutdated):
+    """There is no ledger: no such file, or a database without its tables."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"there is no ledger at {where}: go to the folder of yours, or correct "
+            "JOBS_DATABASE_URL or JOBS_DATA_DIR; `jobctl db upgrade` creates a new one there, and "
+            "so does `jobctl up`"
+        )
+
+
+class RowRejected(LedgerError, InvalidInput):
+    """The database refused the row: a value is missing, over-long or out of range."""
+
+
+class IdempotencyConflict(LedgerError, WrongState):
+    """The idempotency key was used before, for a job with another type or payload."""
+
+    def __init__(self, idempotency_key: str, job_id: str) -> None:
+        self.idempotency_key = idempotency_key
+        self.job_id = job_id
+        super().__init__(
+            f"idempotency key {plain_key(idempotency_key)!r} belongs to job {job_id}, which has "
+            "another type or payload: choose another key"
+        )
+
+
+class InvalidCursor(InvalidInput):
+    """The cursor is none of this listing."""

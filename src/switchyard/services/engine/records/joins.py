@@ -1,0 +1,77 @@
+"""What the ledger keeps of joins: jobs that another one waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from switchyard.services.engine.records.states import State
+
+WhenDead = Literal["wait", "go_on", "fail"]
+"""What becomes of the job that waits, when all have ended and some are dead.
+
+`wait`: it waits until those were redriven and have succeeded. `go_on`: it runs all the same, and
+can ask which died. `fail`: it is dead at once, and runs when it is redriven after them; a job that
+was cancelled counts as dead there, and as ended elsewhere.
+"""
+
+WHEN_DEAD: tuple[WhenDead, ...] = ("wait", "go_on", "fail")
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """That a job waits for others."""
+
+    when_dead: WhenDead = "wait"
+    held: bool = False
+    """More jobs may come: it waits in any case, until `release_join`."""
+    again: bool = False
+    """After it was let go, a job like it is made each time that all have ended again, as after a
+    redrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRecord:
+    """How far a join is. Times are seconds since the epoch."""
+
+    id: str
+    """The job that waits."""
+    when_dead: WhenDead
+    held: bool
+    total: int
+    """Jobs that it has waited for, those that followed from the first ones included."""
+    open: int
+    """Those that have not ended."""
+    dead: int
+    cancelled: int
+    made_at: float
+    fulfilled_at: float | None
+    """When the job that waits was to be published."""
+
+    @property
+    def succeeded(self) -> int:
+        return self.total - self.open - self.dead - self.cancelled
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing but a redrive (or going on without the dead) takes it further."""
+        return self.fulfilled_at is None and not self.held and not self.open and self.dead > 0
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedJob:
+    """A job that another waited for, as that one sees it."""
+
+    job_id: str
+    job_type: str
+    state: State
+    """succeeded, dead or cancelled; after a redrive any other, too."""
+    parent_id: str | None
+    """The job that it followed from."""
+    payload: Mapping[str, Any]
+    result: Mapping[str, Any] | None
+    error_type: str | None
+    error_message: str | None
+    reason: str | None = None
+    """Why it is dead."""

@@ -1,0 +1,257 @@
+"""What callers ask of the ledger. All times are float seconds since the epoch, UTC."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+from switchyard.broker.message import JobMessage
+from switchyard.services.engine.records.joins import Joining
+from switchyard.services.engine.records.states import ENDINGS, AttemptOutcome, State
+
+MAX_DELAY = 366 * 24 * 3600
+"""Seconds by which a job can be put off."""
+MAX_NOTIFY_URL = 2_000
+"""Characters."""
+MAX_SOURCE = 2_000
+"""Characters of a document's source, and bytes: an index of PostgreSQL takes 2,704."""
+
+
+_SPACED_KEY = re.compile(r"(?:api|webhook):[!-~]{1,100} ")
+
+
+def spaced_key(space: str, key: str) -> str:
+    """Return an idempotency key as the ledger keeps it for those who have a space of their own:
+    `api:KEY_ID` or `webhook:SOURCE`. Nobody's key is another space's: one that comes over HTTP has
+    no blank in it, and a program may not use this form (`is_spaced`)."""
+    return f"{space} {key}"
+
+
+def is_spaced(key: str) -> bool:
+    """Return whether a key has the form that `spaced_key` makes."""
+    return _SPACED_KEY.match(key) is not None
+
+
+def plain_key(key: str) -> str:
+    """Return a key without its space, as its owner wrote it."""
+    return _SPACED_KEY.sub("", key, count=1)
+
+
+def checked_source(source: str) -> str:
+    """As it is. Raises ValueError for one that is too long to find a document by."""
+    if len(source.encode("utf-8", "surrogatepass")) > MAX_SOURCE:
+        raise ValueError(f"source has more than {MAX_SOURCE:,} bytes")
+    return source
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to be recorded before it is published."""
+
+    message: JobMessage
+    lane: str
+    worker: str
+    """The kind of worker that takes it."""
+    routing_key: str
+    run_at: float | None = None
+    """Not before this time: the job is `scheduled` and not `pending`."""
+    idempotency_key: str | None = None
+    """Two jobs of one key are one job; see `IdempotencyConflict`."""
+    join_id: str | None = None
+    """The job that waits for this one."""
+    joins: Joining | None = None
+    """It waits for others itself, those whose `join_id` is its id: nobody publishes it before."""
+    notice: NewJob | None = None
+    """Waits for this one and all that follows from it, to tell somebody: recorded with it, or not
+    at all."""
+    now: float = field(default_factory=time.time)
+
+    def shifted(self, seconds: float) -> NewJob:
+        """The same job, made so much later: by the ledger's clock and not by this host's."""
+        if not seconds:
+            return self
+        metadata, by = self.message.metadata, timedelta(seconds=seconds)
+        times = {"created_at": metadata.created_at + by}
+        if metadata.queued_at is not None:
+            times["queued_at"] = metadata.queued_at + by
+        return replace(
+            self,
+            message=self.message.with_metadata(**times),
+            run_at=None if self.run_at is None else self.run_at + seconds,
+            now=self.now + seconds,
+            notice=None if self.notice is None else self.notice.shifted(seconds),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """A worker wants to run the job of a delivery."""
+
+    message: JobMessage
+    lane: str
+    worker: str
+    routing_key: str
+    worker_id: str
+    claim_id: str
+    """New for every delivery: the fencing token. The same id again is the same claim again."""
+    now: float
+    takeover_from: str | None = None
+    """The claim of a worker that has died, as `HeldBy` named it: compare and set."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishRequest:
+    """An attempt has ended. Raises ValueError for a state that no attempt ends in."""
+
+    job_id: str
+    claim_id: str
+    state: State
+    """succeeded, retrying, queued (snoozed or released), dead or cancelled."""
+    attempts: int
+    """Attempts used up, this one included where it counts."""
+    now: float
+    result: Mapping[str, Any] | None = None
+    """JSON."""
+    reason: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    outcome: AttemptOutcome | None = None
+    """How the attempt stands in the job's timeline; None writes no line (it just succeeded)."""
+
+    def __post_init__(self) -> None:
+        if self.state not in ENDINGS:
+            raise ValueError(f"an attempt can't end as {self.state!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterRecord:
+    """A letter that was seen in `jobs.dead`."""
+
+    id: str
+    """The job's id, or `raw-<sha256[:24] of the body>` for a body without one."""
+    job_id: str | None
+    reason: str
+    """exhausted, expired, overflowed, unroutable, malformed, invalid_payload,
+    permanent, crashed, …"""
+    dead_at: float
+    body: bytes
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    """AMQP headers, as JSON."""
+    job_type: str | None = None
+    lane: str | None = None
+    routing_key: str | None = None
+    worker: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    traceback: str | None = None
+    redrives: int = 0
+    attempts: int = 0
+    """With `redrives`, the letter's generation: an older letter does not bury a newer copy."""
+    copies: int = 1
+    """Messages in `jobs.dead` that are this letter."""
+    fingerprint: str | None = None
+    """The group of letters that died of the same cause."""
+    job: NewJob | None = None
+    """What it was, for a record where there is none: of a job that was published past the ledger,
+    and died before anybody claimed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLetter:
+    """A message in the dead letters that carries the id of a job."""
+
+    message: JobMessage
+    is_ours: bool
+    """This system has written it; else the broker has dead-lettered what somebody published."""
+    has_own_expiry: bool = False
+    """It came with a time limit for the broker, which this system gives to none."""
+    unroutable_as: str | None = None
+    """The routing key for which there was no queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs to list; fields that are None do not matter."""
+
+    state: State | None = None
+    lane: str | None = None
+    job_type: str | None = None
+    worker: str | None = None
+    source: str | None = None
+    parent_id: str | None = None
+    since: float | None = None
+    """Created at this time or later."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFilter:
+    """Which dead letters to list; fields that are None do not matter."""
+
+    state: str | None = None
+    reason: str | None = None
+    job_type: str | None = None
+    lane: str | None = None
+    error_type: str | None = None
+    group: str | None = None
+    """A group's id, or its beginning."""
+    operation: str | None = None
+    """The backfill whose jobs they are."""
+    ids: frozenset[str] = frozenset()
+    """Only these, where there are any."""
+    since: float | None = None
+    """Died at this time or later."""
+    until: float | None = None
+    """Died at this time or earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedrivenCopy:
+    """A dead letter's copy that the broker has confirmed."""
+
+    letter_id: str
+    redrives: int
+    """The copy's own number."""
+    changed: NewJob | None = None
+    """What the job is now, where the redrive has changed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetterEdit:
+    """A letter that goes back changed: what it was and what it is."""
+
+    letter_id: str
+    redrives: int
+    """Of the letter; those of the copy are one more."""
+    operation_id: str
+    routing_key: str
+    """Where the copy goes."""
+    edited_by: str
+    edited_at: float
+    headers: Mapping[str, Any]
+    """The letter's, as JSON."""
+    original: bytes
+    edited: bytes
+    undone_at: float | None = None
+    """Taken back before it ran."""
+    restored_at: float | None = None
+    """The original is in `jobs.dead` again."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentFilter:
+    """Which documents: those that fit every field that is set."""
+
+    state: str | None = None
+    source_prefix: str | None = None
+    classes: tuple[str, ...] = ()
+    """What they are classified as, each `kind:label`: of several labels of one kind any, of several
+    kinds one of each."""
+    media_type: str | None = None
+    since: float | None = None
+    """Made at this time or later, in seconds since the epoch."""
+    until: float | None = None
+    """Made before this time."""

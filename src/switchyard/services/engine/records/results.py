@@ -1,0 +1,380 @@
+"""What the ledger answers. All times are float seconds since the epoch, UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from switchyard.broker.message import JobMessage
+from switchyard.services.common.traceparent import trace_id_of
+from switchyard.services.engine.records.progress import ProgressRecord
+from switchyard.services.engine.records.states import State
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """The job was recorded now."""
+
+    job_id: str
+    receipt: str = field(default="", compare=False)
+    """With it the record can be taken back, for as long as nobody else relies on it."""
+    notice_id: str | None = field(default=None, compare=False)
+    """The job that was recorded with it, to tell of its end: taken back with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """The id, or the idempotency key, was there before: nothing was changed."""
+
+    job_id: str
+    """The job that is there; with an idempotency key it may be another id than yours."""
+    state: State
+
+
+Recorded = Created | Existing
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The job is yours to run, until you finish it or die."""
+
+    crashes: int
+    """Claims of this generation that ended with the worker's death; 0 after a redrive."""
+    has_checkpoint: bool = False
+    """An earlier attempt has kept where it was."""
+    unended: int = 0
+    """Runs just before this one, of this redrive, that had no end: their workers died, were stopped
+    or gave the job back."""
+    join_id: str | None = None
+    """The job that waits for this one, and for what follows from it."""
+    joins: bool = False
+    """It has waited for others."""
+    message: JobMessage | None = field(default=None, compare=False)
+    """The job, as far as the ledger agrees to what its message says of itself; None where it agrees
+    to all of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """It has ended before: acknowledge the delivery and skip it."""
+
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class StillJoining:
+    """It waits for other jobs, and is published when those have ended: acknowledge and skip what
+    has come before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """A newer copy of the job has been seen: acknowledge the delivery and skip it."""
+
+    redrives: int
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBy:
+    """It runs. Watch that worker's beat; when it is dead, claim with `takeover_from`."""
+
+    worker_id: str
+    claim_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """It carries the id of a job that it is not: another type or payload, a redrive that nobody has
+    asked for, or a time that is to come. The job's record stays as it is."""
+
+
+ClaimResult = Claimed | Finished | StillJoining | Superseded | HeldBy | Foreign
+
+
+@dataclass(frozen=True, slots=True)
+class EndNoted:
+    """The end of an attempt was recorded."""
+
+    due: list[str] = field(default_factory=list)
+    """Jobs that had waited for this one, and may be published now: they are `pending`."""
+    state: State | None = field(default=None, compare=False)
+    """What the job is now: cancelled, where somebody has asked for that, whatever else was to
+    become of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """It will not be run; its delivery is skipped when it comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """It runs: only its worker can stop it. The ledger notes the wish, and lets nobody run it
+    again: however this attempt ends, but well, the job is cancelled then."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyFinished:
+    """There is nothing to cancel."""
+
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class NoSuchJob:
+    """The ledger has no such job."""
+
+
+CancelResult = Cancelled | Running | AlreadyFinished | NoSuchJob
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """An attempt that did not simply succeed."""
+
+    redrive: int
+    attempt: int
+    """From 1, within the redrive."""
+    worker_id: str | None
+    started_at: float | None
+    finished_at: float
+    outcome: str
+    error_type: str | None
+    error_message: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """A job without its payload and result."""
+
+    id: str
+    job_type: str
+    lane: str
+    routing_key: str
+    worker: str
+    priority: int
+    state: State
+    source: str
+    parent_id: str | None
+    pipeline: str | None
+    attempts: int
+    """Attempts used up."""
+    max_attempts: int
+    redrives: int
+    crashes: int
+    worker_id: str | None
+    """Who runs it, or ran it last."""
+    claim_id: str | None
+    created_at: float
+    queued_at: float | None
+    started_at: float | None
+    finished_at: float | None
+    updated_at: float
+    run_at: float | None
+    expires_at: float | None
+    reason: str | None
+    error_type: str | None
+    error_message: str | None
+    idempotency_key: str | None
+    join_id: str | None
+    """The job that waits for this one, and for what follows from it."""
+    joins: bool
+    """It waits for others, or has."""
+    operation_id: str | None
+    """The backfill that it belongs to."""
+    cancel_asked_at: float | None = field(default=None, kw_only=True)
+    """When somebody first asked for it to be cancelled while it ran."""
+    progress: ProgressRecord | None = field(default=None, kw_only=True)
+    """How far its last attempt is, where its handler says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord(JobSummary):
+    """Everything that is known of a job."""
+
+    payload: dict[str, Any]
+    envelope: dict[str, Any]
+    """The message without its payload: `metadata`, and fields that this version does not know."""
+    result: dict[str, Any] | None
+    timeline: tuple[AttemptRecord, ...] = ()
+    """Attempts that did not simply succeed, oldest first; only from `Ledger.get`."""
+    checkpoint_at: float | None = None
+    """When an attempt has kept where it was, for the next one; only from `Ledger.get`."""
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace that it is of, where somebody has said so."""
+        found = self.envelope.get("metadata", {}).get("traceparent")
+        return trace_id_of(found if isinstance(found, str) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Item]):
+    """Part of a listing."""
+
+    items: tuple[Item, ...]
+    next_cursor: str | None
+    """Give it back for the following page; None after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A dead letter as the ledger knows it."""
+
+    id: str
+    job_id: str | None
+    job_type: str | None
+    lane: str | None
+    routing_key: str | None
+    reason: str
+    error_type: str | None
+    error_message: str | None
+    traceback: str | None
+    attempts: int
+    redrives: int
+    worker: str | None
+    first_at: float
+    dead_at: float
+    body: bytes
+    headers: Mapping[str, Any]
+    copies: int
+    """Letters of this id that were seen since it last began to wait."""
+    state: str
+    """waiting, redriven, purged or dropped."""
+    updated_at: float
+    fingerprint: str | None
+    """The group of those that died of the same cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadGroup:
+    """Dead letters of one cause."""
+
+    fingerprint: str
+    count: int
+    first_at: float
+    """When the first of them died."""
+    last_at: float
+    trend: tuple[int, ...]
+    """Deaths in each of the last 24 hours, the latest last."""
+    sample: DeadLetter
+    """The one that died last."""
+
+
+TIMED_OUT = "TimeLimitExceeded"
+"""The error type of jobs that ran longer than they may."""
+
+UNKNOWN_TYPE = "UnknownJobType"
+"""The error type of jobs that a worker has sent on because it does not know their type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """A job type that a worker does not know, and has got jobs of."""
+
+    worker_id: str
+    job_type: str
+    jobs: int
+    """Those that it has sent on, and no other worker has taken yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """What a kind of worker has to do."""
+
+    oldest: float | None
+    """When the job entered its queue that has waited longest; None where none waits."""
+    running: Mapping[int, int]
+    """Jobs that run, by the ids of the processes of one host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What is open in the ledger at one moment. Times are seconds since the epoch."""
+
+    open_jobs: Mapping[tuple[str, str], int]
+    """By lane and state."""
+    oldest: Mapping[tuple[str, str], float]
+    """When the queued job that has waited longest entered its queue, by lane and worker."""
+    oldest_pending: float | None
+    """When the oldest job was recorded that the broker has not confirmed."""
+    dead: Mapping[tuple[str, str], int]
+    """Dead letters that wait, by lane ("" where that is unknown) and reason."""
+    bulk: Mapping[tuple[str, str], int]
+    """Bulk operations that have not ended, by kind and state."""
+    bulk_progress: Mapping[str, float]
+    """The oldest last progress of a running bulk operation, by kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """A worker process."""
+
+    worker_id: str
+    kinds: tuple[str, ...]
+    lanes: tuple[str, ...]
+    host: str
+    pid: int
+    concurrency: int
+    started_at: float
+    beat: int
+    """Counts up while it lives; compare two readings, not clocks."""
+    beat_at: float
+    """By the database's clock, as the two that follow."""
+    stopped_at: float | None
+    hot_at: float | None
+    """The last beat before which it took a hot job."""
+    mark: str | None = None
+    """Which process it is (`instance.process_mark`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDeath:
+    """A job type that ran in a worker when this ended without a word."""
+
+    worker_id: str
+    job_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBlock:
+    """An event loop that ran one callback for so long that nothing else got a turn."""
+
+    id: str
+    worker_id: str
+    job_id: str | None
+    """What it ran; None where that is not known."""
+    job_type: str | None
+    place: str
+    """The code that ran: file, line and function."""
+    began_at: float
+    """Seconds since the epoch, by the ledger's clock."""
+    seconds: float
+    ended: bool
+    """False while it lasts, and for ever where the worker died of it: `seconds` were so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document (an item of the knowledge graph) and how far its pipeline has come."""
+
+    id: str
+    content_hash: str
+    source: str | None
+    filename: str | None
+    title: str | None
+    media_type: str | None
+    size_bytes: int | None
+    pipeline: str | None
+    """The job that works it."""
+    state: str
+    current_stage: str | None
+    completed_stages: tuple[str, ...]
+    created_at: float
+    updated_at: float

@@ -1,0 +1,118 @@
+"""Running a redrive: in passes through `jobs.dead`, by its rate, its canary and what becomes of it.
+
+A letter that waits in a scan is held by it, and the broker does not let anybody hold one for long.
+So a pass ends after a while, whatever it waits for, and the next one begins where things stand
+then. What is to be sent stands in the ledger first: nothing is sent twice on purpose, and what died
+again is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+
+from switchyard.broker.lanes import LANES, Lane
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire.depths import queue_depths
+from switchyard.services.engine.bulk.hot_traffic import HotTraffic
+from switchyard.services.engine.bulk.session import BulkSession
+from switchyard.services.engine.dead.letters import DeadJob
+from switchyard.services.engine.dead.scan import scanning_in_turn, wait_in, waiting_ids
+from switchyard.services.engine.dead.stored import stored_letters
+from switchyard.services.engine.identity.broker import guard
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.redrive.passes import Pass
+from switchyard.services.engine.redrive.run import LOOK, Halted, RedriveRun
+from switchyard.services.engine.redrive.sending import LetterSender, Room
+from switchyard.services.engine.redrive.spec import KIND, RedriveSpec
+
+HOLD = 120.0
+"""Seconds that a pass may hold letters: RabbitMQ closes a channel that holds one for 30 minutes,
+and other redrives wait for their turn meanwhile."""
+
+
+class RedriveHandler:
+    """Runs redrives; see `services.engine.bulk.runner`."""
+
+    kind = KIND
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        registry: Registry,
+        ledger: Ledger,
+        *,
+        traffic: HotTraffic | None = None,
+        lanes: tuple[Lane, ...] = LANES,
+        hold: float = HOLD,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._ledger = ledger
+        self._traffic = traffic or HotTraffic(ledger)
+        self._lanes = lanes
+        self._hold = hold
+
+    async def run(self, session: BulkSession) -> None:
+        """Go on until every letter that fits was sent, dropped, or can't be sent."""
+        spec = RedriveSpec.from_json(session.operation.spec)
+        run = RedriveRun(session, spec, self._ledger, self._traffic)
+        await run.begin()
+        sender = LetterSender(
+            self._registry,
+            self._ledger,
+            spec.change,
+            lanes=self._lanes,
+            remote=spec.remote,
+        )
+        url = self._settings.require_amqp_url()
+        try:
+            async with Publisher(
+                self._settings, name=session.id, guard=guard(self._settings, self._ledger)
+            ) as publisher:
+                while not run.has_enough:
+                    await run.wait_for_slot()
+                    async with self._source(spec, run) as letters, queue_depths(url) as depth:
+                        one = Pass(run, sender, publisher, Room(self._lanes, depth), self._hold)
+                        if await one.go(letters):
+                            break
+                    await session.sleep(LOOK)  # others have waited for their turn meanwhile
+            await run.drain()
+        except Halted as halted:
+            await run.note_down(force=True)
+            await session.finish(BulkState.HALTED, str(halted))
+            return
+        await run.note_down(force=True)
+        await session.finish(note=run.last_word)
+
+    def _source(
+        self, spec: RedriveSpec, run: RedriveRun
+    ) -> AbstractAsyncContextManager[AsyncGenerator[DeadJob, None]]:
+        return self._stored(spec, run) if spec.from_ledger else self._waiting(spec, run)
+
+    @asynccontextmanager
+    async def _waiting(
+        self, spec: RedriveSpec, run: RedriveRun
+    ) -> AsyncIterator[AsyncGenerator[DeadJob, None]]:
+        async def fitting() -> AsyncGenerator[DeadJob, None]:
+            async for letter in scan.letters():
+                if run.is_ours(letter) and spec.which.matches(letter, run.moment):
+                    yield letter
+
+        async with (
+            scanning_in_turn(self._settings, self._ledger, wait_in(run.session)) as scan,
+            aclosing(fitting()) as letters,
+        ):
+            yield letters
+
+    @asynccontextmanager
+    async def _stored(
+        self, spec: RedriveSpec, run: RedriveRun
+    ) -> AsyncIterator[AsyncGenerator[DeadJob, None]]:
+        broker = await waiting_ids(self._settings, self._ledger, wait_in(run.session))
+        found = stored_letters(self._ledger, spec.which, run.moment, broker)
+        async with aclosing(found) as letters:
+            yield letters

@@ -1,0 +1,140 @@
+"""One pass of a redrive through the letters: what may go is sent, what has no room is held."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import nullcontext
+
+from switchyard.broker.errors import LaneFull, NeverTaken, PublishError
+from switchyard.broker.lanes import HOT, lane_of
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.engine.dead.letters import DeadJob
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.redrive.run import LOOK, RedriveRun
+from switchyard.services.engine.redrive.sending import BATCH, Copy, LetterSender, Room
+
+LONGEST_SLOT = 5.0
+"""Seconds to wait with letters in hand for the next one to be sent by the rate. Where it is longer,
+the pass ends: others want to go through `jobs.dead`, too."""
+
+
+class Pass:
+    """Once through the letters, or until the time is over for which they may be held."""
+
+    def __init__(
+        self, run: RedriveRun, sender: LetterSender, publisher: Publisher, room: Room, hold: float
+    ) -> None:
+        self._run = run
+        self._session = run.session
+        self._sender = sender
+        self._publisher = publisher
+        self._room = room
+        self._ends_at = time.monotonic() + hold
+        self._held: dict[str, deque[Copy]] = {}
+        """Copies for which their queue had no room, oldest first."""
+
+    async def go(self, letters: AsyncGenerator[DeadJob, None]) -> bool:
+        """True when every letter was seen and nothing waits."""
+        self._run.next_pass()
+        await self._session.move(BulkState.RUNNING)
+        batch: list[DeadJob] = []
+        async for letter in letters:
+            batch.append(letter)
+            if len(batch) >= BATCH:
+                await self._send_all(batch)
+                batch = []
+                if self._is_over or self._run.has_enough:
+                    return self._run.has_enough and not self._held
+        await self._send_all(batch)
+        await self._wait_for_room()
+        return not self._held and not (self._is_over and batch and not self._run.has_enough)
+
+    @property
+    def _is_over(self) -> bool:
+        return time.monotonic() >= self._ends_at
+
+    async def _send_all(self, batch: Sequence[DeadJob]) -> None:
+        """Send a batch as it may be sent, waiting for outcomes and by the rate."""
+        left = await self._run.not_sent_before(batch)
+        waiting = deque(await self._sender.prepare(left, self._run.tally, drop=True))
+        while waiting and not self._is_over and not self._run.has_enough:
+            allowed = await self._run.allowance()
+            why = self._run.canary or self._run.traffic.why
+            await self._session.move(BulkState.RUNNING, why)
+            if allowed == 0:
+                await self._run.note_down()
+                await self._session.sleep(LOOK)
+                continue
+            if self._session.slot_wait > LONGEST_SLOT:
+                self._ends_at = time.monotonic()  # letters are not held for so long
+                return
+            wanted = await self._run.traffic.room(min(len(waiting), allowed or BATCH))
+            number = await self._session.take_slots(
+                wanted, until=self._session.clock.time() + LONGEST_SLOT
+            )
+            await self._send([waiting.popleft() for _ in range(number)])
+            await self._run.note_down()
+
+    async def _send(self, copies: Sequence[Copy]) -> None:
+        """Send those for which there is room, hold the others."""
+        self._room.look_again()
+        fitting: list[Copy] = []
+        for copy in copies:
+            held = self._held.get(copy.queue)
+            if held or not await self._room.take(copy.queue):
+                self._held.setdefault(copy.queue, deque()).append(copy)
+            else:
+                fitting.append(copy)
+        await self._send_now(fitting)
+
+    async def _send_now(self, copies: Sequence[Copy]) -> None:
+        if not copies:
+            return
+        # Hot jobs that have died are hot jobs still: they need not give way.
+        is_hot = all(lane_of(copy.queue) == HOT.name for copy in copies)
+        async with nullcontext() if is_hot else self._run.traffic.turn(self._session):
+            await self._sender.plan(copies, self._session)
+            self._run.planned(copies)
+            refused = await self._sender.send(self._publisher, copies, self._run.tally)
+        not_taken = [copy for copy, error in refused if not _may_have_been_taken(error)]
+        await self._sender.forget(self._run.not_taken(not_taken), self._session)
+        for copy, error in reversed(refused):
+            if isinstance(error, NeverTaken):
+                self._run.tally.invalid += 1
+                self._run.tally.note(f"{copy.letter.id}: not redriven: {error}")
+                continue
+            if not isinstance(error, LaneFull):
+                raise error  # tried again by the runner, from where it is then
+            if not error.dead_lettered:
+                self._held.setdefault(copy.queue, deque()).appendleft(copy)
+
+    async def _wait_for_room(self) -> None:
+        while self._held and not self._is_over and not self._run.has_enough:
+            queues = ", ".join(sorted(self._held))
+            await self._run.note_down()
+            await self._session.move(BulkState.WAITING, f"waits for room in {queues}")
+            await self._session.sleep(LOOK)
+            self._room.look_again()
+            for queue in list(self._held):
+                await self._send_held(queue)
+        await self._session.move(BulkState.RUNNING)
+
+    async def _send_held(self, queue: str) -> None:
+        held = self._held[queue]
+        fitting: list[Copy] = []
+        allowed = await self._run.allowance()
+        most = min(len(held), BATCH if allowed is None else allowed)
+        if most > 0:
+            most = await self._run.traffic.room(most)
+            most = await self._session.take_slots(most, until=self._session.clock.time() + LOOK)
+        while len(fitting) < most and await self._room.take(queue):
+            fitting.append(held.popleft())
+        if not held:
+            del self._held[queue]
+        await self._send_now(fitting)
+
+
+def _may_have_been_taken(error: PublishError) -> bool:
+    return bool(getattr(error, "maybe_accepted", False))

@@ -1,0 +1,136 @@
+"""What a redrive would do: which letters would go where, changed how, and which could not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+
+from switchyard.broker.lanes import LANES, Lane
+from switchyard.broker.settings import BrokerSettings
+from switchyard.services.engine.dead.changes import Change, difference
+from switchyard.services.engine.dead.groups import require_group
+from switchyard.services.engine.dead.letters import DeadJob
+from switchyard.services.engine.dead.scan import scanning_in_turn, waiting_ids
+from switchyard.services.engine.dead.stored import stored_letters
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.leases import Wait
+from switchyard.services.engine.redrive.sending import (
+    BATCH,
+    Copy,
+    LetterDifference,
+    LetterSender,
+    Tally,
+)
+from switchyard.services.engine.redrive.spec import RedriveSpec, only_in_ledger
+
+SHOWN = 5
+"""Letters of which it is shown what would change."""
+COMPARED = 256 * 1024
+"""Bytes of a message up to which that is shown: to compare takes time, and the answer room."""
+
+Letters = AsyncGenerator[DeadJob, None]
+
+
+async def plan_redrive(
+    settings: BrokerSettings,
+    registry: Registry,
+    ledger: Ledger,
+    spec: RedriveSpec,
+    *,
+    lanes: tuple[Lane, ...] = LANES,
+    wait: Wait = asyncio.sleep,
+) -> Tally:
+    """The redrive's tally as it would be, without publishing or changing anything. `wait` is
+    awaited while others go through `jobs.dead`.
+
+    Raises InvalidRedrive, UnknownGroup, BrokerAway, LedgerUnavailable.
+    """
+    spec.check()
+    await require_group(ledger, spec.which)
+    tally = Tally()
+    sender = LetterSender(registry, ledger, spec.change, lanes=lanes, remote=spec.remote)
+    batch: list[DeadJob] = []
+
+    async def would_go() -> None:
+        _note(await sender.prepare(batch, tally, drop=False), spec.change, tally)
+        batch.clear()
+
+    async with _fitting(settings, ledger, spec, wait) as letters:
+        async for letter in letters:
+            tally.matched += 1
+            batch.append(letter)
+            if len(batch) >= BATCH:
+                await would_go()
+            if spec.limit is not None and tally.matched >= spec.limit:
+                break
+        await would_go()
+    if not spec.from_ledger:
+        listed = await ledger.count_dead(spec.which.for_index("waiting", ledger.clock.now()))
+        if (lost := min(listed, spec.limit or listed) - tally.matched) > 0:
+            tally.notes.insert(0, only_in_ledger(lost))
+    return tally
+
+
+def _fitting(
+    settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Wait
+) -> AbstractAsyncContextManager[Letters]:
+    """The letters that are meant, oldest first: those on the broker, or the ledger's."""
+    source = _stored if spec.from_ledger else _waiting
+    return source(settings, ledger, spec, wait)
+
+
+@asynccontextmanager
+async def _waiting(
+    settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Wait
+) -> AsyncIterator[Letters]:
+    moment = ledger.clock.now()
+
+    async def fitting() -> Letters:
+        async for letter in scan.letters():
+            if spec.which.matches(letter, moment):
+                yield letter
+
+    async with scanning_in_turn(settings, ledger, wait) as scan, aclosing(fitting()) as letters:
+        yield letters
+
+
+@asynccontextmanager
+async def _stored(
+    settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Wait
+) -> AsyncIterator[Letters]:
+    broker = await waiting_ids(settings, ledger, wait)
+    found = stored_letters(ledger, spec.which, ledger.clock.now(), broker)
+    async with aclosing(found) as letters:
+        yield letters
+
+
+def _note(copies: Sequence[Copy], change: Change, tally: Tally) -> None:
+    """Count copies as they would go."""
+    tally.done += len(copies)
+    for copy in copies:
+        tally.routes[copy.routing_key] = tally.routes.get(copy.routing_key, 0) + 1
+        tally.note(f"{copy.letter.id}: would go to {copy.routing_key}")
+        if not change.is_empty and len(tally.differences) < SHOWN:
+            tally.differences.append(_difference(copy))
+
+
+def _difference(copy: Copy) -> LetterDifference:
+    size = len(copy.letter.body)
+    if size > COMPARED:
+        return LetterDifference(copy.letter.id, (f"not compared: it has {size:,} bytes",))
+    before = json.loads(copy.letter.body)
+    after = json.loads(copy.message.encode())
+    # What every redrive writes anew is no news.
+    shown = ("job_type", "priority", "payload")
+    old, new = ({name: each[name] for name in shown if name in each} for each in (before, after))
+    for each, whole in ((old, before), (new, after)):
+        metadata = whole.get("metadata")
+        if isinstance(metadata, dict):
+            names = ("max_attempts", "expires_at")
+            each["metadata"] = {name: metadata.get(name) for name in names}
+    old["routing_key"] = copy.letter.certificate.routing_key
+    new["routing_key"] = copy.routing_key
+    return LetterDifference(copy.letter.id, tuple(difference(old, new)))

@@ -1,0 +1,243 @@
+"""What the broker had taken and is not in its lane goes back by itself, as it was: what a full lane
+threw out at a restart, and what no queue was bound for.
+
+It goes straight into its queue, past `jobs.topic`: AMQP does not say whether a key is bound, and a
+job that is sent astray a second time would be a letter again, and again.
+
+Part of the scheduler. No redrive: nobody has decided anything, and the job's generation stays, so
+that a copy too many is one more delivery of the same job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from switchyard.broker.dead.certificate import UNBOUND, Reason, read
+from switchyard.broker.dead.scan import Letter
+from switchyard.broker.errors import NeverTaken, PublishError, Refused
+from switchyard.broker.lanes import LANES, Lane, lane_named, lane_of, queue_name
+from switchyard.broker.message import JobMessage
+from switchyard.broker.publish.outcome import (
+    Accepted,
+    Outgoing,
+    Result,
+    broker_parks_overflow,
+    envelope_of,
+)
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.wire.depths import ask_queues
+from switchyard.services.engine.dead.displaced import as_any_other
+from switchyard.services.engine.dead.indexing import record_of
+from switchyard.services.engine.dead.scan import scanning_in_turn
+from switchyard.services.engine.jobs.registry import Registry, UnknownJobType
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.requests import DeadLetterFilter, DeadLetterRecord
+from switchyard.services.engine.records.results import DeadLetter
+from switchyard.services.engine.records.states import DeadLetterState, State
+
+LOOK = 5.0
+"""Seconds between looks whether there are any, and room for them."""
+MOST = 1_000
+"""Letters that one look takes up."""
+MOST_PAGES = 100
+"""So many times MOST letters are looked through for those that have room."""
+DEFAULT_EXCHANGE = ""
+"""Through which a message goes into the queue that its routing key names."""
+TOGETHER = 200
+"""Letters published and confirmed together."""
+GONE_SECONDS = 60.0
+"""A letter that was indexed so long ago and is not in `jobs.dead` is there no more."""
+
+_WAITING = (DeadLetterState.WAITING.value,)
+_DISPLACED = DeadLetterFilter(reason=str(Reason.DISPLACED))
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitting:
+    """A letter whose queue has room for it."""
+
+    letter: DeadLetter
+    queue: str
+
+
+@dataclass
+class Returner:
+    """Sends back displaced jobs, as far as their queues are there and have room."""
+
+    settings: BrokerSettings
+    registry: Registry
+    ledger: Ledger
+    publisher: Publisher
+    lanes: tuple[Lane, ...] = LANES
+    look: float = LOOK
+
+    def __post_init__(self) -> None:
+        self._log = structlog.get_logger("displaced jobs")
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            try:
+                await self.turn()
+            except (LedgerError, PublishError) as error:
+                self._log.warning("can't send back", error=str(error))
+            await asyncio.sleep(self.look)
+
+    async def turn(self) -> int:
+        """Send back those for which there is room now; how many. What has no room waits in
+        `jobs.dead`. Raises BrokerAway, LedgerError."""
+        wanted = await self._with_room()
+        if not wanted:
+            return 0
+        sent = 0
+        async with scanning_in_turn(self.settings, self.ledger) as scan:
+            found = [letter async for letter in scan.letters() if letter.id in wanted]
+            for start in range(0, len(found), TOGETHER):
+                sent += await self._send(found[start : start + TOGETHER], wanted)
+        letters = [each.letter for each in wanted.values()]
+        await self._give_up(letters, {letter.id for letter in found})
+        if sent:
+            self._log.warning(
+                "returned jobs that full lanes had dropped or no queue was bound for", jobs=sent
+            )
+        return sent
+
+    async def _with_room(self) -> dict[str, _Fitting]:
+        """Those that fit into their queues, the oldest first, by id."""
+        fitting: dict[str, _Fitting] = {}
+        left: dict[str, int] = {}
+        after: tuple[float, str] | None = None
+        for _ in range(MOST_PAGES):
+            letters = await self.ledger.letters_in(
+                _DISPLACED, states=_WAITING, after=after, limit=MOST
+            )
+            queues = {letter.id: self._queue_of(letter) for letter in letters}
+            left |= await self._room_in({each for each in queues.values() if each not in left})
+            for letter in letters:
+                queue = queues[letter.id]
+                if left[queue] > 0:
+                    left[queue] -= 1
+                    fitting[letter.id] = _Fitting(letter, queue)
+                    if len(fitting) == MOST:
+                        return fitting
+            if len(letters) < MOST:
+                return fitting
+            after = letters[-1].dead_at, letters[-1].id
+        return fitting
+
+    def _queue_of(self, letter: DeadLetter) -> str:
+        """Where the job belongs now; its type may have been given to another kind of worker."""
+        died_in = read(letter.headers, letter.routing_key or "", letter.job_type).queue
+        lane = letter.lane or lane_of(died_in)
+        try:
+            return queue_name(lane, self.registry.get(letter.job_type or "").worker)
+        except UnknownJobType:
+            return died_in or queue_name(lane, letter.worker or "")
+
+    async def _room_in(self, queues: Collection[str]) -> dict[str, int]:
+        """How many messages fit into each queue; none where it is not there."""
+        known = {lane.name: lane for lane in self.lanes}
+        asked = sorted(each for each in queues if lane_of(each) in known)
+        if not asked:
+            return dict.fromkeys(queues, 0)
+        depths = await ask_queues(self.settings.require_amqp_url(), asked)
+        return dict.fromkeys(queues, 0) | {
+            queue: known[lane_of(queue)].max_length - depth.ready
+            for queue, depth in depths.items()
+            if depth is not None
+        }
+
+    async def _send(self, letters: Sequence[Letter], wanted: Mapping[str, _Fitting]) -> int:
+        """Publish, record, acknowledge; what its job does not need any more is taken away."""
+        known = await self.ledger.job_generations([letter.id for letter in letters])
+        over: list[Letter] = []
+        stay: list[Letter] = []
+        back: list[tuple[Letter, JobMessage]] = []
+        for letter in letters:
+            state, redrives = known.get(letter.id, (State.QUEUED, letter.redrives))
+            if state in (State.SUCCEEDED, State.CANCELLED) or redrives > letter.redrives:
+                over.append(letter)
+            elif state is State.DEAD or letter.message is None:
+                stay.append(letter)
+            else:
+                # Its time in the lane begins anew: that it was out of it is nobody's fault.
+                message = letter.message.with_metadata(queued_at=self.ledger.clock.now())
+                back.append((letter, message))
+        results = await asyncio.gather(
+            *(self._publish(letter, message, wanted[letter.id].queue) for letter, message in back)
+        )
+        sent: list[Letter] = []
+        for (letter, _), result in zip(back, results, strict=True):
+            if isinstance(result, Accepted):
+                sent.append(letter)
+            elif isinstance(result, Refused) and self._is_parked(wanted[letter.id].queue):
+                letter.ack()  # what was sent is a dead letter itself now
+            elif isinstance(result, NeverTaken):
+                stay.append(letter)
+            else:
+                self._log.warning("not sent back", job_id=letter.id, error=str(result))
+        moment = self.ledger.clock.time()
+        if sent:
+            ids = [letter.id for letter in sent]
+            await self.ledger.note_returned(ids, moment)
+            await self.ledger.mark_queued(ids, moment)
+        if over:
+            ids = [letter.id for letter in over]
+            await self.ledger.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
+        ordinary = [record_of(as_any_other(letter), self.registry) for letter in stay]
+        await self.ledger.note_not_displaced(ordinary)
+        for letter in (*sent, *over):
+            letter.ack()
+        return len(sent)
+
+    async def _publish(self, letter: Letter, message: JobMessage, queue: str) -> Result:
+        outgoing = Outgoing(message, letter.certificate.routing_key)
+        result: Result
+        try:
+            await self.publisher.send(DEFAULT_EXCHANGE, queue, envelope_of(message))
+            result = Accepted(message.job_id, outgoing.routing_key)
+        except PublishError as error:
+            result = error
+        self.publisher.count(outgoing, result)
+        return result
+
+    def _is_parked(self, queue: str) -> bool:
+        """Whether the broker makes a dead letter of what the queue has no room for."""
+        lane = lane_named(lane_of(queue), self.lanes)
+        return lane.dead_letters_overflow and broker_parks_overflow(self.settings.profile)
+
+    async def _give_up(self, wanted: Collection[DeadLetter], found: Collection[str]) -> None:
+        """Of what somebody has taken out of `jobs.dead`, say that it is gone: its job waits for
+        nothing, and `jobctl dead redrive --from-ledger` sends it back."""
+        moment = self.ledger.clock.time()
+        gone = [
+            each
+            for each in wanted
+            if each.id not in found and each.updated_at < moment - GONE_SECONDS
+        ]
+        if not gone:
+            return
+        ids = [each.id for each in gone]
+        self._log.error("displaced jobs are gone from jobs.dead", jobs=len(ids), ids=ids[:5])
+        await self.ledger.bury([_end_of(each, moment) for each in gone])
+        await self.ledger.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
+
+
+def _end_of(letter: DeadLetter, moment: float) -> DeadLetterRecord:
+    return DeadLetterRecord(
+        id=letter.id,
+        job_id=letter.job_id,
+        reason=str(Reason.UNROUTABLE if letter.error_type == UNBOUND else Reason.OVERFLOWED),
+        dead_at=moment,
+        body=letter.body,
+        error_type=letter.error_type,
+        error_message="its letter was taken out of jobs.dead before it went back",
+        redrives=letter.redrives,
+        attempts=letter.attempts,
+    )

@@ -1,0 +1,215 @@
+"""How far a redrive has come, and what it may do now: its limits, canary, halt, and notes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from switchyard.services.engine.bulk.hot_traffic import HotTraffic
+from switchyard.services.engine.bulk.session import BulkSession
+from switchyard.services.engine.dead.letters import DeadJob, was_dead
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.bulk import BulkState
+from switchyard.services.engine.records.states import RedriveOutcome
+from switchyard.services.engine.redrive.sending import Copy, Tally
+from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, only_in_ledger
+
+LOOK = 0.3
+"""Seconds between looks at what became of letters, or whether a lane has room."""
+NOTE_SECONDS = 0.5
+"""Seconds between two notes of how far it has come."""
+KEPT_NOTES = 20
+LEAST_SAMPLE = 10
+"""As if so many letters had ended, where fewer have: one failure of the first three is no sign."""
+
+
+class Halted(Exception):
+    """It stops itself; the text says why."""
+
+
+class RedriveRun:
+    """One process's work on one redrive: what it has done, and what it may do now."""
+
+    def __init__(
+        self, session: BulkSession, spec: RedriveSpec, ledger: Ledger, traffic: HotTraffic
+    ) -> None:
+        self.session = session
+        self.spec = spec
+        self.traffic = traffic
+        self.moment = datetime.fromtimestamp(session.operation.created_at, UTC)
+        self.tally = Tally()
+        """Of this pass."""
+        self.canary: str | None = None
+        """How far the canary is, while nothing but it may be sent."""
+        self._ledger = ledger
+        self._cursor: dict[str, Any] = dict(session.operation.cursor or {})
+        self._before = RedriveProgress.of(session.operation)
+        self._planned = 0
+        self._planned_before: set[str] = set()
+        """Letters that an earlier process was about to send, or has sent."""
+        self._ended: dict[RedriveOutcome | None, int] = {}
+        self._looked = self._noted = 0.0
+
+    async def begin(self) -> None:
+        """Find out how far it is."""
+        await self._look()
+        self._planned = sum(self._ended.values())
+        if "baseline" not in self._cursor:  # it begins, or was resumed after a halt
+            self._cursor["baseline"] = [self._settled, self._failed]
+        if self._before.total is None and not self.spec.from_ledger:
+            total = await self._ledger.count_dead(self.spec.which.for_index("waiting", self.moment))
+            self._before = replace(self._before, total=min(total, self.spec.limit or total))
+        await self.note_down(force=True)
+
+    def is_ours(self, letter: DeadJob) -> bool:
+        """Not one that died after the redrive began: while a cause lasts it would never end."""
+        return bool(self.spec.which.ids) or was_dead(letter, self.moment)
+
+    @property
+    def has_enough(self) -> bool:
+        return self.spec.limit is not None and self._planned >= self.spec.limit
+
+    async def wait_for_slot(self) -> None:
+        """Until something may be sent by the rate, with nothing in hand."""
+        while (wait := self.session.slot_wait) > 0:
+            rate = self.session.operation.rate
+            await self.session.move(BulkState.RUNNING, f"sends {rate:g} a second, by its rate")
+            await self.session.sleep(min(wait, LOOK))  # the rate may change meanwhile
+
+    async def not_sent_before(self, batch: Sequence[DeadJob]) -> list[DeadJob]:
+        """Those of a batch that are to be sent: not what this redrive has sent, and died again."""
+        planned = await self._ledger.planned_redrives(
+            self.session.id, [letter.id for letter in batch]
+        )
+        self._planned_before |= planned.keys()
+        return [
+            letter
+            for letter in batch
+            if letter.id not in planned or letter.redrives < planned[letter.id]
+        ]
+
+    async def allowance(self) -> int | None:
+        """How many more may be sent now; None for any number. Raises Halted."""
+        limits = []
+        if self.spec.limit is not None:
+            limits.append(self.spec.limit - self._planned)
+        max_open = self.session.operation.max_open
+        if self.spec.canary is not None or max_open is not None or self.spec.halt_on is not None:
+            await self.look()
+            done, failed = self._since_baseline()
+            if max_open is not None:
+                limits.append(max_open - self._open)
+            if self.spec.canary is not None and done - failed < self.spec.canary:
+                # The canary: the first ones, or those after the last halt.
+                limits.append(self.spec.canary - done - self._open)
+                succeeded = f"{done - failed} of {self.spec.canary} have succeeded"
+                self.canary = f"canary: {succeeded}"
+            else:
+                self.canary = None
+        return max(0, min(limits)) if limits else None
+
+    async def look(self, *, now: bool = False) -> None:
+        """See what became of what was sent. Raises Halted."""
+        if time.monotonic() - self._looked >= LOOK or now:
+            await self._look()
+        done, failed = self._since_baseline()
+        if self.spec.canary is not None and failed and done <= self.spec.canary:
+            raise self._halted(f"canary: {failed} of {done} failed again")
+        if self.spec.halt_on is not None and failed >= self.spec.halt_on * max(done, LEAST_SAMPLE):
+            raise self._halted(f"{failed} of {done} failed again ({failed / done:.0%})")
+
+    def _halted(self, why: str) -> Halted:
+        # Whoever resumes it wants to try again, and not to hear the same again: what fails until
+        # then belongs to this halt.
+        del self._cursor["baseline"]
+        return Halted(f"{why}; see `jobctl dead redrives show {self.session.id}`")
+
+    async def drain(self) -> None:
+        """Where what becomes of the letters matters, wait for it. Raises Halted."""
+        while True:
+            await self.look(now=True)
+            if not self._open or (self.spec.canary is None and self.spec.halt_on is None):
+                return
+            await self.session.move(BulkState.DRAINING, "all are sent; waits for their ends")
+            await self.note_down()
+            await self.session.sleep(LOOK)
+
+    @property
+    def last_word(self) -> str | None:
+        said = [f"{self._failed} failed again"] if self._failed else []
+        seen = self._planned + self._before.dropped + self.tally.dropped + self.tally.invalid
+        if (lost := (self._before.total or 0) - seen) > 0:
+            said.append(only_in_ledger(lost))
+        return "; ".join(said) or None
+
+    def planned(self, copies: Sequence[Copy]) -> None:
+        """These are about to be sent."""
+        self._count_planned(len(self._new(copies)))
+
+    def not_taken(self, copies: Sequence[Copy]) -> list[str]:
+        """The broker did not take these. Those of them that are to be forgotten: what an earlier
+        process has planned, it may have sent."""
+        new = self._new(copies)
+        self._count_planned(-len(new))
+        return new
+
+    def _new(self, copies: Sequence[Copy]) -> list[str]:
+        ids = [copy.letter.id for copy in copies]
+        return [letter_id for letter_id in ids if letter_id not in self._planned_before]
+
+    def _count_planned(self, number: int) -> None:
+        self._planned += number
+        self._ended[None] = self._open + number
+
+    def next_pass(self) -> None:
+        """What could not be sent is counted anew in each pass; what was dropped is gone."""
+        self._before = replace(
+            self._before, dropped=self._before.dropped + self.tally.dropped, notes=self._notes()
+        )
+        self.tally = Tally()
+
+    async def note_down(self, *, force: bool = False) -> None:
+        """Note how far it is, now and then. Ends the run when it is not to go on."""
+        if not force and time.monotonic() - self._noted < NOTE_SECONDS:
+            return self.session.check()
+        self._noted = time.monotonic()
+        progress = replace(
+            self._before,
+            redriven=self._planned,
+            dropped=self._before.dropped + self.tally.dropped,
+            invalid=self.tally.invalid,
+            succeeded=self._ended.get(RedriveOutcome.SUCCEEDED, 0),
+            failed=self._failed,
+            undone=self._ended.get(RedriveOutcome.UNDONE, 0),
+            unfinished=self._open,
+            notes=self._notes(),
+        )
+        await self.session.checkpoint(cursor=self._cursor, counts=progress.to_json())
+        return None
+
+    def _notes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self._before.notes, *self.tally.notes)))[:KEPT_NOTES]
+
+    async def _look(self) -> None:
+        self._ended = dict(await self._ledger.settle_redriven(self.session.id))
+        self._looked = time.monotonic()
+
+    @property
+    def _open(self) -> int:
+        return self._ended.get(None, 0)
+
+    @property
+    def _settled(self) -> int:
+        return self._ended.get(RedriveOutcome.SUCCEEDED, 0) + self._failed
+
+    @property
+    def _failed(self) -> int:
+        return self._ended.get(RedriveOutcome.FAILED, 0)
+
+    def _since_baseline(self) -> tuple[int, int]:
+        """Ended, and failed of these, since it began, or was resumed after the last halt."""
+        settled, failed = self._cursor["baseline"]
+        return self._settled - settled, self._failed - failed

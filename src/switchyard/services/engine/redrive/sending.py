@@ -1,0 +1,229 @@
+"""Sending dead letters back: publish, confirm, record, and only then take them off their place."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from switchyard.broker.errors import LaneFull, PublishError
+from switchyard.broker.lanes import LANES, Lane, lane_named, lane_of, queue_name
+from switchyard.broker.message import JobMessage
+from switchyard.broker.publish.outcome import Accepted, Outgoing
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.engine.bulk.session import BulkSession
+from switchyard.services.engine.dead.changes import Change, InvalidRedrive, changed
+from switchyard.services.engine.dead.letters import DeadJob
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import LetterEdit, NewJob, RedrivenCopy
+from switchyard.services.engine.records.states import DeadLetterState, State
+
+BATCH = 200
+"""Letters looked up, published and confirmed together."""
+MAX_NOTES = 100
+
+Depth = Callable[[str], Awaitable[int]]
+"""How many messages wait in a queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetterDifference:
+    """What a change makes of one letter."""
+
+    letter_id: str
+    lines: tuple[str, ...]
+    """A unified diff of the message as JSON, before and after."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a redrive has done so far."""
+
+    matched: int = 0
+    done: int = 0
+    """Redriven: published, confirmed, acknowledged."""
+    dropped: int = 0
+    """Copies of jobs that have succeeded, were cancelled or redriven meanwhile."""
+    invalid: int = 0
+    """Left in their place: with the change they do not validate."""
+    routes: dict[str, int] = field(default_factory=dict, compare=False)
+    """Routing key → how many went there, or would go."""
+    notes: list[str] = field(default_factory=list)
+    """One line for each letter that was dropped or invalid, or would go; at most 100."""
+    differences: list[LetterDifference] = field(default_factory=list)
+    """Of a plan with a change: what it makes of the first five letters."""
+
+    def note(self, text: str) -> None:
+        if len(self.notes) < MAX_NOTES:
+            self.notes.append(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A letter, and the job that goes back in its place."""
+
+    letter: DeadJob
+    message: JobMessage
+    routing_key: str
+    queue: str
+    job: NewJob | None
+    """The job, where the redrive changes it."""
+
+    @property
+    def redrives(self) -> int:
+        return self.message.metadata.redrives
+
+
+class LetterSender:
+    """Sends letters back, changed in one way."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        ledger: Ledger,
+        change: Change,
+        *,
+        lanes: tuple[Lane, ...] = LANES,
+        remote: bool,
+    ) -> None:
+        """With `remote` somebody outside has asked for the change."""
+        self._registry = registry
+        self._ledger = ledger
+        self._change = change
+        self._lanes = lanes
+        self._remote = remote
+
+    async def prepare(self, batch: Sequence[DeadJob], tally: Tally, *, drop: bool) -> list[Copy]:
+        """The copies of those that can go back. With `drop`, letters of jobs that need no
+        redrive any more are taken off their place."""
+        known = await self._ledger.job_generations([letter.id for letter in batch])
+        copies: list[Copy] = []
+        over: list[DeadJob] = []
+        redriven: list[tuple[DeadJob, int]] = []
+        for letter in batch:
+            state, redrives = known.get(letter.id, (State.DEAD, 0))
+            if state in (State.SUCCEEDED, State.CANCELLED):
+                tally.note(f"{letter.id}: dropped, the job has {state} meanwhile")
+                over.append(letter)
+            elif letter.message is not None and redrives > letter.redrives:
+                tally.note(f"{letter.id}: dropped, it was redriven before")
+                redriven.append((letter, redrives))
+            else:
+                try:
+                    copies.append(self._copy(letter))
+                except InvalidRedrive as error:
+                    tally.invalid += 1
+                    tally.note(f"{letter.id}: not redriven: {error}")
+        tally.dropped += len(over) + len(redriven)
+        if drop:
+            await self._take_away(over, redriven)
+        return copies
+
+    async def _take_away(
+        self, over: Sequence[DeadJob], redriven: Sequence[tuple[DeadJob, int]]
+    ) -> None:
+        """Letters of jobs that have ended, and of those that were redriven so many times."""
+        moment = self._ledger.clock.time()
+        if over:
+            ids = [letter.id for letter in over]
+            await self._ledger.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
+        if redriven:  # a later letter of the same job, which the index may have, stays as it is
+            await self._ledger.note_redriven(
+                [RedrivenCopy(letter.id, redrives) for letter, redrives in redriven], moment
+            )
+        for letter in (*over, *(letter for letter, _ in redriven)):
+            letter.ack()
+
+    async def plan(self, copies: Sequence[Copy], session: BulkSession) -> None:
+        """Note that these are about to be sent. Ends the handler where the operation is lost."""
+        moment = self._ledger.clock.time()
+        edits = [
+            LetterEdit(
+                letter_id=copy.letter.id,
+                redrives=copy.letter.redrives,
+                operation_id=session.id,
+                routing_key=copy.routing_key,
+                edited_by=session.operation.created_by,
+                edited_at=moment,
+                headers=copy.letter.certificate.headers(),
+                original=copy.letter.body,
+                edited=copy.message.encode(),
+            )
+            for copy in copies
+            if not self._change.is_empty
+        ]
+        redrives = {copy.letter.id: copy.redrives for copy in copies}
+        if not await self._ledger.plan_redriven(session.id, session.holder, redrives, edits):
+            session.lose()
+
+    async def forget(self, letter_ids: Sequence[str], session: BulkSession) -> None:
+        """The broker did not take these after all. Ends the handler where the operation is lost."""
+        if not await self._ledger.forget_planned(session.id, session.holder, letter_ids):
+            session.lose()
+
+    async def send(
+        self, publisher: Publisher, copies: Sequence[Copy], tally: Tally
+    ) -> list[tuple[Copy, PublishError]]:
+        """Publish, record, acknowledge. Returns those that were refused, with why."""
+        results = await publisher.publish_many(
+            Outgoing(copy.message, copy.routing_key) for copy in copies
+        )
+        sent: list[Copy] = []
+        refused: list[tuple[Copy, PublishError]] = []
+        for copy, result in zip(copies, results, strict=True):
+            if isinstance(result, Accepted):
+                sent.append(copy)
+                tally.routes[copy.routing_key] = tally.routes.get(copy.routing_key, 0) + 1
+                continue
+            refused.append((copy, result))
+            if isinstance(result, LaneFull) and result.dead_lettered:
+                # The copy is a dead letter itself now: one of the two is enough.
+                copy.letter.ack()
+        await self._ledger.note_redriven(
+            [RedrivenCopy(copy.letter.id, copy.redrives, copy.job) for copy in sent],
+            self._ledger.clock.time(),
+        )
+        for copy in sent:
+            copy.letter.ack()
+        tally.done += len(sent)
+        return refused
+
+    def _copy(self, letter: DeadJob) -> Copy:
+        message, routing_key = changed(
+            letter,
+            self._change,
+            self._registry,
+            remote=self._remote,
+            moment=self._ledger.clock.now(),
+        )
+        lane = lane_of(routing_key)
+        worker = self._registry.get(message.job_type).worker
+        before = letter.message
+        assert before is not None
+        is_other = (
+            not self._change.is_empty or message.metadata.expires_at != before.metadata.expires_at
+        )
+        job = NewJob(message, lane, worker, routing_key) if is_other else None
+        return Copy(letter, message, routing_key, queue_name(lane, worker), job)
+
+
+class Room:
+    """How much room the queues have; counts down what is sent there."""
+
+    def __init__(self, lanes: tuple[Lane, ...], depth: Depth) -> None:
+        self._lanes = lanes
+        self._depth = depth
+        self._left: dict[str, int] = {}
+
+    async def take(self, queue: str) -> bool:
+        """Whether one more fits. A full hot lane would make a new dead letter of a copy: the old
+        one would lose its place, and what is known of its death."""
+        if queue not in self._left:
+            limit = lane_named(lane_of(queue), self._lanes).max_length
+            self._left[queue] = limit - await self._depth(queue)
+        self._left[queue] -= 1
+        return self._left[queue] >= 0
+
+    def look_again(self) -> None:
+        """Forget what was known."""
+        self._left.clear()

@@ -1,0 +1,223 @@
+"""What a redrive is asked to do, what it has done, and how one is begun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from switchyard.broker.wording import counted
+from switchyard.services.engine.bulk import control as bulk_control
+from switchyard.services.engine.dead.changes import Change, InvalidRedrive
+from switchyard.services.engine.dead.groups import require_group
+from switchyard.services.engine.dead.letters import LetterFilter
+from switchyard.services.engine.jobs.local_fields import named
+from switchyard.services.engine.jobs.registry import JobType, Registry, UnknownJobType
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.requests import Complaint, InvalidRequest
+from switchyard.services.engine.records.bulk import BulkHold, BulkOperation, BulkState
+from switchyard.services.engine.records.states import RedriveOutcome
+
+KIND = "redrive"
+UNFINISHED = (BulkState.WAITING, BulkState.RUNNING, BulkState.DRAINING, BulkState.PAUSED)
+HALT_WINDOW = 200
+"""Letters that may be unfinished at once where failures are to halt the redrive: else all would
+be sent before the first one fails."""
+_START = "start of redrives"
+
+
+class RedriveConflict(bulk_control.BulkConflict):
+    """Another redrive, which is not finished, takes some of the same letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveSpec:
+    """What is to be done."""
+
+    which: LetterFilter
+    change: Change = field(default_factory=Change)
+    limit: int | None = None
+    """The oldest so many."""
+    canary: int | None = None
+    """So many go first; the others only when all of these have succeeded."""
+    halt_on: float | None = None
+    """Part of the letters, above 0 and at most 1, that may fail again before it stops itself."""
+    from_ledger: bool = False
+    """Letters that the broker has no longer, from what the ledger keeps of them."""
+    remote: bool = True
+    """Somebody outside has asked for it: what its change may say is held against that, also
+    later, when a scheduler runs it."""
+
+    def check(self) -> None:
+        """Raises InvalidRedrive for what can't be meant."""
+        self.change.check()
+        for name, value in (("limit", self.limit), ("canary", self.canary)):
+            if value is not None and value < 1:
+                raise InvalidRedrive(f"{name} must be 1 or more")
+        if self.halt_on is not None and not 0 < self.halt_on <= 1:
+            raise InvalidRedrive("halt_on must be above 0 and at most 1 (or 100 %)")
+
+    def check_remote(self, registry: Registry) -> None:
+        """Tell whoever asks from outside at once what would be refused for each letter later: a
+        change that names a local-only field. Raises InvalidRequest."""
+        complaints = [
+            Complaint(("change", part, each.field), f"{job_type.name}: {each.message}{self._hint}")
+            for part in ("payload", "merge")
+            for job_type in self._job_types(registry)
+            for each in named(job_type.payload_model, getattr(self.change, part) or {})
+        ]
+        if complaints:
+            raise InvalidRequest(*complaints)
+
+    def _job_types(self, registry: Registry) -> list[JobType]:
+        """Those that the copies can have, as far as the letters need not be looked at."""
+        named_type = self.change.to.partition(".")[2] if self.change.to else self.which.job_type
+        try:
+            return list(registry) if named_type is None else [registry.get(named_type)]
+        except UnknownJobType:
+            return []
+
+    @property
+    def _hint(self) -> str:
+        if self.change.payload is not None:
+            return "; give `merge` with the other fields, and what was there stays"
+        is_any = self.change.to is None and self.which.job_type is None
+        return "; name the job_type in the filter where another one is meant" if is_any else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that are set."""
+        plain: dict[str, Any] = {"filter": self.which.to_json(), "change": self.change.to_json()}
+        for name in ("limit", "canary", "halt_on"):
+            if (value := getattr(self, name)) is not None:
+                plain[name] = value
+        plain["remote"] = self.remote
+        return plain | ({"from_ledger": True} if self.from_ledger else {})
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> RedriveSpec:
+        options = {key: fields[key] for key in fields if key not in ("filter", "change")}
+        return cls(
+            LetterFilter.from_json(fields["filter"]),
+            Change.from_json(fields["change"]),
+            **options,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveProgress:
+    """How far a redrive has come; its cursor and counts in the record."""
+
+    total: int | None = None
+    """Letters that fitted when it began, by the index."""
+    redriven: int = 0
+    dropped: int = 0
+    """Their jobs needed no redrive any more."""
+    invalid: int = 0
+    """Left in their place: with the change they do not validate."""
+    succeeded: int = 0
+    failed: int = 0
+    undone: int = 0
+    unfinished: int = 0
+    """Redriven, and not at their end yet, as far as was looked."""
+    notes: tuple[str, ...] = ()
+    """Why letters were dropped or not valid; the first 20."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"notes": list(self.notes)}
+
+    @classmethod
+    def of(cls, operation: BulkOperation) -> RedriveProgress:
+        known = {name: operation.counts[name] for name in cls.__slots__ if name in operation.counts}
+        return cls(**{**known, "notes": tuple(known.get("notes", ()))})
+
+
+def only_in_ledger(number: int) -> str:
+    """What is said of letters that the index lists and the broker has lost."""
+    return (
+        f"{counted(number, 'letter')} of these can't be found on the broker any more: "
+        "`--from-ledger` sends the ledger's copies"
+    )
+
+
+async def start_redrive(
+    ledger: Ledger,
+    spec: RedriveSpec,
+    *,
+    created_by: str,
+    reason: str | None = None,
+    rate: float | None = None,
+    hold: BulkHold | None = None,
+) -> BulkOperation:
+    """Record a redrive; a scheduler runs it, or with `hold` the `BulkRunner` whose hold that is.
+
+    Raises InvalidRedrive, InvalidLimits, UnknownGroup, RedriveConflict, LedgerUnavailable.
+    """
+    spec.check()
+    bulk_control.check_limits({"rate": rate})
+    await require_group(ledger, spec.which)
+    async with ledger.holding_lease(_START):
+        await refuse_overlap(ledger, spec)
+        return await ledger.create_bulk(
+            bulk_control.new_bulk_id(KIND),
+            kind=KIND,
+            title=title_of(spec),
+            spec=spec.to_json(),
+            created_by=created_by,
+            reason=reason,
+            rate=rate,
+            max_open=HALT_WINDOW if spec.halt_on is not None else None,
+            hold=hold,
+        )
+
+
+async def resume_redrive(
+    ledger: Ledger, operation_id: str, *, hold: BulkHold | None = None
+) -> BulkOperation:
+    """Let a redrive go on where it was; after a halt it tries as many again before it halts anew.
+    `hold` as for `start_redrive`.
+
+    Raises UnknownBulkOperation, BulkConflict.
+    """
+    operation = await bulk_control.require_bulk(ledger, operation_id, KIND)
+    async with ledger.holding_lease(_START):
+        await refuse_overlap(ledger, RedriveSpec.from_json(operation.spec), but=operation.id)
+        return await bulk_control.resume(ledger, operation.id, hold=hold)
+
+
+async def settled(ledger: Ledger, operation: BulkOperation) -> BulkOperation:
+    """The record with what has become of its letters by now. Raises LedgerUnavailable."""
+    ended = await ledger.settle_redriven(operation.id)
+    counts = {
+        "succeeded": ended.get(RedriveOutcome.SUCCEEDED, 0),
+        "failed": ended.get(RedriveOutcome.FAILED, 0),
+        "undone": ended.get(RedriveOutcome.UNDONE, 0),
+        "unfinished": ended.get(None, 0),
+    }
+    return replace(operation, counts={**operation.counts, **counts})
+
+
+async def refuse_overlap(ledger: Ledger, spec: RedriveSpec, *, but: str | None = None) -> None:
+    """Raises RedriveConflict where an unfinished redrive could take the same letters."""
+    page = await ledger.list_bulk(KIND, states=UNFINISHED, limit=1000)
+    for other in page.items:
+        theirs = RedriveSpec.from_json(other.spec)
+        if other.id != but and spec.which.overlaps(theirs.which):
+            command = "jobctl dead redrives"
+            paused = other.state is BulkState.PAUSED
+            go_on = f"`{command} resume {other.id}`" if paused else "wait for it"
+            raise RedriveConflict(
+                f"{other.id} ({other.title}) is {other.state} and takes some of the same letters: "
+                f"{go_on}, or `{command} cancel {other.id}`"
+            )
+
+
+def title_of(spec: RedriveSpec) -> str:
+    """In one line, what it does."""
+    parts = [spec.which.describe()]
+    if spec.change.to is not None:
+        parts.append(f"to {spec.change.to}")
+    if not replace(spec.change, to=None).is_empty:
+        parts.append("changed")
+    if spec.from_ledger:
+        parts.append("from the ledger")
+    return ", ".join(parts)

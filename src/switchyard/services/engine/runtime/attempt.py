@@ -1,0 +1,105 @@
+"""One attempt of a job without a broker: what a worker would make of it.
+
+The way is the worker's: the payload's model, the Executor with its limits, and `classify`. Nothing
+is claimed, published or recorded: who wants that does it before and after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Any
+
+from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.message import now
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.limits import LimitRefused, needs_of
+from switchyard.services.engine.jobs.outcomes import Discard, Done, Next, Outcome, Retry, Snooze
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.jobs.retry import (
+    Decision,
+    Delayed,
+    Died,
+    Failure,
+    RetryPolicy,
+    Succeeded,
+)
+from switchyard.services.engine.records.limits import Need
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.runtime.endings import begun_too_often, classify, unwritable
+from switchyard.services.engine.runtime.execution import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How an attempt ended, and what would follow from it."""
+
+    decision: Decision
+    outcome: Outcome | None
+    """What the handler answered; None where it raised, or answered something else."""
+    following: list[NewJob]
+    """Jobs that would be published next."""
+    seconds: float
+    needs: tuple[Need, ...] = ()
+    """What the job needs room for in its limits."""
+
+    @property
+    def succeeded(self) -> bool:
+        return isinstance(self.decision, Succeeded)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What the ledger would keep of a success; also where a following job is refused."""
+        return dict(self.outcome.result or {}) if isinstance(self.outcome, Done | Next) else None
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the job did not succeed."""
+        return self.decision.failure if isinstance(self.decision, Delayed | Died) else None
+
+
+async def attempt(
+    registry: Registry, ctx: JobContext, executor: Executor, *, crashes: int = 0, unended: int = 0
+) -> Attempt:
+    """Run the handler of the context's job, once; not where `crashes` processes have died with it,
+    or `unended` runs had no end. Raises UnknownJobType, InvalidPayload."""
+    message = ctx.message
+    if (died := begun_too_often(message, crashes, unended)) is not None:
+        return Attempt(died, None, [], 0.0)
+    job_type = registry.get(message.job_type)
+    payload = job_type.validate(message.payload)
+    try:
+        needs = tuple(needs_of(job_type.limits, payload, ctx.settings.limits))
+    except LimitRefused as error:
+        refused = Died(Reason.PERMANENT, message.metadata.attempts, Failure.of(error))
+        return Attempt(refused, None, [], 0.0)
+    ctx = replace(ctx, compute=executor.compute, in_process=executor.in_process)
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    ended = await executor.run(job_type, payload, ctx, suspect=crashes > 0)
+    seconds = clock() - began
+    policy = RetryPolicy.over(ctx.settings.retry_delays)
+    decision: Decision
+    try:
+        decision, following = classify(
+            registry,
+            message,
+            ctx.lane,
+            ended,
+            policy,
+            now=now() if ctx.ledger is None else ctx.ledger.clock.now(),
+            crashes=crashes,
+        )
+    except BaseException as error:  # of what the handler has answered with
+        decision, following = unwritable(message, ended, error), []
+    outcome = ended if isinstance(ended, Done | Next | Retry | Snooze | Discard) else None
+    return Attempt(decision, outcome, following, seconds, needs)
+
+
+async def attempt_alone(registry: Registry, ctx: JobContext) -> Attempt:
+    """`attempt`, in an Executor of its own. Raises UnknownJobType, InvalidPayload."""
+    executor = Executor(1)
+    try:
+        return await attempt(registry, ctx, executor)
+    finally:
+        await executor.close()

@@ -1,0 +1,265 @@
+"""The process in which a CPU-bound handler runs: with few rights, and never longer than its parent.
+
+What runs there reads foreign files, so it may crash, hang, or leave a library in disorder. It
+tells its parent by its exit code when it is fit for nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from switchyard.services.engine.jobs.context import JobContext, Usage, in_thread
+from switchyard.services.engine.jobs.registry import Handler
+from switchyard.services.engine.jobs.retry import Failure, RemoteError
+from switchyard.services.engine.records.errors import LedgerUnavailable
+from switchyard.services.engine.runtime.page import PageAddress, writing_to
+from switchyard.services.engine.runtime.starting import end_with_parent
+
+LEDGER_AWAY_PAUSE = 5.0
+"""Seconds until a job runs again whose handler could not reach the ledger."""
+OUT_OF_MEMORY = 81
+"""Exit code of a process whose job met the memory limit."""
+WORN_OUT = 82
+"""Exit code of a process that earlier jobs have left too little memory: it has not run this one,
+or not to its end. Another process can."""
+
+MAX_FILE_BYTES = 1024**3
+"""Largest file that such a process may write."""
+MAX_OPEN_FILES = 256
+
+_USED = "used"
+"""Name of a process that has had a job."""
+_NOTICED_AFTER = 0.2
+"""Seconds after which the parent has certainly read which job this process took."""
+_SET_PARENT_DEATH_SIGNAL, _SET_NO_NEW_PRIVILEGES = 1, 38  # of prctl(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """How a handler has ended, and what it says that it used."""
+
+    ended: Any
+    usage: Usage
+
+
+def prepare() -> None:
+    """What a new process does first."""
+    # Ctrl-C reaches the whole process group; the parent decides what becomes of its children.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Or nobody learned where a library has crashed.
+    faulthandler.enable(sys.__stderr__ or 2, all_threads=False)
+    if sys.platform == "linux":
+        control = ctypes.CDLL(None).prctl
+        # With the process that it was forked from, too: nobody else could tell how it ended.
+        control(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        control(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    end_with_parent()
+    for kind, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
+        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+    ):
+        _, hard = resource.getrlimit(kind)
+        lower = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (lower, lower))
+
+
+def run_job(
+    handler: Handler,
+    payload: BaseModel,
+    ctx: Mapping[str, Any],
+    page: PageAddress,
+    memory_limit_mb: int | None,
+    cpu_limit: int | None,
+) -> Any:
+    """The handler's answer, or a Failure. What it says of itself is written to `page`."""
+    # Failures are classified here: not every exception can be pickled.
+    usage = Usage()
+    try:
+        with _processor_time(cpu_limit), writing_to(page) as notebook:
+            here = JobContext(**ctx, notebook=notebook, usage=usage)
+            ended = run(handler, (payload, here), memory_limit_mb)
+    except BaseException as error:
+        ended = failure_of(error)
+    return Used(ended, usage) if usage.tokens is not None else ended
+
+
+def run_task(
+    handler: Handler, payload: BaseModel, ctx: Mapping[str, Any], page: PageAddress
+) -> Any:
+    """The answer of a handler that else runs in a worker's event loop, or a Failure."""
+    usage = Usage()
+    try:
+        with writing_to(page) as notebook:
+            own = {**ctx, "notebook": notebook, "usage": usage}
+            ended = run(lambda: asyncio.run(_task(handler, payload, own)), (), None)
+    except BaseException as error:
+        ended = failure_of(error)
+    return Used(ended, usage) if usage.tokens is not None else ended
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What left a handler, of whatever class, as the end of its attempt. Never raises."""
+    failure = Failure.of(error)
+    if issubclass(type(error), LedgerUnavailable):
+        # Not the job's fault: it must not cost an attempt. It grows older, and so comes to an end.
+        return replace(failure, after=LEDGER_AWAY_PAUSE, counts=False)
+    return failure
+
+
+def sealed(work: Callable[..., Any], args: Sequence[Any]) -> bytes:
+    """What `run_sealed` does in another process. Raises what can't be pickled raises."""
+    return pickle.dumps((work, args))
+
+
+def run_sealed(call: bytes) -> bytes:
+    """Do what a parent has sealed; what comes of it is for `unsealed`.
+
+    Only bytes pass between the processes. An object that can't be pickled, or not be made again on
+    the other side, would break the pool, and with it other jobs.
+    """
+    try:
+        work, args = pickle.loads(call)
+        return pickle.dumps((True, work(*args)))
+    except BaseException as error:
+        return pickle.dumps((False, (_pickled(error), Failure.of(error))))
+
+
+def unsealed(answer: bytes) -> Any:
+    """What the work in another process gave or raised; RemoteError for an error of a class that
+    can't be made here. Raises what an answer that can't be made here raises."""
+    has_given, came = pickle.loads(answer)
+    if has_given:
+        return came
+    raise _remade(*came)
+
+
+def _pickled(error: BaseException) -> bytes:
+    """Empty where the error can't be pickled."""
+    try:
+        return pickle.dumps(error)
+    except BaseException:
+        return b""
+
+
+def _remade(pickled: bytes, failure: Failure) -> BaseException:
+    error: object = None
+    try:
+        error = pickle.loads(pickled) if pickled else None
+    except BaseException:  # of a class with a mind of its own: what is known of it follows
+        error = None
+    if not isinstance(error, BaseException):
+        error = RemoteError(failure.error_type, failure.message)
+    error.add_note(f"In its process:\n{failure.traceback}")
+    return error
+
+
+async def _task(handler: Handler, payload: BaseModel, ctx: Mapping[str, Any]) -> Any:
+    # Only here: a process with a memory limit must not begin with a database library.
+    from switchyard.services.engine.ledger import Ledger
+
+    async with await Ledger.open(ctx["settings"].ledger_url) as ledger:
+        return await handler(payload, JobContext(**ctx, ledger=ledger, in_process=_Here()))
+
+
+class _Here:
+    """`JobContext.in_process` where the job has a process of its own already: within the same
+    limits, one part at a time. A part that does not end in time is killed with the job."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def __call__(
+        self, work: Callable[..., Any], *args: Any, timeout: float, memory_limit_mb: int
+    ) -> Any:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        async with self._turn:
+            resource.setrlimit(resource.RLIMIT_AS, (memory_limit_mb * 1024 * 1024, hard))
+            try:
+                async with asyncio.timeout(timeout):
+                    return await in_thread(work, *args)
+            finally:
+                resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def run(work: Callable[..., Any], args: tuple[Any, ...], memory_limit_mb: int | None) -> Any:
+    """What the work gives or raises, in at most that much address space (MiB)."""
+    process = multiprocessing.current_process()
+    was_used, process.name = process.name == _USED, _USED
+    if memory_limit_mb is None:
+        return work(*args)
+    limit = memory_limit_mb * 1024 * 1024
+    if was_used and _size() > limit / 2:
+        _end(WORN_OUT)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        return work(*args)
+    except BaseException as error:
+        if any(issubclass(type(each), MemoryError) for each in _causes(error)):
+            # What a library makes of it can't be known, so nothing else runs here. In a process
+            # that others have used, they may be to blame.
+            _end(WORN_OUT if was_used else OUT_OF_MEMORY)
+        raise
+    finally:
+        # Between jobs there is none: the next job's arguments have to be read.
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+@contextmanager
+def _processor_time(seconds: int | None) -> Iterator[None]:
+    """At most so much from now on: the kernel ends the process, whatever a library is busy with."""
+    if seconds is None:
+        yield
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = ceil(used.ru_utime + used.ru_stime) + seconds
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+    )
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
+
+
+def _end(code: int) -> None:
+    time.sleep(_NOTICED_AFTER)
+    os._exit(code)
+
+
+def _size() -> int:
+    """Bytes of address space; 0 where the system does not say."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[0]
+    except OSError:
+        return 0
+    return int(pages) * resource.getpagesize()
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error with those that it was raised over."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

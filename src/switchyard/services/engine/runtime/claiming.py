@@ -1,0 +1,261 @@
+"""Who may run the job of a delivery: one claim at a time exists, and the ledger gives it.
+
+A delivery that is not to run now is settled here: skipped when the job has ended, sent back for
+later when it runs already or has come before its time, adopted when it is what runs here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import count
+
+import structlog
+
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.errors import ForeignCopy
+from switchyard.broker.lanes import HOT, LANES, Lane
+from switchyard.broker.message import JobMessage
+from switchyard.services.engine.jobs.retry import LONGEST_RETRY_DELAY, Delayed, Died, Failure
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import RowRejected
+from switchyard.services.engine.records.requests import ClaimRequest
+from switchyard.services.engine.records.results import UNKNOWN_TYPE, Claimed, Foreign, HeldBy
+from switchyard.services.engine.runtime.endings import begun_too_often, joined_died
+from switchyard.services.engine.runtime.following import FollowUp
+from switchyard.services.engine.runtime.recording import Recorder
+from switchyard.services.engine.runtime.reporting import Counters
+from switchyard.services.engine.runtime.running import RunningJob
+
+LONGEST_WAIT = timedelta(seconds=LONGEST_RETRY_DELAY)
+
+
+@dataclass
+class Claims:
+    """The claims of one kind of worker."""
+
+    ledger: Ledger
+    recorder: Recorder
+    follow_up: FollowUp
+    counters: Counters
+    worker: str
+    """The kind of worker."""
+    worker_id: str
+    takeover_after: float
+    """Seconds of silence after which a worker counts as dead."""
+    lanes: tuple[Lane, ...] = LANES
+    running: dict[str, RunningJob] = field(default_factory=dict)
+    """Attempts under way, by job id."""
+
+    def __post_init__(self) -> None:
+        self._log = structlog.get_logger("worker")
+        self._numbers = count(1)
+        self._ttls = {lane.name: timedelta(seconds=lane.ttl_seconds) for lane in self.lanes}
+        self._open: set[str] = set()
+        """Claims that were asked for here and have not come to their end."""
+
+    async def claim(
+        self, delivery: Delivery, message: JobMessage, *, is_known: bool
+    ) -> RunningJob | None:
+        """The attempt that begins, until `close`. None when none does: the delivery is settled.
+        A job whose type `is_known` here is run, unless it is too late for that.
+
+        Raises LedgerError.
+        """
+        moment = self.ledger.clock.now()
+        not_before = message.metadata.not_before
+        if not_before is not None and moment < not_before <= moment + LONGEST_WAIT:
+            # The rest of a wait that is longer than its level. Nobody here asks for a longer one.
+            await self._wait_on(delivery, message, (not_before - moment).total_seconds())
+            return None
+        request = self._request(delivery, message)
+        self._open.add(request.claim_id)
+        job: RunningJob | None = None
+        try:
+            claim = await self._take(delivery, request)
+            if claim is not None:
+                message = claim.message or message
+                join = await self.ledger.join(message.job_id) if claim.joins else None
+                job = RunningJob(
+                    delivery,
+                    message,
+                    request.claim_id,
+                    request.now,
+                    claim.crashes,
+                    claim.has_checkpoint,
+                    claim.join_id,
+                )
+                job.verdict = begun_too_often(message, claim.crashes, claim.unended)
+                job.verdict = job.verdict or joined_died(message, join)
+                if job.verdict is None:
+                    self._judge(job, moment, is_known=is_known)
+                self.running[message.job_id] = job
+                self.counters.hot += delivery.lane == HOT.name
+            return job
+        finally:
+            if job is None:
+                self._open.discard(request.claim_id)
+
+    def runs_until(self, delivery: Delivery, message: JobMessage) -> float | None:
+        """When it will be too old to run, in seconds since the epoch; None when it is so already,
+        or has come before its time."""
+        moment = self.ledger.clock.now()
+        early = message.metadata.not_before
+        expiry = self._expiry(delivery.lane, message, moment)
+        if (early is not None and early > moment) or expiry <= moment:
+            return None
+        return expiry.timestamp()
+
+    def holds(self, job_id: str, claim_id: str) -> bool:
+        """Whether something runs here as that job, or is about to under that claim."""
+        return job_id in self.running or claim_id in self._open
+
+    def close(self, job: RunningJob) -> None:
+        """The job is over."""
+        del self.running[job.message.job_id]
+        self._open.discard(job.claim_id)
+
+    def _request(self, delivery: Delivery, message: JobMessage) -> ClaimRequest:
+        return ClaimRequest(
+            message=message,
+            lane=delivery.lane,
+            worker=self.worker,
+            routing_key=f"{delivery.lane}.{message.job_type}",
+            worker_id=self.worker_id,
+            claim_id=f"{self.worker_id}/{next(self._numbers)}",
+            now=self.ledger.clock.time(),
+        )
+
+    async def _take(self, delivery: Delivery, request: ClaimRequest) -> Claimed | None:
+        """The job, now that it is ours; None when the delivery is settled without a run."""
+        message = request.message
+        try:
+            claim = await self.ledger.claim(request)
+        except RowRejected as error:
+            await self._bury(delivery, error)
+            return None
+        if isinstance(claim, HeldBy):
+            if claim.worker_id == self.worker_id and claim.claim_id in self._open:
+                await self._adopt(delivery, message)
+                return None
+            if claim.worker_id == self.worker_id:
+                # A claim of ours whose answer was lost: nothing runs under it.
+                await self.recorder.disown(message, claim.claim_id)
+            elif await self._has_fallen_silent(claim.worker_id):
+                request = replace(
+                    request, takeover_from=claim.claim_id, now=self.ledger.clock.time()
+                )
+            else:
+                await self._wait_for_holder(delivery, message, claim)
+                return None
+            claim = await self.ledger.claim(request)
+        if isinstance(claim, HeldBy):  # another worker took it over more quickly
+            await self._wait_for_holder(delivery, message, claim)
+            return None
+        if isinstance(claim, Foreign):
+            await self._bury(delivery, ForeignCopy(message.job_id))
+            return None
+        if not isinstance(claim, Claimed):
+            self.counters.skipped += 1
+            self._log.info("skipped", why=str(claim))
+            delivery.ack()
+            return None
+        return claim
+
+    async def _bury(self, delivery: Delivery, error: Exception) -> None:
+        await self.follow_up.bury(delivery, error)
+        delivery.ack()
+        self.counters.bury()
+
+    async def _adopt(self, delivery: Delivery, message: JobMessage) -> None:
+        """The broker sent again what runs here (the connection was lost): keep running, and
+        settle the new delivery at the end instead of the lost one."""
+        job = self.running.get(message.job_id)
+        # Not the retry that this very run has just published: acknowledged, it would be lost.
+        same = job is not None and job.message.generation == message.generation
+        if job is not None and same and job.delivery.is_lost:
+            job.delivery = delivery
+        else:
+            await self._look_again(delivery, message)
+
+    async def _wait_for_holder(
+        self, delivery: Delivery, message: JobMessage, holder: HeldBy
+    ) -> None:
+        self._log.info("runs elsewhere", worker_id=holder.worker_id)
+        await self._look_again(delivery, message)
+
+    async def _wait_on(self, delivery: Delivery, message: JobMessage, seconds: float) -> None:
+        """Send it back for so many seconds, as far as there are levels. Whether the wait counts
+        towards its age was settled when it began."""
+        level = self.follow_up.policy.first_level(seconds)
+        await self.follow_up.delay(delivery, message, level, ages=True)
+        delivery.ack()
+
+    async def _look_again(self, delivery: Delivery, message: JobMessage) -> None:
+        """Send back a copy of a job that runs: by the time it is back, the run may have ended.
+        Returned to its queue it would be back at once, over and over."""
+        await self.follow_up.delay(delivery, message, self.follow_up.policy.levels[0])
+        delivery.ack()
+
+    async def _has_fallen_silent(self, worker_id: str) -> bool:
+        """Whether a worker shows no sign of life for `takeover_after` seconds, from now on.
+
+        Watching its counter needs no clock that two hosts agree on, and no lease that is either
+        too long to recover quickly or too short for a busy ledger.
+        """
+        before = await self.ledger.worker_beat(worker_id)
+        if before is None:
+            return True
+        await asyncio.sleep(self.takeover_after)
+        return await self.ledger.worker_beat(worker_id) in (before, None)
+
+    # --- too old, or of a type that others know ---------------------------------------------
+
+    def _judge(self, job: RunningJob, moment: datetime, *, is_known: bool) -> None:
+        """Decide about a job that is too old, or that this worker can't run."""
+        expiry = self._expiry(job.delivery.lane, job.message, moment)
+        if is_known and expiry > moment:
+            return
+        unknown = (
+            f"worker {self.worker_id} ({self.worker}) does not know the job type "
+            f"{job.message.job_type!r}: name its module in JOBS_MODULES or with --include"
+        )
+        if expiry <= moment:
+            age = "it waited longer than its lane or its job allows"
+            failure = Failure("Expired", age if is_known else f"{age}; {unknown}")
+            job.verdict = Died(Reason.EXPIRED, job.message.metadata.attempts, failure)
+        else:
+            self._send_on(
+                job, moment, (expiry - moment).total_seconds(), Failure(UNKNOWN_TYPE, unknown)
+            )
+
+    def _expiry(self, lane: str, message: JobMessage, moment: datetime) -> datetime:
+        """When it is too old to be started."""
+        # The broker's TTL only takes messages at the head of a queue: an old one can hide
+        # behind younger ones of higher priority.
+        metadata = message.metadata
+        # `created_at` may be by the clock of a foreign publisher's host: that ends nobody's job.
+        entered = metadata.queued_at or moment
+        ends = entered + self._ttls[lane]
+        return ends if metadata.expires_at is None else min(ends, metadata.expires_at)
+
+    def _send_on(self, job: RunningJob, moment: datetime, left: float, unknown: Failure) -> None:
+        """Give the job to a worker that knows its type, as in a rolling deploy: through a retry
+        level, a longer one each time, as this worker may be the next to get it again. No attempt
+        is used up; but it grows older in its lane, so that it ends where nobody knows it."""
+        metadata = job.message.metadata
+        times = metadata.sent_on + 1
+        job.message = job.message.with_metadata(
+            sent_on=times, queued_at=metadata.queued_at or moment
+        )
+        policy = self.follow_up.policy
+        job.verdict = Delayed(
+            policy.level(min(policy.backoff(times), left)),
+            job.message.metadata.attempts,
+            not_before=None,
+            failure=unknown,
+            counts=False,
+            ages=True,
+        )

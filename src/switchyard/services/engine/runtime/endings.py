@@ -1,0 +1,209 @@
+"""How an attempt ends, as plain values: what becomes of a handler's answer, and what the ledger is
+told of it. The same for workers, for the inline runner, and for the replay of a dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.message import JobMessage
+from switchyard.broker.wording import counted
+from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
+from switchyard.services.engine.jobs.retry import (
+    INVALID_OUTCOME,
+    MAX_DEATHS,
+    MAX_UNENDED_RUNS,
+    Decision,
+    Delayed,
+    Died,
+    Failure,
+    RetryPolicy,
+    Succeeded,
+    decide,
+)
+from switchyard.services.engine.ledger.sql.codec import to_json
+from switchyard.services.engine.publishing.preparing import InvalidJob, children_of
+from switchyard.services.engine.records.errors import RowRejected
+from switchyard.services.engine.records.joins import JoinRecord
+from switchyard.services.engine.records.requests import FinishRequest, NewJob
+from switchyard.services.engine.records.states import AttemptOutcome, State
+
+
+@dataclass(frozen=True, slots=True)
+class CalledOff:
+    """Somebody cancelled the job while it ran: it is never run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Whoever had claimed the job does not run it: it goes back as it came, no attempt used up."""
+
+
+Ending = Decision | CalledOff
+SUCCEEDED = "succeeded"
+OUTCOMES = (SUCCEEDED, "retried", "snoozed", "dead", "cancelled")
+
+
+def outcome_of(ending: Ending) -> str:
+    """One of OUTCOMES, for counting."""
+    match ending:
+        case Succeeded():
+            return SUCCEEDED
+        case Delayed():
+            return "retried" if ending.counts else "snoozed"
+        case Died():
+            return "dead"
+        case _:
+            return "cancelled"
+
+
+def classify(
+    registry: Registry,
+    message: JobMessage,
+    lane: str,
+    ended: Any,
+    policy: RetryPolicy,
+    *,
+    now: datetime,
+    crashes: int = 0,
+) -> tuple[Decision, list[NewJob]]:
+    """What becomes of a job whose handler has answered, or failed, with `ended`; and the jobs that
+    follow from it. `now` is the ledger's time; `crashes`: workers that have died with the job in
+    them. Raises what the values that a handler answers with raise, where they have a mind of their
+    own."""
+    metadata = message.metadata
+    # With a process of its own, it was not in the one that died.
+    was_there = crashes and registry.get(message.job_type).isolation == "task"
+    decision = decide(
+        ended,
+        attempts=metadata.attempts,
+        max_attempts=metadata.max_attempts,
+        policy=policy,
+        now=now,
+        crashes=crashes if was_there else 0,
+    )
+    if not isinstance(decision, Succeeded):
+        return decision, []
+    try:
+        to_json(decision.result)
+        following = children_of(
+            registry, message, lane, decision.jobs, decision.then, decision.when_dead
+        )
+        return decision, following
+    except (RowRejected, InvalidJob, InvalidPayload, UnknownJobType) as error:
+        return invalid_outcome(message, error), []
+
+
+def invalid_outcome(message: JobMessage, error: Exception) -> Died:
+    """What becomes of a job whose handler wants what can't be done: a defect of the handler, which
+    no attempt can mend."""
+    failure = Failure(INVALID_OUTCOME, str(error), permanent=True)
+    return Died(Reason.PERMANENT, message.metadata.attempts + 1, failure)
+
+
+def unwritable(message: JobMessage, ending: object, error: BaseException) -> Died:
+    """What becomes of a job whose attempt has ended in a way that can't be published or recorded:
+    another attempt would do, and pay for, the same again. `ending` is what the handler answered, or
+    its Failure."""
+    failure = Failure.of(error)
+    was = f" ({ending.error_type}: {ending.message})" if isinstance(ending, Failure) else ""
+    return Died(
+        Reason.PERMANENT,
+        message.metadata.attempts + 1,
+        Failure(
+            INVALID_OUTCOME,
+            f"how the attempt has ended could not be written: {failure.error_type}: "
+            f"{failure.message}{was}",
+            failure.traceback,
+            permanent=True,
+        ),
+    )
+
+
+def unwaitable(message: JobMessage, delayed: Delayed, error: Exception) -> Died:
+    """What becomes of a job that is to be tried again, and whose message the broker does not take
+    any more: it has grown beyond its limit, or the limit has become less."""
+    failure = replace(
+        delayed.failure,
+        message=f"{delayed.failure.message}; it can't be tried again: {error}",
+        permanent=True,
+    )
+    return Died(Reason.PERMANENT, delayed.attempts, failure)
+
+
+def begun_too_often(message: JobMessage, crashes: int, unended: int) -> Died | None:
+    """What becomes of a job that was there when so many of those died who ran it, or of which so
+    many runs in a row have had no end; None: it may run, as a suspect where any has died."""
+    if crashes >= MAX_DEATHS:
+        failure = Failure("WorkerCrashed", f"its worker died {counted(crashes, 'time')}")
+    elif unended >= MAX_UNENDED_RUNS:
+        failure = Failure(
+            "RunsWithoutEnd",
+            f"it was begun {counted(unended, 'time')} in a row, and none of these runs came to an "
+            "end: each time its worker was stopped or died, or could not write how the run had "
+            "ended, as the log of the worker says; redrive it when that is mended",
+        )
+    else:
+        return None
+    return Died(Reason.CRASHED, message.metadata.attempts, failure)
+
+
+def within(join_id: str | None, following: Sequence[NewJob]) -> list[NewJob]:
+    """What follows from a job that another waits for: that one waits for these as well, but for
+    those that wait for each other."""
+    if join_id is None:
+        return list(following)
+    return [each if each.join_id else replace(each, join_id=join_id) for each in following]
+
+
+def joined_died(message: JobMessage, join: JoinRecord | None) -> Died | None:
+    """What becomes of a job that was not to run without all those that it has waited for; None: it
+    may run."""
+    if join is None or join.when_dead != "fail" or not join.dead + join.cancelled:
+        return None
+    failure = Failure(
+        "JoinedJobsFailed",
+        f"of {join.total:,} jobs that it waited for, {join.dead:,} are dead and {join.cancelled:,} "
+        "cancelled: redrive those first, then this job",
+        permanent=True,
+    )
+    return Died(Reason.PERMANENT, message.metadata.attempts + 1, failure)
+
+
+def finish_request(
+    message: JobMessage, claim_id: str, ending: Ending | Released, *, now: float
+) -> FinishRequest:
+    """What the ledger is told of an attempt that has ended so, at that time of its clock."""
+    state, outcome = _recorded_as(ending)
+    failed = ending if isinstance(ending, Delayed | Died) else None
+    return FinishRequest(
+        job_id=message.job_id,
+        claim_id=claim_id,
+        state=state,
+        attempts=failed.attempts if failed else message.metadata.attempts,
+        now=now,
+        result=ending.result if isinstance(ending, Succeeded) else None,
+        reason=str(ending.reason) if isinstance(ending, Died) else None,
+        error_type=failed.failure.error_type if failed else None,
+        error_message=failed.failure.message if failed else None,
+        outcome=outcome,
+    )
+
+
+def _recorded_as(ending: Ending | Released) -> tuple[State, AttemptOutcome | None]:
+    match ending:
+        case Succeeded():
+            return State.SUCCEEDED, None
+        case Delayed(counts=True):
+            return State.RETRYING, AttemptOutcome.RETRY
+        case Delayed():
+            return State.RETRYING, AttemptOutcome.SNOOZE
+        case Died():
+            return State.DEAD, AttemptOutcome.DEAD
+        case CalledOff():
+            return State.CANCELLED, AttemptOutcome.CANCELLED
+        case Released():
+            return State.QUEUED, AttemptOutcome.RELEASED

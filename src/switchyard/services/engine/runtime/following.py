@@ -1,0 +1,388 @@
+"""What workers publish of a job: what follows from an attempt (next stages, the retry, the dead
+letter), and what is no job at all (a dead letter, too). Each publish is confirmed on return."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+
+import structlog
+
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.dead.certificate import (
+    DeathCertificate,
+    Reason,
+    letter_id,
+    unreadable_properties,
+)
+from switchyard.broker.errors import (
+    ForeignCopy,
+    LaneFull,
+    NeverTaken,
+    NotPermitted,
+    PublishError,
+    Refused,
+    Unroutable,
+)
+from switchyard.broker.lanes import DEAD_EXCHANGE, retry_name
+from switchyard.broker.message import JobMessage
+from switchyard.broker.publish.outcome import Accepted, Outgoing, Result, envelope_of
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.wire.envelope import Envelope
+from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
+from switchyard.services.engine.jobs.retry import Delayed, Died, Failure, RetryPolicy, Succeeded
+from switchyard.services.engine.publishing.recorded import (
+    kept_letter,
+    publish_recorded,
+    record_following,
+    refused_letter,
+)
+from switchyard.services.engine.publishing.routing import routed
+from switchyard.services.engine.records.errors import LedgerError, RowRejected
+from switchyard.services.engine.records.requests import DeadLetterRecord, NewJob
+from switchyard.services.engine.records.results import Existing
+from switchyard.services.engine.runtime.endings import (
+    CalledOff,
+    Ending,
+    invalid_outcome,
+    unwaitable,
+)
+from switchyard.services.engine.runtime.recording import Recorder
+from switchyard.services.engine.runtime.running import RunningJob
+
+LANE_FULL_PAUSE = 5.0
+"""Seconds after which a job whose next stage found a full lane runs again (no attempt used)."""
+
+
+@dataclass
+class FollowUp:
+    """Publishes for one worker, again for as long as the broker does not confirm."""
+
+    publisher: Publisher
+    recorder: Recorder
+    policy: RetryPolicy
+    worker_id: str
+
+    def __post_init__(self) -> None:
+        self._log = structlog.get_logger("worker")
+
+    async def publish(self, job: RunningJob, ending: Ending, jobs: Sequence[NewJob]) -> Ending:
+        """Publish what follows from an attempt; how it ends after that. `jobs` are the next stages
+        of one that has succeeded. Raises TakenOver before anything is published."""
+        match ending:
+            case Succeeded() if jobs:
+                return await self._next_stages(job, ending, jobs)
+            case Delayed() | Died() if not await self.recorder.is_wanted(job):
+                return CalledOff()
+            case Delayed():
+                try:
+                    await self.send_back(job, ending)
+                except NeverTaken as error:
+                    return await self.publish(job, unwaitable(job.message, ending, error), ())
+            case Died():
+                await self.send_back(job, ending)
+        return ending
+
+    async def send_back(self, job: RunningJob, ending: Delayed | Died) -> None:
+        """Publish the retry or the dead letter, whatever the ledger says."""
+        if isinstance(ending, Died):
+            await self._dead_letter(job, ending)
+        else:
+            await self._retry(job, ending)
+
+    async def delay(
+        self,
+        delivery: Delivery,
+        message: JobMessage,
+        level: float,
+        *,
+        ages: bool = False,
+        until: datetime | None = None,
+    ) -> None:
+        """Send the job through a retry level, back to the queue that it came from. The time there,
+        or `until` then, does not count towards the age in the lane, unless it `ages`. One that has
+        grown too large for the broker goes as it came. Raises NeverTaken."""
+        try:
+            await self._delay(delivery, message, level, ages=ages, until=until)
+        except NeverTaken as error:
+            self._log.warning("job sent on as it came", error=str(error))
+            await self.put_off(delivery, message, level)
+
+    async def _delay(
+        self,
+        delivery: Delivery,
+        message: JobMessage,
+        level: float,
+        *,
+        ages: bool,
+        until: datetime | None,
+    ) -> None:
+        if not ages:
+            back_at = self.recorder.ledger.clock.now() + timedelta(seconds=level)
+            message = message.with_metadata(queued_at=until or back_at)
+        await self._send(retry_name(level), delivery.queue, envelope_of(message))
+
+    async def put_off(self, delivery: Delivery, message: JobMessage, level: float) -> None:
+        """Send a job that has waited for room as it came through a retry level: it grows older."""
+        envelope = envelope_of(message, body=delivery.body)
+        await self._send(retry_name(level), delivery.queue, envelope)
+
+    async def bury(
+        self, delivery: Delivery, error: BaseException, job: JobMessage | None = None
+    ) -> None:
+        """Put what can't be run into the dead letters: its body as it came, and properties that
+        can't be read in a header. `job` is given where only its payload does not fit its type."""
+        # A foreign copy must not stand for the job whose id it carries.
+        is_foreign = isinstance(error, ForeignCopy)
+        message_id = "" if is_foreign else delivery.message_id
+        if delivery.unreadable:
+            certificate = unreadable_properties(delivery, worker=self.worker_id)
+        else:
+            failure = Failure.of(error)
+            certificate = DeathCertificate(
+                reason=Reason.MALFORMED if job is None else Reason.INVALID_PAYLOAD,
+                routing_key=delivery.routing_key,
+                queue=delivery.queue,
+                error_type=failure.error_type,
+                message=failure.message,
+                attempts=0 if job is None else job.metadata.attempts,
+                worker=self.worker_id,
+                dead_at=self.recorder.ledger.clock.now().isoformat(),
+            )
+        job_id = None if job is None else job.job_id
+        envelope = Envelope(
+            body=delivery.body,
+            message_id=message_id or letter_id(job_id, delivery.body),
+            priority=delivery.priority,
+            timestamp=int(self.recorder.ledger.clock.time()),
+        )
+        try:
+            await self._send_letter(envelope, delivery.routing_key, certificate)
+        except ValueError as refused:
+            self._log.error("dead letter kept in the ledger alone", error=str(refused))
+            ledger, letter = self.recorder.ledger, _unsent_letter(delivery, certificate, job)
+            await self.recorder.until_reached(lambda: ledger.index_dead([letter]))
+        self._log.error(
+            "message buried",
+            reason=str(certificate.reason),
+            queue=delivery.queue,
+            message_id=envelope.message_id,
+            error_type=certificate.error_type,
+            error=certificate.message,
+        )
+
+    # --- next stages ------------------------------------------------------------------------
+
+    async def _next_stages(
+        self, job: RunningJob, done: Succeeded, jobs: Sequence[NewJob]
+    ) -> Ending:
+        """Record the next stages and publish them. When a lane refuses one, this job runs again
+        later: what it has made is kept, so that is cheap, and a slot never waits for a lane. One
+        whose queue is not there, or that this worker's user may not publish, stays `pending`, for
+        the outbox: somebody has to make the queue, or allow it. One that the broker never takes is
+        dead, and so is this job: an attempt more would end the same."""
+        try:
+            for each in jobs:
+                self.publisher.check(each.message)
+            messages = await self._record(jobs)
+        except (NeverTaken, RowRejected) as error:
+            return await self.publish(job, invalid_outcome(job.message, error), ())
+        left = [
+            routed(each, message)
+            for message, each in zip(messages, jobs, strict=True)
+            if each.joins is None  # which is due when the others have ended
+        ]
+        backoff = FIRST_BACKOFF
+        while left:
+            results = await self.publisher.publish_many(left)
+            full = await self._note_published(left, results)
+            hopeless = next((each for each in results if isinstance(each, NeverTaken)), None)
+            if hopeless is not None:
+                return await self.publish(job, invalid_outcome(job.message, hopeless), ())
+            if full is not None:
+                return await self._wait_for_lane(job, full)
+            left = [
+                stage
+                for stage, result in zip(left, results, strict=True)
+                if isinstance(result, PublishError)
+                and not isinstance(result, LaneFull | Unroutable | NotPermitted)
+            ]
+            if left:
+                self._log.warning("publish again", jobs=len(left), next_try_in=backoff)
+                await asyncio.sleep(backoff)
+                backoff = min(backoff * 2, LAST_BACKOFF)
+        return done
+
+    async def _record(self, jobs: Sequence[NewJob]) -> list[JobMessage]:
+        """Record the next stages; their messages. Of a stage that an earlier attempt has recorded,
+        what it was then: a handler may not answer the same twice, and another payload under a known
+        id is no copy of that job."""
+        recorder, ledger = self.recorder, self.recorder.ledger
+        made = [each.shifted(ledger.clock.offset) for each in jobs]
+        answers = await recorder.until_reached(lambda: record_following(ledger, made))
+        messages = [each.message for each in made]
+        for place, answer in enumerate(answers):
+            if isinstance(answer, Existing):
+                known = await recorder.until_reached(partial(ledger.get, answer.job_id))
+                if known is not None and known.job_type == messages[place].job_type:
+                    same = {"payload": known.payload}
+                    messages[place] = messages[place].model_copy(update=same)
+        return messages
+
+    async def publish_due(self, job_ids: Sequence[str]) -> None:
+        """Publish jobs whose waiting for others has ended. They are recorded as `pending`: what
+        fails here, the scheduler makes good."""
+        if not job_ids:
+            return
+        ledger = self.recorder.ledger
+        try:
+            found = [await ledger.get(each) for each in job_ids]
+            await publish_recorded(self.publisher, ledger, [each for each in found if each])
+        except LedgerError as error:
+            self._log.warning("left to the scheduler", jobs=len(job_ids), error=str(error))
+
+    async def _note_published(
+        self, sent: Sequence[Outgoing], results: Sequence[Result]
+    ) -> Refused | None:
+        """Record what became of next stages; the refusal of a lane that kept nothing."""
+        accepted: list[str] = []
+        full: Refused | None = None
+        for stage, result in zip(sent, results, strict=True):
+            job_id = stage.message.job_id
+            if isinstance(result, Accepted):
+                accepted.append(job_id)
+            elif isinstance(result, LaneFull) and result.dead_lettered:
+                self._log.error("next stage overflowed", next_job=job_id)
+                await self._mark_overflowed(job_id)
+            elif isinstance(result, NeverTaken):
+                await self._bury_refused(stage, result)
+            elif isinstance(result, Refused):
+                full = result
+            else:
+                self._log.warning("not published", next_job=job_id, error=str(result))
+        if accepted:
+            ledger = self.recorder.ledger
+            await self.recorder.until_reached(
+                lambda: ledger.mark_queued(accepted, ledger.clock.time())
+            )
+        return full
+
+    async def _bury_refused(self, stage: Outgoing, error: NeverTaken) -> None:
+        message, ledger = stage.message, self.recorder.ledger
+        self._log.error("next stage refused", next_job=message.job_id, error=str(error))
+        record = await self.recorder.until_reached(partial(ledger.get, message.job_id))
+        if record is not None:
+            letter = refused_letter(record, message, error, ledger.clock.now())
+            await self.recorder.until_reached(partial(ledger.index_dead, [letter]))
+
+    async def _mark_overflowed(self, job_id: str) -> None:
+        ledger = self.recorder.ledger
+        await self.recorder.until_reached(
+            lambda: ledger.mark_overflowed(job_id, ledger.clock.time())
+        )
+
+    async def _wait_for_lane(self, job: RunningJob, full: Refused) -> Delayed:
+        delayed = Delayed(
+            self.policy.level(LANE_FULL_PAUSE),
+            job.message.metadata.attempts,
+            not_before=None,
+            failure=Failure("LaneFull", str(full)),
+            counts=False,
+        )
+        await self._retry(job, delayed)
+        return delayed
+
+    # --- retry, dead letter -----------------------------------------------------------------
+
+    async def _retry(self, job: RunningJob, delayed: Delayed) -> None:
+        message = job.message.with_metadata(
+            attempts=delayed.attempts, not_before=delayed.not_before
+        )
+        level, until = delayed.level, delayed.not_before
+        await self._delay(job.delivery, message, level, ages=delayed.ages, until=until)
+
+    async def _dead_letter(self, job: RunningJob, died: Died) -> None:
+        message = job.message.with_metadata(attempts=died.attempts)
+        certificate = DeathCertificate(
+            reason=died.reason,
+            routing_key=f"{job.delivery.lane}.{message.job_type}",
+            queue=job.delivery.queue,
+            error_type=died.failure.error_type,
+            message=died.failure.message,
+            traceback=died.failure.traceback,
+            attempts=died.attempts,
+            worker=self.worker_id,
+            dead_at=self.recorder.ledger.clock.now().isoformat(),
+        )
+        for body in (None, job.delivery.body):  # as it came, the broker has taken it once
+            try:
+                envelope = envelope_of(message, body=body)
+                await self._send_letter(envelope, certificate.routing_key, certificate)
+            except ValueError as error:
+                self._log.warning("dead letter refused", error=str(error))
+            else:
+                return
+        await self._keep_letter(job, message, certificate)
+
+    async def _keep_letter(
+        self, job: RunningJob, message: JobMessage, certificate: DeathCertificate
+    ) -> None:
+        """Keep in the ledger alone the letter that the broker does not take."""
+        ledger = self.recorder.ledger
+        record = await self.recorder.until_reached(partial(ledger.get, message.job_id))
+        if record is not None:
+            letter = kept_letter(certificate, message, job.delivery.body, record)
+            await self.recorder.until_reached(partial(ledger.index_dead, [letter]))
+
+    async def _send_letter(
+        self, envelope: Envelope, routing_key: str, certificate: DeathCertificate
+    ) -> None:
+        """Publish a dead letter, with as much of its certificate as fits into a frame."""
+        for each in (certificate, *certificate.shorter()):
+            try:
+                whole = replace(envelope, headers=each.headers())
+                await self._send(DEAD_EXCHANGE, routing_key, whole)
+            except ValueError as error:
+                self._log.warning("dead letter cut", error=str(error))
+            else:
+                return
+        # Without a word of why: its message alone has to fit.
+        await self._send(DEAD_EXCHANGE, routing_key, envelope)
+
+    async def _send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
+        """Publish, and again for as long as the broker does not confirm it. Raises NeverTaken."""
+        delay = FIRST_BACKOFF
+        while True:
+            try:
+                return await self.publisher.send(exchange, routing_key, envelope)
+            except NeverTaken:
+                raise
+            except PublishError as error:
+                self._log.warning("publish again", error=str(error), next_try_in=delay)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, LAST_BACKOFF)
+
+
+def _unsent_letter(
+    delivery: Delivery, certificate: DeathCertificate, job: JobMessage | None
+) -> DeadLetterRecord:
+    """Make the index's record of a letter that is nowhere but there."""
+    job_id = None if job is None else job.job_id
+    return DeadLetterRecord(
+        id=letter_id(job_id, delivery.body),
+        job_id=job_id,
+        job_type=None if job is None else job.job_type,
+        redrives=0 if job is None else job.metadata.redrives,
+        attempts=certificate.attempts,
+        reason=str(certificate.reason),
+        dead_at=datetime.fromisoformat(certificate.dead_at).timestamp(),
+        body=delivery.body,
+        headers=certificate.headers(),
+        lane=delivery.lane,
+        routing_key=delivery.routing_key,
+        error_type=certificate.error_type,
+        error_message=certificate.message,
+    )

@@ -1,0 +1,236 @@
+"""Room in the named limits of a job, before it is claimed.
+
+A job without room goes into the longest retry level, with no attempt used up, and grows older in
+its lane meanwhile. It keeps its place in the ledger: whoever makes room calls those that wait
+longest, which is to send a copy of the job ahead of its queue; the scheduler calls where time makes
+room. The copy in the retry level comes later, and is skipped by the rules that hold for every copy.
+So a call that gets lost costs time and no job.
+
+Job types without limits pass without a word to the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import structlog
+from pydantic import BaseModel
+from structlog.typing import FilteringBoundLogger
+
+from switchyard.broker.background import Background
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.errors import PublishError
+from switchyard.broker.message import MAX_PRIORITY, JobMessage
+from switchyard.broker.publish.outcome import envelope_of
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.common.instance import new_instance_id
+from switchyard.services.common.settings import LimitNumbers
+from switchyard.services.engine.jobs.context import Usage
+from switchyard.services.engine.jobs.limits import LimitRefused, needs_of
+from switchyard.services.engine.jobs.registry import JobType
+from switchyard.services.engine.jobs.retry import Delayed, Died, Failure
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.limits import (
+    Called,
+    Need,
+    NoRoom,
+    RoomAnswer,
+    RoomGiven,
+    RoomRequest,
+)
+from switchyard.services.engine.runtime.following import FollowUp
+from switchyard.services.engine.runtime.gathering import Crowd
+from switchyard.services.engine.runtime.reporting import Counters
+from switchyard.services.engine.runtime.running import RunningJob
+
+HOLD_LIFE = 15.0
+"""Seconds after which what a process held that has died is free again."""
+LARGEST_KEPT = 64 * 1024
+"""Bytes of a message that is kept to be called; a larger job comes back when its time is over."""
+NO_ROOM = "NoRoom"
+"""The error type of jobs that wait for a limit."""
+
+
+@dataclass(slots=True)
+class LimitEntry:
+    """A delivery's way through the limits of its job."""
+
+    needs: Sequence[Need] = ()
+    hold: str | None = None
+    """What it has; None where it has nothing."""
+    refused: LimitRefused | None = None
+    """Why it never can have room."""
+    usage: Usage = field(default_factory=Usage)
+    expires_at: float = 0.0
+
+
+@dataclass
+class LimitKeeper:
+    """The named limits, as one worker keeps to them."""
+
+    ledger: Ledger
+    follow_up: FollowUp
+    counters: Counters
+    numbers: Mapping[str, LimitNumbers]
+    """JOBS_LIMITS."""
+    gathering: Crowd
+
+    def __post_init__(self) -> None:
+        self._log = structlog.get_logger("worker")
+        self._holder = new_instance_id()
+        self._numbers = count(1)
+        self._held: set[str] = set()
+
+    # --- one job ----------------------------------------------------------------------------
+
+    async def enter(
+        self,
+        delivery: Delivery,
+        message: JobMessage,
+        job_type: JobType,
+        payload: BaseModel,
+        expires_at: float,
+    ) -> LimitEntry | None:
+        """Room for the job; None when there is none, and the delivery is settled: it comes back.
+        At `expires_at` it will be too old to run. Raises LedgerError."""
+        try:
+            needs = needs_of(job_type.limits, payload, self.numbers)
+        except LimitRefused as error:
+            return LimitEntry(refused=error)
+        if not needs:
+            return LimitEntry()
+        entry = LimitEntry(needs, expires_at=expires_at)
+        if not _may_be_called(delivery):
+            await self.gathering.join(needs)
+        answer = await self._take(entry, message, delivery.queue, delivery.body)
+        if isinstance(answer, NoRoom):
+            self.gathering.found_full(answer.name, answer.key)
+            self._log.info("no room", limit=answer.name, key=answer.key, delay=answer.seconds)
+            await self.follow_up.put_off(delivery, message, answer.seconds)
+            delivery.ack()
+            self.counters.put_off += 1
+            return None
+        return entry
+
+    async def confirm(self, entry: LimitEntry, job: RunningJob) -> None:
+        """The job is claimed. One that needed no room, as it ran elsewhere, needs it now: that of
+        its last worker, who has died, goes over. Raises LedgerError."""
+        if job.verdict is not None:
+            return
+        if entry.refused is not None:
+            failure = Failure.of(entry.refused)
+            job.verdict = Died(Reason.PERMANENT, job.message.metadata.attempts, failure)
+        elif entry.needs and entry.hold is None:
+            answer = await self._take(
+                entry, job.message, job.delivery.queue, job.message.encode(), claimed=True
+            )
+            if isinstance(answer, NoRoom):
+                job.verdict = Delayed(
+                    self.follow_up.policy.levels[0],
+                    job.message.metadata.attempts,
+                    not_before=None,
+                    failure=Failure(NO_ROOM, str(answer)),
+                    counts=False,
+                    ages=True,
+                )
+
+    async def leave(self, entry: LimitEntry) -> None:
+        """The job has ended: others may have its room."""
+        hold, entry.hold = entry.hold, None
+        if hold is None:
+            return
+        self._held.discard(hold)
+        self.gathering.leave()
+        try:
+            freed = await self.ledger.give_room_back(hold, entry.needs, entry.usage.tokens)
+        except LedgerError as error:  # it runs out by itself
+            self._log.warning("room in limits could not be released", error=str(error))
+            return
+        if not freed.waited_for:
+            self.gathering.found_room(entry.needs)
+        await self._call(freed.called)
+
+    async def _take(
+        self,
+        entry: LimitEntry,
+        message: JobMessage,
+        queue: str,
+        body: bytes,
+        *,
+        claimed: bool = False,
+    ) -> RoomAnswer:
+        hold = f"{self._holder}/{next(self._numbers)}"
+        metadata = message.metadata
+        request = RoomRequest(
+            hold=hold,
+            holder=self._holder,
+            needs=entry.needs,
+            job_id=message.job_id,
+            redrives=metadata.redrives,
+            attempts=metadata.attempts,
+            queue=queue,
+            body=body if len(body) <= LARGEST_KEPT else None,
+            levels=self.follow_up.policy.levels,
+            expires_at=entry.expires_at,
+            life=HOLD_LIFE,
+            claimed=claimed,
+        )
+        self._held.add(hold)
+        entry.hold = hold  # also when the answer is lost: it is given back then
+        answer: RoomAnswer | None = None
+        try:
+            answer = await self.ledger.take_room(request)
+        finally:
+            if not isinstance(answer, RoomGiven):
+                self._held.discard(hold)
+                entry.hold = None
+        await self._call(answer.called)
+        return answer
+
+    async def _call(self, called: Sequence[Called]) -> None:
+        await call(self.follow_up.publisher, called, self._log)
+
+    # --- the process ------------------------------------------------------------------------
+
+    def start(self, background: Background) -> None:
+        """Keep what is held for as long as it is needed."""
+        background.start("keep room in limits", self._keep)
+
+    async def close(self) -> None:
+        """Give back all that is still held. Raises LedgerError."""
+        if self._held:
+            await self.ledger.release_room(self._holder)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(HOLD_LIFE / 3)
+            if self._held:
+                try:
+                    await self.ledger.renew_room(sorted(self._held), HOLD_LIFE)
+                except LedgerError as error:
+                    self._log.warning("room in limits could not be renewed", error=str(error))
+
+
+def _may_be_called(delivery: Delivery) -> bool:
+    """Whether it has come as `call` sends it: room is kept for it."""
+    return delivery.exchange == "" and delivery.priority == MAX_PRIORITY
+
+
+async def call(publisher: Publisher, called: Sequence[Called], log: FilteringBoundLogger) -> None:
+    """Send those that have room now ahead of their queues. One that can't be sent now is called
+    again, or comes by itself."""
+    for each in called:
+        envelope = replace(envelope_of(JobMessage.decode(each.body)), priority=MAX_PRIORITY)
+        try:
+            await publisher.send("", each.queue, envelope)
+        except PublishError as error:
+            log.warning(
+                "a job that waits for room could not be published",
+                job_id=each.job_id,
+                error=str(error),
+            )

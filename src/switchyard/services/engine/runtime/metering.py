@@ -1,0 +1,208 @@
+"""What a worker's metrics say of its jobs. What can be worked out later is left until then: amid
+the work of a job, whose code and data fill the processor's caches, a sum costs several times as
+much as among its like."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Protocol
+
+from switchyard.broker.consume.consumer import LaneConsumer
+from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.message import JobMessage
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.jobs.retry import Died, Succeeded
+from switchyard.services.engine.monitoring import metric_names as names
+from switchyard.services.engine.monitoring.distribution import Distribution
+from switchyard.services.engine.monitoring.metric_names import (
+    LLM,
+    OTHER,
+    Distributions,
+    Metric,
+    Samples,
+)
+from switchyard.services.engine.monitoring.metrics import Metrics
+from switchyard.services.engine.runtime.endings import OUTCOMES, SUCCEEDED, Ending, outcome_of
+
+NOTED: Final = 500
+"""Starts and ends of a kind that are only noted, until there are so many or somebody scrapes."""
+
+
+class Meter:
+    """Counts the attempts of one process, in its event loop."""
+
+    def __init__(self, metrics: Metrics, registry: Registry, kinds: Iterable[str]) -> None:
+        """`kinds` are those that the process works."""
+        self._worker_of = {each.name: each.worker for each in registry}
+        self._waits: defaultdict[tuple[str, ...], Distribution]
+        self._waits = defaultdict(names.WAIT.distribution)
+        """By worker and lane."""
+        self._seconds: defaultdict[tuple[str, ...], Distribution]
+        self._seconds = defaultdict(names.DURATION.distribution)
+        """By worker and type."""
+        self._attempts: defaultdict[tuple[str, ...], Distribution]
+        self._attempts = defaultdict(names.ATTEMPTS_USED.distribution)
+        """By worker and type."""
+        self._answered: defaultdict[tuple[str, ...], Distribution]
+        self._answered = defaultdict(names.LLM_LATENCY.distribution)
+        """By type."""
+        self._ended: Counter[tuple[str, ...]] = Counter()
+        """By worker, lane, type and outcome."""
+        self._starts: list[tuple[str, str, datetime, float]] = []
+        """Noted: type, lane, when the job entered it, and when it was started."""
+        self._ends: defaultdict[tuple[str, str, str, int | None], list[float]] = defaultdict(list)
+        """Noted seconds, by type, lane, outcome, and the attempts used if the job has ended."""
+        of_kinds = set(kinds)
+        worked = [each for each in registry if each.worker in of_kinds]
+        # Shown as none: Prometheus sees a first one only where it has seen that.
+        self._deaths: Counter[tuple[str, ...]] = Counter(
+            {
+                (each.worker, lane, each.name, Reason.CRASHED.value): 0
+                for each in worked
+                for lane in each.lanes
+            }
+        )
+        """By worker, lane, type and reason."""
+        self._none_asked: dict[tuple[str, ...], int] = {
+            (outcome, each.name): 0 for each in worked if each.worker == LLM for outcome in OUTCOMES
+        }
+        metrics.show(self.counted)
+        metrics.show_histograms(self.distributed)
+
+    def started(self, message: JobMessage, lane: str, started_at: float) -> None:
+        """The handler of a job is about to run, at that time of the ledger."""
+        metadata = message.metadata
+        if metadata.attempts == 0:
+            entered = metadata.queued_at or metadata.created_at
+            self._starts.append((message.job_type, lane, entered, started_at))
+            if len(self._starts) >= NOTED:
+                self._count_starts()
+
+    def ended(self, message: JobMessage, lane: str, seconds: float, ending: Ending) -> None:
+        """Its attempt has ended so, after so long, which the ledger has."""
+        job_type = message.job_type
+        if job_type not in self._worker_of:
+            job_type = OTHER  # there may be any number
+        if isinstance(ending, Succeeded):
+            outcome, used = SUCCEEDED, message.metadata.attempts + 1
+        elif isinstance(ending, Died):
+            outcome, used = outcome_of(ending), ending.attempts
+            worker = self._worker_of.get(job_type, OTHER)
+            self._deaths[worker, lane, job_type, str(ending.reason)] += 1
+        else:
+            outcome, used = outcome_of(ending), None
+        noted = self._ends[job_type, lane, outcome, used]
+        noted.append(seconds)
+        if len(noted) >= NOTED:
+            self._count_ends()
+
+    def _count_starts(self) -> None:
+        waits: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+        for job_type, lane, entered, started in self._starts:
+            worker = self._worker_of.get(job_type, OTHER)
+            waits[worker, lane].append(max(0.0, started - entered.timestamp()))
+        for labels, waited in waits.items():
+            self._waits[labels].add_each(waited)
+        self._starts.clear()
+
+    def _count_ends(self) -> None:
+        for (job_type, lane, outcome, used), noted in self._ends.items():
+            worker = self._worker_of.get(job_type, OTHER)
+            self._ended[worker, lane, job_type, outcome] += len(noted)
+            self._seconds[worker, job_type].add_each(noted)
+            if worker == LLM and outcome == SUCCEEDED:
+                # An attempt that went back for want of a server would pass for a slow answer.
+                self._answered[job_type,].add_each(noted)
+            if used is not None:
+                self._attempts[worker, job_type].add(used, times=len(noted))
+        self._ends.clear()
+
+    def counted(self) -> Iterable[tuple[Metric, Samples]]:
+        """For `Metrics.show`."""
+        self._count_ends()
+        asked = Counter(self._none_asked)
+        for (worker, _lane, job_type, outcome), number in self._ended.items():
+            if worker == LLM:
+                asked[outcome, job_type] += number
+        return [
+            (names.ATTEMPTS, self._ended),
+            (names.DEATHS, self._deaths),
+            (names.LLM_PROCESSED, asked),
+        ]
+
+    def distributed(self) -> Iterable[tuple[Metric, Distributions]]:
+        """For `Metrics.show_histograms`."""
+        self._count_starts()
+        self._count_ends()
+        return [
+            (names.DURATION, self._seconds),
+            (names.WAIT, self._waits),
+            (names.ATTEMPTS_USED, self._attempts),
+            (names.LLM_LATENCY, self._answered),
+        ]
+
+
+class CountersLike(Protocol):
+    """What has become of deliveries that were not run."""
+
+    @property
+    def skipped(self) -> int: ...
+    @property
+    def returned(self) -> int: ...
+    @property
+    def put_off(self) -> int: ...
+    @property
+    def buried(self) -> int: ...
+
+
+class ShareLike(Protocol):
+    """What a worker consumes."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def reserve(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGauges:
+    """How a worker stands at this moment."""
+
+    worker_id: str
+    shares: Sequence[ShareLike]
+    consumers: Sequence[LaneConsumer]
+    counters: CountersLike
+
+    def shown(self) -> Iterable[tuple[Metric, Samples]]:
+        """For `Metrics.show`."""
+        each = list(zip(self.shares, self.consumers, strict=True))
+        counters = self.counters
+        asking = [uses.running for share, uses in each if share.kind == LLM]
+        return [
+            (names.SLOTS, {(share.kind,): float(share.slots) for share in self.shares}),
+            (names.SLOTS_RESERVED, {(share.kind,): float(share.reserve) for share in self.shares}),
+            (names.SLOTS_USED, {(share.kind,): float(uses.running) for share, uses in each}),
+            (names.LLM_CONCURRENCY, {(self.worker_id,): float(sum(asking))} if asking else {}),
+            (
+                names.CONSUMING,
+                {
+                    (share.kind, queue): float(state != "away")
+                    for share, consumer in each
+                    for queue, state in consumer.states.items()
+                },
+            ),
+            (
+                names.NOT_RUN,
+                {
+                    ("skipped",): float(counters.skipped),
+                    ("returned",): float(counters.returned),
+                    ("put_off",): float(counters.put_off),
+                    ("buried",): float(counters.buried),
+                },
+            ),
+        ]

@@ -1,0 +1,113 @@
+"""What running jobs say of themselves goes into the ledger: of each job once a second at most, and
+its last word in any case, before its attempt's end is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from switchyard.broker.background import end_tasks
+from switchyard.broker.message import JobMessage
+from switchyard.services.common.errors import NotNow
+from switchyard.services.engine.jobs.notebook import Notebook, Notes
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.progress import NoteRequest, Reported
+
+PAUSE = 1.0
+"""Seconds between two writes for one job."""
+
+Heard = Callable[[Reported], None]
+
+
+def _no_one(said: Reported) -> None:
+    return
+
+
+@dataclass(frozen=True, slots=True)
+class NoteTaker:
+    """Takes the notes of the jobs that run in this process."""
+
+    ledger: Ledger
+    pause: float = PAUSE
+
+    def notebook_of(
+        self, message: JobMessage, claim_id: str, heard: Heard = _no_one
+    ) -> AbstractAsyncContextManager[Notebook]:
+        """What the attempt under that claim writes into, for as long as it runs. `heard` is told of
+        progress that is recorded."""
+        return _Writing(self, message, claim_id, heard)
+
+    async def last_checkpoint(self, message: JobMessage) -> Any:
+        """What an earlier attempt has kept; None where there is nothing. Raises LedgerError."""
+        kept = await self.ledger.last_checkpoint(message)
+        return None if kept is None else json.loads(kept)
+
+
+class _Writing(AbstractAsyncContextManager[Notebook]):
+    """The notes of one attempt. Nothing runs for a job that says nothing."""
+
+    def __init__(self, taker: NoteTaker, message: JobMessage, claim_id: str, heard: Heard) -> None:
+        self._notebook = Notebook(self._wake)
+        self._taker = taker
+        self._message = message
+        self._claim_id = claim_id
+        self._heard = heard
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Notebook:
+        return self._notebook
+
+    async def __aexit__(self, *_: object) -> None:
+        """Write the last word. Once: whatever keeps the ledger away keeps away the attempt's end,
+        too, which is what counts."""
+        self._closed = True
+        self._notebook.wake_nobody()  # else each would keep the other until it is collected
+        if self._task is not None:
+            await end_tasks(self._task)
+        notes = self._notebook.take()
+        if notes is not None:
+            await self._write(notes)
+
+    def _wake(self) -> None:  # in the handler's thread
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        if self._task is None and not self._closed:
+            self._task = asyncio.create_task(self._write_on(), name="notes of a job")
+
+    async def _write_on(self) -> None:
+        try:
+            while (notes := self._notebook.take()) is not None:
+                await self._write(notes)
+                await asyncio.sleep(self._taker.pause)
+        finally:
+            self._task = None
+
+    async def _write(self, notes: Notes) -> None:
+        ledger = self._taker.ledger
+        request = NoteRequest(
+            self._message, self._claim_id, ledger.clock.time(), notes.progress, notes.checkpoint
+        )
+        try:
+            counts = await ledger.note(request)
+        except LedgerError as error:
+            structlog.get_logger("worker").warning(
+                "the progress of a job could not be recorded",
+                job_id=self._message.job_id,
+                error=str(error),
+            )
+            if isinstance(error, NotNow):  # a note that is refused would be refused again
+                self._notebook.put_back(notes)
+            return
+        if counts and notes.progress is not None:
+            self._heard(notes.progress)

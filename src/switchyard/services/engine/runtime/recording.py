@@ -1,0 +1,78 @@
+"""What workers write into the ledger of their attempts, again for as long as it is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+
+from switchyard.broker.message import JobMessage
+from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerUnavailable, SchemaOutdated
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.runtime.endings import CalledOff, Ending, Released, finish_request
+from switchyard.services.engine.runtime.running import RunningJob, TakenOver
+
+T = TypeVar("T")
+
+
+@dataclass
+class Recorder:
+    """Records the attempts of one worker."""
+
+    ledger: Ledger
+    on_ledger_away: Callable[[], None]
+    """Called when the ledger can't be reached: the worker stops taking jobs until it can."""
+
+    def __post_init__(self) -> None:
+        self._log = structlog.get_logger("worker")
+
+    async def record(self, job: RunningJob, ending: Ending) -> tuple[Ending, list[str]]:
+        """Record how the attempt has ended. Gives that as the ledger has it, which may know of a
+        cancel that was not heard here, and the jobs that had waited for it and are due now.
+        Raises TakenOver."""
+        now = self.ledger.clock.time()
+        request = finish_request(job.message, job.claim_id, ending, now=now)
+        noted = await self.until_reached(lambda: self.ledger.finish(request))
+        if noted is None:
+            raise TakenOver(f"its end as {request.state} does not count")
+        return CalledOff() if noted.state is State.CANCELLED else ending, noted.due
+
+    async def is_wanted(self, job: RunningJob) -> bool:
+        """Whether the job, which is to be retried or dead, was not called off meanwhile. Asked
+        before that is published, which nothing could take back; the end itself the ledger checks.
+        Raises TakenOver when the claim does not hold any more."""
+        record = await self.until_reached(lambda: self.ledger.get(job.message.job_id))
+        if record is not None and record.claim_id != job.claim_id:
+            raise TakenOver(f"by {record.worker_id}")
+        return record is None or record.cancel_asked_at is None
+
+    async def release(self, job: RunningJob) -> None:
+        """Give the claim up: the worker stops. Does not wait for a ledger that is away."""
+        try:
+            await self.disown(job.message, job.claim_id)
+        except LedgerUnavailable as error:
+            # The claim stays; whoever gets the job next sees that this worker is silent.
+            self._log.warning("the release could not be recorded", error=str(error))
+
+    async def disown(self, message: JobMessage, claim_id: str) -> None:
+        """Give up a claim of this worker under which nothing runs. Raises LedgerUnavailable."""
+        now = self.ledger.clock.time()
+        await self.ledger.finish(finish_request(message, claim_id, Released(), now=now))
+
+    async def until_reached(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Write to the ledger, and again for as long as it is away: the work is done, and what
+        came of it must not be lost."""
+        delay = FIRST_BACKOFF
+        while True:
+            try:
+                return await write()
+            except (LedgerUnavailable, SchemaOutdated) as error:
+                self._log.warning("ledger away", error=str(error), next_try_in=delay)
+                self.on_ledger_away()
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, LAST_BACKOFF)

@@ -1,0 +1,137 @@
+"""What a worker says of its attempts: in its log, in its counters, and to whoever listens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import structlog
+
+from switchyard.broker.dead.certificate import MESSAGE_LIMIT
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.engine.jobs.retry import Delayed, Died, Failure, Succeeded
+from switchyard.services.engine.ledger.sql.clock import Clock
+from switchyard.services.engine.monitoring.job_events import PROGRESS, TEXT, announce
+from switchyard.services.engine.records.progress import Reported
+from switchyard.services.engine.runtime.endings import CalledOff, Ending
+from switchyard.services.engine.runtime.metering import Meter
+from switchyard.services.engine.runtime.running import RunningJob
+
+TRACEBACK_LIMIT = 4_000
+"""Characters kept of a traceback in the log: its end, where the error is."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a worker has done since it started."""
+
+    succeeded: int = 0
+    retried: int = 0
+    snoozed: int = 0
+    dead: int = 0
+    buried: int = 0
+    """Of these, messages that could not be read, were no copy of the job whose id they had, or had
+    a payload that did not fit their type."""
+    cancelled: int = 0
+    skipped: int = 0
+    """Deliveries of jobs that had ended before, or of older copies."""
+    returned: int = 0
+    put_off: int = 0
+    """Deliveries that had no room in a named limit."""
+    hot: int = 0
+    """Hot jobs that it has taken."""
+
+    def bury(self) -> None:
+        """A message has gone to the dead letters as it came, without a run."""
+        self.dead += 1
+        self.buried += 1
+
+
+@dataclass
+class Reporter:
+    """Speaks for one worker."""
+
+    publisher: Publisher
+    worker_id: str
+    clock: Clock
+    counters: Counters = field(default_factory=Counters)
+    meter: Meter | None = None
+    """Counts for whoever scrapes; None where nobody does."""
+
+    def __post_init__(self) -> None:
+        self._log = structlog.get_logger("worker")
+
+    def started(self, job: RunningJob) -> None:
+        """Its handler is about to run."""
+        if self.meter is not None:
+            self.meter.started(job.message, job.delivery.lane, self.clock.time())
+        self._announce("started", job)
+
+    def progressed(self, job: RunningJob, said: Reported) -> None:
+        """Its handler says how far it is, and the ledger has it."""
+        self._announce(PROGRESS, job, said)
+
+    def wrote(self, job: RunningJob, text: str, offset: int) -> None:
+        """Its handler has written that, after so many characters."""
+        self._announce(TEXT, job, text=(text, offset))
+
+    def ended(self, job: RunningJob, ending: Ending) -> None:
+        """It has ended, and the delivery is acknowledged."""
+        seconds = max(0.0, self.clock.time() - job.started_at)
+        if self.meter is not None:
+            self.meter.ended(job.message, job.delivery.lane, seconds, ending)
+        match ending:
+            case Succeeded():
+                self.counters.succeeded += 1
+                self._log.debug("succeeded", seconds=round(seconds, 3))
+                self._announce("succeeded", job)
+            case Delayed():
+                self.counters.retried += ending.counts
+                self.counters.snoozed += not ending.counts
+                self._log.warning(
+                    "retried" if ending.counts else "snoozed",
+                    delay=ending.seconds,
+                    error_type=ending.failure.error_type,
+                    error=ending.failure.message[:MESSAGE_LIMIT],
+                    # Nothing failed where no attempt is used up: what is needed is busy or away.
+                    **(_traceback(ending.failure) if ending.counts else {}),
+                )
+                self._announce("retrying", job)
+            case Died():
+                self.counters.dead += 1
+                self._log.error(
+                    "dead",
+                    reason=str(ending.reason),
+                    error_type=ending.failure.error_type,
+                    error=ending.failure.message[:MESSAGE_LIMIT],
+                )
+                self._announce("dead", job)
+            case CalledOff():
+                self.counters.cancelled += 1
+                self._log.info("cancelled")
+                self._announce("cancelled", job)
+
+    def _announce(
+        self,
+        event: str,
+        job: RunningJob,
+        progress: Reported | None = None,
+        text: tuple[str, int] | None = None,
+    ) -> None:
+        message = job.message
+        announce(
+            self.publisher,
+            event,
+            job_id=message.job_id,
+            job_type=message.job_type,
+            lane=job.delivery.lane,
+            attempt=message.metadata.attempts + 1,
+            worker_id=self.worker_id,
+            progress=progress,
+            text=text,
+        )
+
+
+def _traceback(failure: Failure) -> dict[str, str]:
+    """For the log of a retry, which is the only place that has it: that of a death is in its
+    letter."""
+    return {"traceback": failure.traceback[-TRACEBACK_LIMIT:]} if failure.traceback else {}

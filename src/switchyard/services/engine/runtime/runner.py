@@ -1,0 +1,356 @@
+"""One delivery, from the queue to its end: the line that every job goes through.
+
+decode → room → claim → run → classify → publish what follows → record → acknowledge → report
+
+The order is the system's promise. What follows from an attempt (next stages, the retry, the dead
+letter) is confirmed by the broker before the ledger says so, and the delivery is acknowledged
+after that. A crash in between repeats work and loses none; ids made from the job's id, and the
+ledger's claim, make the repeat harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import structlog
+from pydantic import BaseModel
+
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.errors import MalformedMessage
+from switchyard.broker.message import JobMessage
+from switchyard.services.common.settings import Settings
+from switchyard.services.common.traceparent import trace_id_of
+from switchyard.services.engine.jobs.context import JobContext, Shared
+from switchyard.services.engine.jobs.notebook import Notebook
+from switchyard.services.engine.jobs.registry import JobType, Registry, UnknownJobType
+from switchyard.services.engine.jobs.retry import Decision, Delayed, Died, Failure, decide
+from switchyard.services.engine.jobs.speech import Speech
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import (
+    LedgerClosed,
+    LedgerError,
+    LedgerMisconfigured,
+    LedgerUnavailable,
+    SchemaOutdated,
+)
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.runtime.claiming import Claims
+from switchyard.services.engine.runtime.endings import (
+    CalledOff,
+    Ending,
+    classify,
+    unwritable,
+    within,
+)
+from switchyard.services.engine.runtime.execution import Executor
+from switchyard.services.engine.runtime.following import FollowUp
+from switchyard.services.engine.runtime.limiting import LimitEntry, LimitKeeper
+from switchyard.services.engine.runtime.noting import NoteTaker
+from switchyard.services.engine.runtime.recording import Recorder
+from switchyard.services.engine.runtime.reporting import Reporter
+from switchyard.services.engine.runtime.running import RunningJob, TakenOver, is_from_outside
+from switchyard.services.engine.runtime.traced import attempting
+
+_LEDGER_AWAY = (LedgerUnavailable, LedgerMisconfigured, LedgerClosed, SchemaOutdated)
+"""Errors of the ledger that are no fault of the job's: any other would meet them, too."""
+
+Task = tuple[JobType, BaseModel]
+"""A job type and the payload for it."""
+
+
+@dataclass
+class Runner:
+    """Handles the deliveries of one kind of worker."""
+
+    settings: Settings
+    registry: Registry
+    ledger: Ledger
+    claims: Claims
+    limits: LimitKeeper
+    executor: Executor
+    follow_up: FollowUp
+    recorder: Recorder
+    reporter: Reporter
+    shared: Shared
+
+    def __post_init__(self) -> None:
+        self._notes = NoteTaker(self.ledger)
+        self._log = structlog.get_logger("worker")
+
+    async def handle(self, delivery: Delivery) -> None:
+        """See it through to its end. Settles the delivery in every case.
+
+        Cancelling this call (the worker gives up) sends the job back, no attempt used up.
+        """
+        try:
+            message = self._decode(delivery)
+        except BaseException as error:  # whatever is wrong with it, it must not come again
+            await self._bury(delivery, error)
+            return
+        try:
+            task = self._task_of(message)
+        except BaseException as error:  # a validator may raise anything
+            await self._bury(delivery, error, message)
+            return
+        structlog.contextvars.bind_contextvars(
+            job_id=message.job_id,
+            job_type=message.job_type,
+            attempt=message.metadata.attempts + 1,
+            **_trace_of(message),
+        )
+        try:
+            entry = await self._enter(delivery, message, task)
+            if entry is not None:
+                await self._claim_and_run(delivery, message, task, entry)
+        except _LEDGER_AWAY as error:
+            self._log.warning("ledger away", error=str(error))
+            self.reporter.counters.returned += 1
+            delivery.requeue()
+            self.recorder.on_ledger_away()
+        except BaseException as error:
+            if is_from_outside(error) or delivery.is_settled:
+                raise
+            # It could not be claimed, or had no room in limits, for a reason of its own.
+            unclaimed = RunningJob(delivery, message, "", self.ledger.clock.time())
+            await self._fail(unclaimed, error)
+
+    async def _bury(
+        self, delivery: Delivery, error: BaseException, job: JobMessage | None = None
+    ) -> None:
+        await self.follow_up.bury(delivery, error, job)
+        delivery.ack()
+        self.reporter.counters.bury()
+
+    async def _enter(
+        self, delivery: Delivery, message: JobMessage, task: Task | None
+    ) -> LimitEntry | None:
+        """Room in the limits of the job; None when it has to wait, and the delivery is settled."""
+        if task is None or not task[0].limits:
+            return LimitEntry()
+        expires_at = self.claims.runs_until(delivery, message)
+        if expires_at is None:
+            await self.ledger.wait_no_longer(message.job_id)
+            return LimitEntry()
+        return await self.limits.enter(delivery, message, *task, expires_at)
+
+    async def _claim_and_run(
+        self, delivery: Delivery, message: JobMessage, task: Task | None, entry: LimitEntry
+    ) -> None:
+        try:
+            job = await self.claims.claim(delivery, message, is_known=task is not None)
+            if job is not None:
+                await self._see_through(job, task, entry)
+        finally:
+            await self.limits.leave(entry)
+
+    async def _see_through(self, job: RunningJob, task: Task | None, entry: LimitEntry) -> None:
+        """A job that has been claimed, from its run to its end."""
+        try:
+            with attempting(job) as tell:
+                ended = await self._attempt(job, task, entry)
+                ending, due = await self._conclude(job, ended)
+                tell(ending)
+        except TakenOver as error:
+            self._log.warning("another worker had taken over", why=str(error))
+            job.delivery.ack()
+        except _LEDGER_AWAY:
+            raise
+        except BaseException as error:
+            if not is_from_outside(error):
+                await self._fail(job, error)
+                return
+            if issubclass(type(error), asyncio.CancelledError):
+                await self.recorder.release(job)
+                job.delivery.requeue()
+                self.reporter.counters.returned += 1
+            raise
+        else:
+            job.delivery.ack()
+            self.reporter.ended(job, ending)
+            await self.follow_up.publish_due(due)
+        finally:
+            self.claims.close(job)
+
+    async def _attempt(self, job: RunningJob, task: Task | None, entry: LimitEntry) -> Any:
+        """The handler's answer, or a Failure, also of what stands between it and its run. None for
+        a job that has its verdict."""
+        try:
+            await self._confirm(job, entry)
+            return await self._run(job, *task) if task and not job.verdict else None
+        except _LEDGER_AWAY:
+            raise
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
+            return Failure.of(error)
+
+    async def _conclude(self, job: RunningJob, ended: Any) -> tuple[Ending, list[str]]:
+        """Publish what follows from the attempt, and record it; how it ends, and the jobs that are
+        due now. An end that can't be written is replaced by one that can: a dead letter.
+
+        Raises TakenOver, LedgerError where the ledger is away.
+        """
+        try:
+            ending, jobs = self._classify(job, ended)
+            ending = await self.follow_up.publish(job, ending, within(job.join_id, jobs))
+            return await self.recorder.record(job, ending)
+        except (TakenOver, *_LEDGER_AWAY):
+            raise
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
+            died = unwritable(job.message, ended, error)
+        self._log_failure("the end of an attempt could not be written", died.failure)
+        ending = await self.follow_up.publish(job, died, ())
+        try:
+            return await self.recorder.record(job, ending)
+        except (TakenOver, *_LEDGER_AWAY):
+            raise
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
+            # The index of dead letters will tell the ledger.
+            self._log_failure("a dead letter could not be recorded", Failure.of(error))
+            return ending, []
+
+    async def _fail(self, job: RunningJob, error: BaseException) -> None:
+        """The last resort, where neither the handler's end nor that of a defect could be written:
+        the message goes on by itself, one attempt older, to its next try or the dead letters."""
+        failure = Failure.of(error)
+        self._log_failure("job failed outside of its handler", failure)
+        metadata = job.message.metadata
+        ending: Decision | CalledOff = decide(
+            failure,
+            attempts=metadata.attempts,
+            max_attempts=metadata.max_attempts,
+            policy=self.follow_up.policy,
+            now=self.ledger.clock.now(),
+        )
+        if isinstance(job.verdict, Died):
+            ending = job.verdict
+        if isinstance(ending, Delayed | Died):
+            await self.follow_up.send_back(job, ending)
+            job.delivery.ack()
+            self.reporter.ended(job, ending)
+
+    def _log_failure(self, event: str, failure: Failure) -> None:
+        # As text: an exception may be one that can't be shown.
+        self._log.error(
+            event,
+            error_type=failure.error_type,
+            error=failure.message,
+            traceback=failure.traceback,
+        )
+
+    def cancel(self, job_id: str) -> bool:
+        """Stop a job that runs here. False when it does not."""
+        job = self.claims.running.get(job_id)
+        if job is None or job.handler is None:
+            return False
+        job.called_off = True
+        job.handler.cancel()
+        return True
+
+    def interrupt(self) -> None:
+        """Stop every handler that runs; its job goes back, and no job is used up. What
+        follows from a handler that has ended is still seen through."""
+        for job in self.claims.running.values():
+            if job.handler is not None:
+                job.handler.cancel()
+
+    # --- steps ------------------------------------------------------------------------------
+
+    def _decode(self, delivery: Delivery) -> JobMessage:
+        """Read the job. Raises MalformedMessage."""
+        if delivery.unreadable:
+            raise MalformedMessage(delivery.unreadable)
+        return JobMessage.decode(delivery.body)
+
+    def _task_of(self, message: JobMessage) -> Task | None:
+        """Find what to run; None for a type that only other workers know. Raises InvalidPayload."""
+        try:
+            job_type = self.registry.get(message.job_type)
+        except UnknownJobType:
+            return None
+        return job_type, job_type.validate(message.payload)
+
+    async def _confirm(self, job: RunningJob, entry: LimitEntry) -> None:
+        """See that a job that is claimed has the room that it needs; else it has a verdict. Without
+        the ledger it runs: it is claimed, and one job too many does less harm."""
+        job.usage = entry.usage
+        try:
+            await self.limits.confirm(entry, job)
+        except LedgerError as error:
+            self._log.warning("room in limits could not be requested", error=str(error))
+
+    async def _run(self, job: RunningJob, job_type: JobType, payload: BaseModel) -> Any:
+        """What the handler answers, or its failure. The verdict is given when the job is called
+        off meanwhile."""
+        kept = await self._notes.last_checkpoint(job.message) if job.has_checkpoint else None
+        self.reporter.started(job)
+        heard = partial(self.reporter.progressed, job)
+        async with self._notes.notebook_of(job.message, job.claim_id, heard) as notebook:
+            return await self._handle(job, job_type, payload, kept, notebook)
+
+    async def _handle(
+        self,
+        job: RunningJob,
+        job_type: JobType,
+        payload: BaseModel,
+        last_checkpoint: Any,
+        notebook: Notebook,
+    ) -> Any:
+        speech = Speech(partial(self.reporter.wrote, job))
+        ctx = JobContext(
+            message=job.message,
+            lane=job.delivery.lane,
+            worker_id=self.reporter.worker_id,
+            settings=self.settings,
+            ledger=self.ledger,
+            shared=self.shared,
+            is_cancelled=lambda: job.called_off,
+            compute=self.executor.compute,
+            in_process=self.executor.in_process,
+            last_checkpoint=last_checkpoint,
+            notebook=notebook,
+            usage=job.usage,
+            speech=speech,
+        )
+        # Only the handler may be cancelled: what follows from it must be seen through.
+        job.handler = asyncio.current_task()
+        try:
+            return await self.executor.run(job_type, payload, ctx, suspect=job.crashes > 0)
+        except asyncio.CancelledError:
+            if not job.called_off:
+                raise
+            if job.handler is not None:
+                job.handler.uncancel()
+            job.verdict = CalledOff()
+            return None
+        finally:
+            speech.end()
+            job.handler = None
+
+    def _classify(self, job: RunningJob, ended: Any) -> tuple[Ending, Sequence[NewJob]]:
+        """How the attempt ends, and the jobs that follow."""
+        if job.verdict is not None:
+            return job.verdict, ()
+        return classify(
+            self.registry,
+            job.message,
+            job.delivery.lane,
+            ended,
+            self.follow_up.policy,
+            now=self.ledger.clock.now(),
+            crashes=job.crashes,
+        )
+
+
+def _trace_of(message: JobMessage) -> dict[str, str]:
+    """For the log: what a job's lines are found by in its trace."""
+    trace_id = trace_id_of(message.metadata.traceparent)
+    return {} if trace_id is None else {"trace_id": trace_id}

@@ -1,0 +1,57 @@
+"""A job that a worker has claimed, until its attempt has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from switchyard.broker.consume.delivery import Delivery
+from switchyard.broker.message import JobMessage
+from switchyard.services.engine.jobs.context import Usage
+from switchyard.services.engine.jobs.retry import Delayed, Died
+from switchyard.services.engine.runtime.endings import CalledOff
+
+
+class TakenOver(Exception):
+    """Another worker has taken the job over meanwhile: what this attempt came to does not count."""
+
+
+def is_from_outside(error: BaseException) -> bool:
+    """Whether an error that is being handled is the end of the running task: somebody has cancelled
+    it, or its coroutine is closed. What a handler or a library raises itself is not."""
+    kind = type(error)  # the error itself may answer anything
+    if not issubclass(kind, asyncio.CancelledError | GeneratorExit):
+        return False
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # there is no event loop any more
+        return True
+    if issubclass(kind, GeneratorExit):
+        return task is None
+    return task is None or bool(task.cancelling())
+
+
+@dataclass(slots=True)
+class RunningJob:
+    """An attempt at a job, under way."""
+
+    delivery: Delivery
+    """What to settle at the end; replaced when the broker sends the job again meanwhile."""
+    message: JobMessage
+    claim_id: str
+    started_at: float
+    """Seconds since the epoch."""
+    crashes: int = 0
+    """Workers that have died with the job in them."""
+    has_checkpoint: bool = False
+    """An earlier attempt has kept where it was."""
+    join_id: str | None = None
+    """The job that waits for this one."""
+    verdict: Delayed | Died | CalledOff | None = None
+    """How it ends, where that is not for the handler to say."""
+    handler: asyncio.Task[None] | None = None
+    """The task in which the handler runs, while it does."""
+    usage: Usage = field(default_factory=Usage)
+    """What the handler says that it used."""
+    called_off: bool = False
+    """Somebody asked for the job to be cancelled."""

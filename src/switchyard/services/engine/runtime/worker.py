@@ -1,0 +1,414 @@
+"""A worker process: one or more kinds of worker, each with its own lanes and slots."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from switchyard.broker.background import Background, end_tasks
+from switchyard.broker.consume.consumer import LaneConsumer
+from switchyard.broker.lanes import LANES, Lane, queue_name
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.wire.link import Link
+from switchyard.services.common.errors import Unknown
+from switchyard.services.common.instance import new_instance_id, process_mark
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.context import Shared
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.jobs.retry import RetryPolicy
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
+from switchyard.services.engine.monitoring.metrics import Metrics, show_publishes
+from switchyard.services.engine.monitoring.waiting import once_there
+from switchyard.services.engine.monitoring.worker_status import BEATS_PER_TAKEOVER
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.runtime.claiming import Claims
+from switchyard.services.engine.runtime.control import ControlListener
+from switchyard.services.engine.runtime.execution import Executor
+from switchyard.services.engine.runtime.following import FollowUp
+from switchyard.services.engine.runtime.gathering import Crowd
+from switchyard.services.engine.runtime.limiting import LimitKeeper
+from switchyard.services.engine.runtime.metering import Meter, WorkerGauges
+from switchyard.services.engine.runtime.recording import Recorder
+from switchyard.services.engine.runtime.reporting import Reporter
+from switchyard.services.engine.runtime.runner import Runner
+
+LAST_WORDS = 2.0
+"""Seconds after the grace in which what follows from ended handlers is published and recorded."""
+UNHELD_LOOK = 20.0
+"""Seconds between looks for claims of this worker under which nothing runs."""
+LEDGER_PROBE = 0.5
+"""Seconds between looks at a ledger that is away."""
+MOST_HELPERS = 4
+"""Processes of a worker, on a small host, whose job types all run in its event loop."""
+LANE_WORKER_PRIORITY = 10
+"""Consumer priority of a worker that was started for one lane of several: it gets that lane's
+jobs first, the general workers what it can't take."""
+
+
+class UnknownWorker(Unknown):
+    """No job type is worked by this kind of worker, or not in that lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one kind of worker consumes."""
+
+    kind: str
+    lanes: tuple[str, ...]
+    """Most urgent first."""
+    slots: int
+    reserve: int
+    consumer_priority: int
+
+    @property
+    def queues(self) -> list[str]:
+        return [queue_name(lane, self.kind) for lane in self.lanes]
+
+
+def share_of(
+    registry: Registry,
+    kind: str,
+    *,
+    lanes: Sequence[str] | None = None,
+    slots: int,
+    reserve: int | None = None,
+) -> Share:
+    """What a worker of that kind consumes, in the lanes named or in all that it has.
+
+    `reserve` None means 1 where there are two slots or more. Raises UnknownWorker.
+    """
+    possible = registry.lanes_of(kind)
+    if not possible:
+        kinds = ", ".join(sorted({job_type.worker for job_type in registry}))
+        raise UnknownWorker(
+            f"no job type is worked by {kind!r}; kinds with work are: {kinds}; those of your own "
+            "job types are known where JOBS_MODULES names their modules"
+        )
+    wrong = sorted(set(lanes or ()) - set(possible))
+    if wrong:
+        raise UnknownWorker(
+            f"{kind} has no work in {', '.join(wrong)}; its lanes are: {', '.join(possible)}"
+        )
+    chosen = tuple(lane for lane in possible if lanes is None or lane in lanes)
+    most = slots - 1
+    return Share(
+        kind=kind,
+        lanes=chosen,
+        slots=slots,
+        reserve=min(1, most) if reserve is None else min(reserve, most),
+        consumer_priority=LANE_WORKER_PRIORITY if len(chosen) == 1 < len(possible) else 0,
+    )
+
+
+def _processes(share: Share, registry: Registry) -> int:
+    """How many the worker may have beside itself. All are started with the first job that needs
+    one: jobs that only wait for servers are many more than this host could bear."""
+    if any(each.worker == share.kind and each.isolation == "process" for each in registry):
+        return share.slots
+    return min(share.slots, max(MOST_HELPERS, os.cpu_count() or 1))
+
+
+class Worker:
+    """Consumes the shares given to it until `stop`. One instance is one start of a worker."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        shares: Iterable[Share],
+        *,
+        lanes: tuple[Lane, ...] = LANES,
+        executor: Callable[[int], Executor] = Executor,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.worker_id = new_instance_id()
+        self._settings = settings
+        self._ledger = ledger
+        self._shares = tuple(shares)
+        self._log = structlog.get_logger("worker").bind(worker_id=self.worker_id)
+        self._stopping = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._retires = False
+        """It takes its time to end, for as long as nobody hurries it."""
+        self._ledger_away = asyncio.Event()
+        self._link = Link(settings.require_amqp_url(), f"worker {self.worker_id}", self._log)
+        self._publisher = Publisher(settings, name=f"worker {self.worker_id} publisher")
+        self._shared = Shared()
+        kinds = [share.kind for share in self._shares]
+        meter = None if metrics is None else Meter(metrics, registry, kinds)
+        reporter = Reporter(self._publisher, self.worker_id, ledger.clock, meter=meter)
+        self.counters = reporter.counters
+        recorder = Recorder(ledger, self._on_ledger_away)
+        policy = RetryPolicy.over(settings.retry_delays)
+        follow_up = FollowUp(self._publisher, recorder, policy, self.worker_id)
+        gathering = Crowd(min((share.slots for share in self._shares), default=1))
+        self._limits = LimitKeeper(ledger, follow_up, self.counters, settings.limits, gathering)
+        self._executors = [executor(_processes(share, registry)) for share in self._shares]
+        self._runners = [
+            Runner(
+                settings=settings,
+                registry=registry,
+                ledger=ledger,
+                claims=Claims(
+                    ledger=ledger,
+                    recorder=recorder,
+                    follow_up=follow_up,
+                    counters=self.counters,
+                    worker=share.kind,
+                    worker_id=self.worker_id,
+                    takeover_after=settings.takeover_after,
+                    lanes=lanes,
+                ),
+                limits=self._limits,
+                executor=executor,
+                follow_up=follow_up,
+                recorder=recorder,
+                reporter=reporter,
+                shared=self._shared,
+            )
+            for share, executor in zip(self._shares, self._executors, strict=True)
+        ]
+        self._consumers = [
+            LaneConsumer(
+                self._link,
+                share.queues,
+                runner.handle,
+                self._log,
+                slots=share.slots,
+                reserve=share.reserve,
+                consumer_priority=share.consumer_priority,
+                tag=self.worker_id,
+            )
+            for share, runner in zip(self._shares, self._runners, strict=True)
+        ]
+        self._watch = LoopWatch(
+            self.worker_id, noted_in(settings.ledger_url), clock=ledger.clock.time
+        )
+        if metrics is not None:
+            metrics.show(self._watch.shown)
+            show_publishes(metrics, self._publisher.counts)
+            metrics.show(
+                WorkerGauges(self.worker_id, self._shares, self._consumers, self.counters).shown
+            )
+            metrics.show(self._shared.shown)
+
+    async def run(self) -> None:
+        """Work until `stop`; then finish what runs, within the grace, and return the rest. A
+        ledger that is away at the start is waited for.
+
+        Raises LedgerError when the ledger can't be used at the start, BackgroundFailed when the
+        worker can't give signs of life any more.
+        """
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            async with self._watch.watching():
+                if await self._is_registered(stopping):
+                    await self._work(stopping)
+        finally:
+            await end_tasks(stopping)
+            await self._close()
+
+    async def _is_registered(self, stopping: asyncio.Task[bool]) -> bool:
+        """Whether the ledger knows this worker; not if it is stopped before the ledger is there."""
+        registering = asyncio.create_task(once_there("ledger", self._register))
+        await asyncio.wait((stopping, registering), return_when=asyncio.FIRST_COMPLETED)
+        if registering.done():
+            registering.result()
+            return True
+        await end_tasks(registering)
+        return False
+
+    async def _work(self, stopping: asyncio.Task[bool]) -> None:
+        self._publisher.connect_soon()  # the first events, too, are to be heard
+        background = Background(self._log)
+        # Without these two, a worker looks alive and is not.
+        background.start("beat", self._beat, vital=True)
+        background.start("watch ledger", self._watch_ledger, vital=True)
+        background.start("unheld claims", self._keep_releasing)
+        self._limits.start(background)
+        background.start("control", ControlListener(self._link, self._on_cancel, self._log).run)
+        consuming = [asyncio.create_task(consumer.run()) for consumer in self._consumers]
+        try:
+            ends: tuple[asyncio.Future[Any], ...] = (stopping, background.failed, *consuming)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for consumer in self._consumers:
+                consumer.stop()
+            if self._retires:
+                await self._let_all_end(background.failed)
+            await self._drain()
+            await asyncio.wait(consuming, timeout=LAST_WORDS)
+            await background.close()
+            await end_tasks(*consuming)
+        for ended in (*consuming, background.failed):
+            if not ended.cancelled():
+                ended.result()
+
+    def stop(self) -> None:
+        """Take no more jobs; `run` returns when those that run have ended or their grace is
+        over. Safe to call from a signal handler of the event loop, and more than once."""
+        if not self._stopping.is_set():
+            self._log.info("stopping", running=self.running)
+        self._hurried.set()
+        self._stopping.set()
+
+    def retire(self) -> None:
+        """Take no more jobs; `run` returns when those that run have ended, however long they take,
+        or as after `stop`, once that is called. Safe where `stop` is."""
+        if not self._stopping.is_set():
+            self._log.info("retiring", running=self.running)
+            self._retires = True
+        self._stopping.set()
+
+    @property
+    def running(self) -> int:
+        """Jobs that run now."""
+        return sum(consumer.running for consumer in self._consumers)
+
+    @property
+    def is_consuming(self) -> bool:
+        """Whether it has its consumer on every one of its queues, and takes jobs."""
+        return not self._ledger_away.is_set() and "away" not in self.queue_states.values()
+
+    @property
+    def queue_states(self) -> dict[str, str]:
+        """Each queue's state: `away`, `consuming` or `resting`."""
+        return {
+            name: state for consumer in self._consumers for name, state in consumer.states.items()
+        }
+
+    # --- life -------------------------------------------------------------------------------
+
+    async def _register(self) -> None:
+        await self._ledger.register_worker(
+            self.worker_id,
+            kinds=[share.kind for share in self._shares],
+            lanes=sorted({lane for share in self._shares for lane in share.lanes}),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            concurrency=sum(share.slots for share in self._shares),
+            mark=process_mark(),
+        )
+        for share in self._shares:
+            self._log.info(
+                "worker started",
+                kind=share.kind,
+                queues=share.queues,
+                slots=share.slots,
+                reserve=share.reserve,
+            )
+
+    async def _drain(self) -> None:
+        grace = self._settings.shutdown_grace
+        if all(await asyncio.gather(*(consumer.drain(grace) for consumer in self._consumers))):
+            return
+        self._log.warning("JOBS_SHUTDOWN_GRACE is over: running jobs are returned to their queues")
+        for runner in self._runners:
+            runner.interrupt()
+        if all(await asyncio.gather(*(consumer.drain(LAST_WORDS) for consumer in self._consumers))):
+            return
+        ended = await asyncio.gather(*(consumer.abort(LAST_WORDS) for consumer in self._consumers))
+        if not all(ended):
+            self._log.error("jobs that do not stop are abandoned", running=self.running)
+
+    async def _let_all_end(self, failed: asyncio.Future[Any]) -> None:
+        """Return when nothing runs any more, or it is to hurry."""
+        ended = asyncio.gather(*(consumer.drain(None) for consumer in self._consumers))
+        hurried = asyncio.create_task(self._hurried.wait())
+        await asyncio.wait((ended, hurried, failed), return_when=asyncio.FIRST_COMPLETED)
+        await end_tasks(hurried)
+        ended.cancel()
+        await asyncio.gather(ended, return_exceptions=True)
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(executor.close() for executor in self._executors))
+        await self._shared.close()
+        try:
+            # Before the broker gives their jobs to others, who would count a crash.
+            await self._ledger.release_all(self.worker_id, self._ledger.clock.time())
+            await self._limits.close()
+            await self._ledger.stopped(self.worker_id)
+        except LedgerError as error:
+            self._log.warning("the stop of this worker could not be recorded", error=str(error))
+        await self._link.close()
+        await self._publisher.close()
+        self._log.info("worker stopped")
+
+    async def _beat(self) -> None:
+        interval = self._settings.takeover_after / BEATS_PER_TAKEOVER
+        told = 0
+        while True:
+            await asyncio.sleep(interval)
+            hot = self.counters.hot
+            try:
+                await self._ledger.beat(self.worker_id, hot=hot > told)
+                told = hot
+            except LedgerError as error:
+                self._log.warning("ledger away", error=str(error))
+                self._on_ledger_away()
+
+    async def _keep_releasing(self) -> None:
+        while True:
+            await asyncio.sleep(UNHELD_LOOK)
+            try:
+                await self.release_unheld()
+            except LedgerError as error:
+                self._log.warning("claims not compared", error=str(error))
+
+    async def release_unheld(self) -> int:
+        """Give up claims that the ledger has as this worker's, and under which nothing runs: it was
+        set back to an older copy, and nobody else would take such jobs over from a worker that
+        lives. Returns the number of jobs; raises LedgerError."""
+        claims = [
+            (job_id, claim_id)
+            for job_id, claim_id in await self._ledger.running_claims(self.worker_id)
+            if not any(runner.claims.holds(job_id, claim_id) for runner in self._runners)
+        ]
+        if not claims:
+            return 0
+        # One that has ended since it was read is not running any more, and stays as it is.
+        released = await self._ledger.release_unheld(
+            self.worker_id, [claim_id for _, claim_id in claims], self._ledger.clock.time()
+        )
+        if released:
+            job_ids = [job_id for job_id, _ in claims]
+            self._log.warning("unheld claims released", jobs=released, ids=job_ids[:5])
+        return released
+
+    # --- the ledger away --------------------------------------------------------------------
+
+    def _on_ledger_away(self) -> None:
+        self._ledger_away.set()
+
+    async def _watch_ledger(self) -> None:
+        """Take no jobs while the ledger is away: without a claim nothing may run."""
+        while True:
+            await self._ledger_away.wait()
+            for consumer in self._consumers:
+                consumer.pause()
+            self._log.warning("paused until the ledger is back")
+            while self._ledger_away.is_set():
+                await asyncio.sleep(LEDGER_PROBE)
+                try:
+                    await self._ledger.check()
+                except LedgerError as error:
+                    self._log.warning("ledger away", error=str(error))
+                else:
+                    self._ledger_away.clear()
+            self._log.info("ledger back")
+            for consumer in self._consumers:
+                consumer.resume()
+
+    # --- control ----------------------------------------------------------------------------
+
+    def _on_cancel(self, job_id: str) -> None:
+        if any(runner.cancel(job_id) for runner in self._runners):
+            self._log.info("cancelling", job_id=job_id)

@@ -1,0 +1,179 @@
+"""What people do with schedules: add, remove, pause, resume, run at once, look; and how the entries
+of the file and the default ones get into the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from uuid import NAMESPACE_URL, uuid5
+
+from switchyard.services.common.errors import Unknown, WrongState
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
+from switchyard.services.engine.schedules.defaults import defaults
+from switchyard.services.engine.schedules.entry import ScheduleEntry
+from switchyard.services.engine.schedules.file import read_file
+from switchyard.services.engine.schedules.rule import put_off
+
+MOST = 1_000
+"""Schedules that a system has at most."""
+ADDED = "added"
+FILE = "file"
+DEFAULT = "default"
+_OWNERS = {
+    FILE: "it stands in the file of JOBS_SCHEDULES: change it there",
+    DEFAULT: "it is one of the default ones: pause it, or set JOBS_DEFAULT_SCHEDULES=false",
+}
+_NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/schedules")
+
+
+class UnknownSchedule(Unknown):
+    """There is no schedule of that name."""
+
+
+class ScheduleConflict(WrongState):
+    """The name is taken, or the schedule is not to be changed here; the text says why."""
+
+
+def job_id_of(name: str, due_at: float) -> str:
+    """The id of the job that a due time publishes: one, however often that is tried."""
+    return str(uuid5(_NAMESPACE, f"{name}/{due_at!r}"))
+
+
+def due_firing(name: str, due_at: float, now: float, note: str | None = None) -> Firing:
+    """A due time that is to be fired."""
+    return Firing(name, due_at, FiringOutcome.DUE, job_id_of(name, due_at), now, note=note)
+
+
+class Schedules:
+    """The schedules of one system. All raise LedgerError."""
+
+    def __init__(self, ledger: Ledger, registry: Registry) -> None:
+        self._ledger = ledger
+        self._registry = registry
+
+    async def add(self, entry: ScheduleEntry, *, remote: bool, created_by: str) -> ScheduleRecord:
+        """A new one. Raises InvalidSchedule, ScheduleConflict."""
+        entry.check(self._registry, remote=remote)
+        now = await self._now()
+        record = entry.record(now, origin=ADDED, remote=remote, created_by=created_by)
+        added = await self._ledger.add_schedule(record, most=MOST)
+        if added is None:
+            raise ScheduleConflict(f"there are {MOST:,} schedules: remove one first")
+        if not added:
+            raise ScheduleConflict(
+                f"there is a schedule {entry.name!r}: choose another name, or remove it first"
+            )
+        return record
+
+    async def remove(self, name: str) -> None:
+        """Forget one that was added, with its history. Raises UnknownSchedule, ScheduleConflict."""
+        record = await self.get(name)
+        if record.origin != ADDED:
+            raise ScheduleConflict(f"{name} can't be removed here: {_OWNERS[record.origin]}")
+        await self._ledger.remove_schedule(name, ADDED)
+
+    async def pause(self, name: str) -> ScheduleRecord:
+        """Let nothing be due until it is resumed. Raises UnknownSchedule."""
+        record = await self.get(name)
+        if record.paused_at is None:
+            now = await self._now()
+            await self._ledger.pause_schedule(name, now, record.next_at, record.fire_at)
+            record = replace(record, paused_at=now)
+        return record
+
+    async def resume(self, name: str) -> ScheduleRecord:
+        """Go on with the next due time; what was due meanwhile is not made up for.
+
+        Raises UnknownSchedule, InvalidSchedule.
+        """
+        record = await self.get(name)
+        if record.paused_at is not None:
+            due = ScheduleEntry.recorded(record).rule().after(await self._now())
+            fire_at = put_off(name, due, record.jitter)
+            await self._ledger.pause_schedule(name, None, due, fire_at)
+            record = replace(record, paused_at=None, next_at=due, fire_at=fire_at)
+        return record
+
+    async def run(self, name: str, by: str) -> Firing:
+        """Fire it now, paused or not: a scheduler publishes the job within a second or so.
+
+        Raises UnknownSchedule, InvalidSchedule where its job would be refused.
+        """
+        record = await self.get(name)
+        ScheduleEntry.recorded(record).check(self._registry, remote=record.remote)
+        now = await self._now()
+        firing = due_firing(name, now, now, f"at once, by {by}")
+        await self._ledger.note_firing(firing)
+        return firing
+
+    async def all(self) -> list[tuple[ScheduleRecord, Firing | None]]:
+        """All of them by name, each with the last that became of it."""
+        last = await self._ledger.last_firings()
+        return [(each, last.get(each.name)) for each in await self._ledger.schedules()]
+
+    async def get(self, name: str) -> ScheduleRecord:
+        """Raises UnknownSchedule."""
+        record = await self._ledger.schedule(name)
+        if record is None:
+            raise UnknownSchedule(
+                f"there is no schedule {name!r}: `jobctl schedules list` shows those there are"
+            )
+        return record
+
+    async def history(self, name: str, limit: int) -> list[Firing]:
+        """What became of its due times, the latest first. Raises UnknownSchedule."""
+        await self.get(name)
+        return await self._ledger.firings(name, limit)
+
+    async def adopt(self, settings: Settings) -> tuple[list[str], list[str]]:
+        """Make the ledger have the entries of the file and the default ones, as they are now; the
+        names of those that are new or changed, and of those that are gone.
+
+        Raises InvalidScheduleFile, ScheduleConflict where a name is taken.
+        """
+        found = [] if settings.schedules is None else read_file(settings.schedules, self._registry)
+        named = {each.name for each in found}
+        usual = defaults(self._registry) if settings.default_schedules else []
+        changed, gone = await self._take(FILE, found)
+        usual = [each for each in usual if each.name not in named]
+        usually_changed, usually_gone = await self._take(DEFAULT, usual)
+        return changed + usually_changed, gone + usually_gone
+
+    async def _take(
+        self, origin: str, entries: Sequence[ScheduleEntry]
+    ) -> tuple[list[str], list[str]]:
+        known = {each.name: each for each in await self._ledger.schedules()}
+        now = await self._now()
+        changed = []
+        for entry in entries:
+            record = entry.record(now, origin=origin, remote=False, created_by=origin)
+            before = known.get(entry.name)
+            if before is not None and before.origin == ADDED:
+                raise ScheduleConflict(
+                    f"the name {entry.name!r} is taken by a schedule that was added: "
+                    f"`jobctl schedules remove {entry.name}`, or choose another"
+                )
+            if before is not None:
+                record = replace(record, created_at=before.created_at, paused_at=before.paused_at)
+                if (before.cron, before.timezone) == (record.cron, record.timezone):
+                    record = replace(
+                        record,
+                        next_at=before.next_at,
+                        fire_at=put_off(entry.name, before.next_at, record.jitter),
+                    )
+            if record != before:
+                changed.append(record)
+        names = {each.name for each in entries}
+        gone = [each.name for each in known.values() if each.origin == origin]
+        gone = [name for name in gone if name not in names]
+        if changed or gone:
+            await self._ledger.replace_schedules(origin, changed, gone)
+        return [each.name for each in changed], gone
+
+    async def _now(self) -> float:
+        """The ledger's time, which every host agrees on."""
+        _, now = await self._ledger.due_schedules(1)
+        return now

@@ -1,0 +1,112 @@
+"""One entry: when which job is published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from switchyard.broker import patterns
+from switchyard.broker.message import MAX_PRIORITY, describe
+from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
+from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.records.schedules import ScheduleRecord
+from switchyard.services.engine.schedules.rule import CronRule, InvalidSchedule, put_off
+
+DAY = 24 * 3600.0
+
+
+class ScheduleEntry(BaseModel):
+    """What somebody writes: in the file, in a command, in a request."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=patterns.DASHED_NAME)
+    cron: str = Field(min_length=1, max_length=200)
+    """Minute, hour, day of the month, month, day of the week; six fields begin with seconds."""
+    timezone: str = Field(default="UTC", pattern=patterns.TIME_ZONE)
+    job: str
+    """Routing key: `<lane>.<job_type>`."""
+    payload: dict[str, Any] = Field(default_factory=dict)
+    priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
+    max_attempts: int | None = Field(default=None, ge=1, le=1000)
+    jitter: float = Field(default=0.0, ge=0, le=3600.0)
+    """Seconds by which a firing is put off at most."""
+    grace: float = Field(default=3600.0, ge=0, le=DAY)
+    """Seconds for which a due time that has passed is still worth firing."""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """Raises InvalidSchedule."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise InvalidSchedule(describe(error)) from error
+
+    @classmethod
+    def recorded(cls, record: ScheduleRecord) -> ScheduleEntry:
+        """The entry of which the record was made."""
+        return cls.model_construct(
+            name=record.name,
+            cron=record.cron,
+            timezone=record.timezone,
+            job=record.routing_key,
+            payload=dict(record.payload),
+            priority=record.priority,
+            max_attempts=record.max_attempts,
+            jitter=record.jitter,
+            grace=record.grace,
+        )
+
+    def rule(self) -> CronRule:
+        """Raises InvalidSchedule."""
+        return CronRule.of(self.cron, self.timezone)
+
+    def prepared(self, registry: Registry, *, remote: bool, job_id: str | None = None) -> NewJob:
+        """The job that it publishes, held against the same rule as a job that is published now.
+
+        Raises InvalidJob, UnknownJobType, InvalidPayload.
+        """
+        request = JobRequest(
+            self.job,
+            self.payload,
+            priority=self.priority,
+            max_attempts=self.max_attempts,
+            source=f"schedule {self.name}",
+            job_id=job_id,
+        )
+        return prepare(registry, request, remote=remote)
+
+    def check(self, registry: Registry, *, remote: bool) -> None:
+        """Raises InvalidSchedule for what would not be published or is never due."""
+        self.rule()
+        try:
+            self.prepared(registry, remote=remote)
+        except (InvalidJob, UnknownJobType) as error:
+            raise InvalidSchedule(str(error), at="job") from error
+        except InvalidPayload as error:
+            raise InvalidSchedule(str(error), at="payload") from error
+
+    def record(self, now: float, *, origin: str, remote: bool, created_by: str) -> ScheduleRecord:
+        """As the ledger keeps it, due for the first time after `now`. Raises InvalidSchedule."""
+        due = self.rule().after(now)
+        return ScheduleRecord(
+            name=self.name,
+            cron=self.cron,
+            timezone=self.timezone,
+            routing_key=self.job,
+            payload=self.payload,
+            priority=self.priority,
+            max_attempts=self.max_attempts,
+            jitter=self.jitter,
+            grace=self.grace,
+            origin=origin,
+            remote=remote,
+            created_by=created_by,
+            created_at=now,
+            paused_at=None,
+            next_at=due,
+            fire_at=put_off(self.name, due, self.jitter),
+        )

@@ -1,0 +1,49 @@
+"""The file of schedules (JOBS_SCHEDULES): TOML, a table for each entry under its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from switchyard.services.common.errors import Misconfigured
+from switchyard.services.common.toml_file import InvalidToml, read_toml
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.schedules.entry import ScheduleEntry
+from switchyard.services.engine.schedules.rule import InvalidSchedule
+
+
+class InvalidScheduleFile(Misconfigured):
+    """The file can't be read, or says what can't be; the text names the place."""
+
+
+def read_file(path: Path, registry: Registry) -> list[ScheduleEntry]:
+    """The entries, each held against its job type. Raises InvalidScheduleFile."""
+    try:
+        tables = read_toml(path)
+    except InvalidToml as error:
+        raise InvalidScheduleFile(f"JOBS_SCHEDULES: {error}") from error
+    entries = []
+    for name, table in tables.items():
+        try:
+            entry = _entry(name, table)
+            entry.check(registry, remote=False)
+        except InvalidSchedule as error:
+            raise InvalidScheduleFile(f"JOBS_SCHEDULES: {path}, [{name}]: {error}") from error
+        entries.append(entry)
+    return entries
+
+
+def mark_of(path: Path) -> tuple[int, ...] | None:
+    """Another one whenever the file is another; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev)
+
+
+def _entry(name: str, table: object) -> ScheduleEntry:
+    if not isinstance(table, dict):
+        raise InvalidSchedule(f"it is no table: write [{name}], and what it says below")
+    if "name" in table:
+        raise InvalidSchedule("its name stands in the brackets: leave `name` out")
+    return ScheduleEntry.of({"name": name} | table)

@@ -1,0 +1,205 @@
+"""The active scheduler's part: decide about due times, and publish the jobs of those that fire.
+
+In two steps, so that nothing is lost in between and nothing comes twice. A transaction moves the
+entry on to its next due time and writes a row for the one that has come: of many schedulers, one
+writes it. Then the row's job is published, under an id that is made of entry and due time, until it
+is accepted: whoever dies after the row, and whoever comes after him, publishes the same job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import replace
+
+import structlog
+
+from switchyard.broker.errors import NeverTaken, PublishError
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.common.errors import SwitchyardError
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.publisher import JobPublisher
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
+from switchyard.services.engine.schedules.book import Schedules, due_firing
+from switchyard.services.engine.schedules.entry import ScheduleEntry
+from switchyard.services.engine.schedules.file import mark_of
+from switchyard.services.engine.schedules.rule import AT_ONCE, InvalidSchedule, put_off
+
+BATCH = 200
+"""Entries, and firings, that one turn looks at."""
+CLOCK_CHECK = 60.0
+"""Seconds between looks whether the ledger's clock was ahead."""
+AGAIN = 5.0
+"""Seconds until a job is tried again that was refused."""
+SAID = 20
+"""Names of schedules that one line of the log has."""
+
+
+class ScheduleRunner:
+    """Fires the entries of one ledger, for as long as its scheduler is the active one."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        publisher: Publisher,
+        *,
+        look: float,
+    ) -> None:
+        """`look`: seconds between looks."""
+        self._settings = settings
+        self._registry = registry
+        self._ledger = ledger
+        self._jobs = JobPublisher(registry, ledger, publisher, fair_from=settings.fair_from)
+        self._look = look
+        self._refused: dict[tuple[str, float], tuple[float, str]] = {}
+        """When a firing is tried again, and why it was refused."""
+        self._taken: tuple[tuple[int, ...] | None] | None = None
+        """The mark of the file that was read last; None before the first."""
+        self._said: set[tuple[str, str]] = set()
+        self._log = structlog.get_logger("schedules")
+
+    async def run(self) -> None:
+        """Take over the entries of the file, whenever it changes, and the default ones, and fire
+        until cancelled."""
+        checked_at = -math.inf
+        while True:
+            try:
+                await self.follow_file()
+                if time.monotonic() - checked_at > CLOCK_CHECK:
+                    await self.move_back()
+                    checked_at = time.monotonic()
+                await self.turn()
+            except LedgerError as error:
+                self._log.warning("ledger away", error=str(error))
+            await asyncio.sleep(self._look)
+
+    async def turn(self) -> int:
+        """Decide about all that is due, and publish what is to be fired; how many jobs were.
+
+        Raises LedgerError.
+        """
+        due, now = await self._ledger.due_schedules(BATCH)
+        for entry in due:
+            await self._decide(entry, now)
+        fired = 0
+        for firing, entry in await self._ledger.open_firings(BATCH):
+            fired += await self._fire(firing, entry, now)
+        return fired
+
+    async def move_back(self) -> list[str]:
+        """Let the entries be due by the time that it is now, which a clock that was ahead for a
+        while has moved on; their names. What was fired then has its rows, and is not fired again.
+
+        Raises LedgerError.
+        """
+        entries = await self._ledger.schedules()
+        _, now = await self._ledger.due_schedules(1)
+        moved = []
+        for entry in [each for each in entries if each.paused_at is None]:
+            try:
+                due = ScheduleEntry.recorded(entry).rule().after(now)
+            except InvalidSchedule:
+                continue  # said when it is due
+            fire_at = put_off(entry.name, due, entry.jitter)
+            if entry.next_at > due and await self._ledger.decide_due(entry, (), due, fire_at):
+                moved.append(entry.name)
+        if moved:
+            self._log.warning("the clock was ahead: due earlier again", schedules=moved[:SAID])
+        return moved
+
+    async def follow_file(self) -> None:
+        """Take over the entries of the file and the default ones: at first, and again when the
+        file has changed. Raises LedgerError."""
+        path = self._settings.schedules
+        # Before the file is read: what is written to it meanwhile makes another mark.
+        mark = None if path is None else await asyncio.to_thread(mark_of, path)
+        if (mark,) == self._taken:
+            return
+        try:
+            changed, gone = await Schedules(self._ledger, self._registry).adopt(self._settings)
+        except LedgerError:
+            raise
+        except SwitchyardError as error:
+            # What is in the ledger is fired nevertheless.
+            self._log.error("the schedules of JOBS_SCHEDULES could not be loaded", error=str(error))
+        else:
+            if changed or gone:
+                self._log.info("schedules taken over", changed=changed[:SAID], gone=gone[:SAID])
+        self._taken = (mark,)
+
+    async def _decide(self, entry: ScheduleRecord, now: float) -> None:
+        name = entry.name
+        try:
+            rule = ScheduleEntry.recorded(entry).rule()
+            # In a thread: there are thousands of due times where nobody was there for days.
+            passed = await asyncio.to_thread(
+                rule.passed, entry.next_at, now, jitter=entry.jitter, grace=entry.grace, name=name
+            )
+        except InvalidSchedule as error:  # its time zone is gone with an upgrade of this host
+            self._say(name, "can't be fired", str(error))
+            return
+        firings = [due_firing(name, due, now) for due in passed.fired]
+        if passed.missed is not None:
+            first, times = passed.missed
+            missed = Firing(name, first, FiringOutcome.MISSED, None, now, times)
+            late = now - put_off(name, first, entry.jitter)
+            why = (
+                "the latest of the times that passed meanwhile is fired instead"
+                if passed.fired
+                else f"more than the grace of {entry.grace:g} s"
+            )
+            firings.append(replace(missed, note=f"no scheduler was there for {late:,.0f} s: {why}"))
+        fire_at = put_off(name, passed.next_at, entry.jitter)
+        if not await self._ledger.decide_due(entry, firings, passed.next_at, fire_at):
+            return  # somebody else has, or has changed it
+        if passed.missed is not None:
+            self._log.warning("missed", schedule=name, times=passed.missed[1])
+
+    async def _fire(self, firing: Firing, entry: ScheduleRecord, now: float) -> bool:
+        key = (firing.schedule, firing.due_at)
+        again_at, why = self._refused.get(key, (0.0, ""))
+        if now < again_at:
+            return False
+        late = now - put_off(entry.name, firing.due_at, entry.jitter)
+        if why and late > max(entry.grace, AT_ONCE):
+            await self._give_up(firing, now, why)
+            return False
+        try:
+            job = ScheduleEntry.recorded(entry).prepared(
+                self._registry, remote=entry.remote, job_id=firing.job_id
+            )
+            await self._jobs.publish_one(job)
+        except (LedgerError, asyncio.CancelledError):
+            raise
+        except NeverTaken as error:
+            await self._give_up(firing, now, str(error))
+            return False
+        except (SwitchyardError, PublishError) as error:
+            self._refused[key] = (now + AGAIN, str(error))
+            if str(error) != why:  # for whoever asks why it is late
+                note = f"was refused: {error}"
+                await self._ledger.settle_firing(firing, FiringOutcome.DUE, firing.noted_at, note)
+            self._say(entry.name, "not fired yet", str(error))
+            return False
+        self._refused.pop(key, None)
+        self._said = {each for each in self._said if each[0] != entry.name}
+        await self._ledger.settle_firing(firing, FiringOutcome.FIRED, now, firing.note)
+        self._log.info("fired", schedule=entry.name, job_id=firing.job_id)
+        return True
+
+    async def _give_up(self, firing: Firing, now: float, why: str) -> None:
+        self._log.error("given up", schedule=firing.schedule, error=why)
+        await self._ledger.settle_firing(firing, FiringOutcome.REFUSED, now, why)
+        self._refused.pop((firing.schedule, firing.due_at), None)
+
+    def _say(self, name: str, event: str, text: str) -> None:
+        """Once, until it is fired: what goes wrong is tried again every few seconds."""
+        if (name, text) not in self._said:
+            self._said.add((name, text))
+            self._log.error(event, schedule=name, error=text)

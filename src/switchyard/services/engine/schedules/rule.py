@@ -1,0 +1,211 @@
+"""When an entry is due: a cron expression in a time zone. Pure, so its rules are tested as tables.
+
+Through changes of summer time it is as Debian's cron has it. An entry at a fixed time (neither
+minute nor hour begins with `*`) is due once a day whatever the clocks do: a time that is skipped in
+spring counts at the end of the gap, and of one that comes twice in autumn the first counts. Other
+entries (`*/15 * * * *`) go by time that passes: they are due in both hours of autumn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from switchyard.services.common.errors import InvalidInput
+
+AT_ONCE = 60.0
+"""Seconds for which every due time that has passed is fired: as long as one scheduler may take to
+notice that another has died, and more."""
+COUNTED = 5_000
+"""Due times that are gone through one by one, when nobody was there for long."""
+TRIED = 1_000
+"""Times that are passed over because they come again: in autumn there are 60 minutes of them."""
+
+
+class InvalidSchedule(InvalidInput):
+    """An entry that can't be what it says; the text says what is wrong."""
+
+    def __init__(self, text: str, *, at: str | None = None) -> None:
+        super().__init__(text)
+        self.at = at
+        """The field that is wrong, where it is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What becomes of the due times that have passed."""
+
+    fired: tuple[float, ...]
+    missed: tuple[float, int] | None
+    """The first of those that are not fired any more, and how many they are at least."""
+    next_at: float
+    """The first that has not come."""
+
+
+@dataclass(frozen=True, slots=True)
+class CronRule:
+    """Moments are seconds since the epoch."""
+
+    cron: str
+    zone: ZoneInfo
+
+    @classmethod
+    def of(cls, cron: str, timezone: str) -> CronRule:
+        """Raises InvalidSchedule."""
+        try:
+            zone = ZoneInfo(timezone)
+        except (LookupError, ValueError, OSError):
+            raise InvalidSchedule(
+                f"there is no time zone {timezone!r}: use a name such as Europe/Berlin or UTC",
+                at="timezone",
+            ) from None
+        rule = cls(cron, zone)
+        rule.after(0.0)
+        return rule
+
+    def after(self, moment: float) -> float:
+        """The first due time after that moment. Raises InvalidSchedule for an expression that is
+        none, or is never due."""
+        start = datetime.fromtimestamp(moment, UTC)
+        # UTC itself is told by identity in there.
+        local = start if self.zone.key == "UTC" else start.astimezone(self.zone)
+        try:
+            times = islice(CronSim(self.cron, local), TRIED)
+            due = next((at for at in (each.timestamp() for each in times) if at > moment), None)
+        except (CronSimError, ValueError, OverflowError) as error:
+            hint = _right_form(self.cron)
+            raise InvalidSchedule(f"cron {self.cron!r}: {error}{hint}", at="cron") from error
+        if due is None:
+            raise InvalidSchedule(f"cron {self.cron!r} is never due", at="cron")
+        return due
+
+    def next_times(self, moment: float, count: int) -> tuple[float, ...]:
+        """The first due times after that moment. Raises as `after` does."""
+        found: list[float] = []
+        for _ in range(count):
+            found.append(self.after(found[-1] if found else moment))
+        return tuple(found)
+
+    @property
+    def days_note(self) -> str | None:
+        """How day of month and day of week go together, where both are given."""
+        fields = self.cron.split()
+        if len(fields) < 5:
+            return None
+        day, weekday = fields[-3], fields[-1]
+        if day == "*" or weekday == "*":
+            return None
+        if day.startswith("*") or weekday.startswith("*"):
+            return f"Day of month {day} and day of week {weekday}: due on days that fit both."
+        return (
+            f"Day of month {day} and day of week {weekday}: due on days that fit either of them, "
+            "not only on those that fit both."
+        )
+
+    def passed(self, since: float, now: float, *, jitter: float, grace: float, name: str) -> Passed:
+        """What becomes of the due times from `since`, which is one, until now.
+
+        Those of the last AT_ONCE seconds are fired, each of them. Where there are none, the last
+        one is, unless it is older than `grace`. The rest are missed.
+        """
+        fired: list[float] = []
+        first_missed, missed = since, 0
+        for number, due in enumerate(self._from(since)):
+            age = now - put_off(name, due, jitter)
+            if age < 0:
+                return Passed(tuple(fired), (first_missed, missed) if missed else None, due)
+            if fired and now - put_off(name, fired[-1], jitter) > AT_ONCE:
+                fired.pop()  # it was the last one until now
+                missed += 1
+            if age <= max(grace, AT_ONCE):
+                fired.append(due)
+            else:
+                missed += 1
+            if number >= COUNTED:
+                break
+        # Nobody was there for long: what is left of it is not gone through.
+        recent = self.after(max(now - AT_ONCE - jitter, since))
+        rest = self.passed(recent, now, jitter=jitter, grace=grace, name=name)
+        return Passed(rest.fired, (first_missed, missed + len(fired)), rest.next_at)
+
+    def _from(self, due: float) -> Iterator[float]:
+        while True:
+            yield due
+            due = self.after(due)
+
+
+_NICKNAMES = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
+"""Lowest and highest value of each of the five fields."""
+_MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
+_WEEKDAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
+_RANGE = re.compile(r"(\w{1,3})-(\w{1,3})(?:/(\d{1,2}))?")
+
+
+def _right_form(cron: str) -> str:
+    """What to write in place of an expression that is none, as far as it can be told."""
+    said = cron.strip().lower()
+    if said in _NICKNAMES:
+        return f": write '{_NICKNAMES[said]}'"
+    fields = cron.split()
+    if len(fields) != len(_RANGES):
+        return ": write five fields: minute, hour, day of month, month, day of week"
+    mended = " ".join(_mended(field, place) for place, field in enumerate(fields))
+    try:
+        next(CronSim(mended, datetime(2024, 1, 1, tzinfo=UTC)))
+    except (CronSimError, ValueError, OverflowError, StopIteration):
+        return ""
+    return f": write '{mended}'"
+
+
+def _mended(field: str, place: int) -> str:
+    """`?` of other systems as `*`, and a range past the end as one to the end and one on from the
+    beginning."""
+    if field == "?":
+        return "*"
+    return ",".join(_forward(part, place) for part in field.split(","))
+
+
+def _forward(part: str, place: int) -> str:
+    found = _RANGE.fullmatch(part)
+    low, high = _RANGES[place]
+    first, last = (_value(found[1], place), _value(found[2], place)) if found else (None, None)
+    if found is None or first is None or last is None or not low <= last < first <= high:
+        return part
+    if found[3] is None:
+        ends = ((first, high), (low, last))
+        return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ends)
+    span = high - low + 1
+    steps = range(first, last + span + 1, max(int(found[3]), 1))
+    return ",".join(str(low + (value - low) % span) for value in steps)
+
+
+def _value(word: str, place: int) -> int | None:
+    if word.isascii() and word.isdecimal():
+        return int(word)
+    names = {3: _MONTHS, 4: _WEEKDAYS}.get(place, [])
+    return names.index(word.upper()) + _RANGES[place][0] if word.upper() in names else None
+
+
+def put_off(name: str, due: float, jitter: float) -> float:
+    """When a due time is fired: put off by up to `jitter` seconds, by as much for whoever asks, so
+    that all schedulers agree, and by something else for other entries and other times."""
+    if not jitter:
+        return due
+    digest = hashlib.sha256(f"{name}/{due}".encode()).digest()
+    return due + jitter * (int.from_bytes(digest[:8]) / 2**64)

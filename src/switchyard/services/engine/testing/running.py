@@ -1,0 +1,236 @@
+"""A handler, run once in a test: no broker, and a ledger, files and index that go with the test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec
+
+from pydantic import BaseModel, SecretStr
+
+from switchyard.broker.message import JobMessage
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Outcome
+from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry, job_type_of
+from switchyard.services.engine.jobs.retry import Decision, Delayed, Died, Failure, Succeeded
+from switchyard.services.engine.ledger import Ledger, upgrade
+from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
+from switchyard.services.engine.records.joins import JoinedJob
+from switchyard.services.engine.records.limits import Need
+from switchyard.services.engine.records.progress import Reported
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.runtime.attempt import attempt_alone
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """What became of one attempt, and what production would do about it."""
+
+    outcome: Outcome | None
+    """What the handler answered; None where it raised, took too long or answered nonsense."""
+    published: tuple[NewJob, ...]
+    """The jobs that follow: `routing_key`, `lane`, and `message` with payload and priority."""
+    decision: Decision
+    """Succeeded, Delayed or Died, as `switchyard.services.engine.jobs.retry.decide` says."""
+    seconds: float
+    """How long the handler ran."""
+    progress: Reported | None = None
+    """The last that it said of its progress: `fraction` and `note`."""
+    checkpoint: Any = None
+    """What it gave to `ctx.checkpoint` last: hand it to the next run as `last_checkpoint`."""
+    needs: tuple[Need, ...] = ()
+    """What it would need room for in its limits: `name`, `key`, `room`, `tokens`. In a test there
+    is always room; a job that could never have any is dead, as in production."""
+    used_tokens: int | None = None
+    """What the handler has said to `ctx.used`."""
+
+    @property
+    def then(self) -> NewJob | None:
+        """The job that waits for all others of `published`; None where the handler named none."""
+        return next((job for job in self.published if job.joins is not None), None)
+
+    @property
+    def state(self) -> State:
+        """The job's state after this attempt: succeeded, retrying or dead."""
+        match self.decision:
+            case Succeeded():
+                return State.SUCCEEDED
+            case Delayed():
+                return State.RETRYING
+            case Died():
+                return State.DEAD
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What the ledger keeps of a success; else None."""
+        return dict(self.decision.result) if isinstance(self.decision, Succeeded) else None
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it did not succeed: `error_type`, `message`, `traceback`, `permanent`, `crashed`."""
+        return self.decision.failure if isinstance(self.decision, Delayed | Died) else None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is dead (`permanent`, `exhausted`, `crashed`), as in `jobctl dead list`."""
+        return str(self.decision.reason) if isinstance(self.decision, Died) else None
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds that the job waits on the broker for its next attempt; None if there is none."""
+        return self.decision.seconds if isinstance(self.decision, Delayed) else None
+
+
+async def run_job(
+    handler: Callable[..., Any],
+    payload: Mapping[str, Any] | BaseModel | None = None,
+    *,
+    lane: str | None = None,
+    attempt: int = 1,
+    max_attempts: int | None = None,
+    job_id: str | None = None,
+    last_checkpoint: Any = None,
+    modules: Iterable[str] = (),
+    settings: Mapping[str, Any] | None = None,
+    ledger: Ledger | None = None,
+    joined: Sequence[JoinedJob | Mapping[str, Any]] | None = None,
+) -> JobRun:
+    """Run a handler that `@job` has marked, once, the way a worker does.
+
+    The payload goes through JSON and its model. Time limit, process and memory limit are those of
+    the declaration. The jobs that it asks for are checked as before a publish, against the built-in
+    job types, those of the handler's module, of JOBS_MODULES and of `modules`.
+
+    `lane` is the type's first unless given; `attempt` is the number of this one, from 1;
+    `last_checkpoint` is what an earlier attempt has kept.
+    `settings` (`{"llm_base_url": …}`) come before JOBS_… variables; broker, ledger, storage and
+    index are in a directory that goes with the run, unless they are named here. `ledger` is one of
+    yours, for a test that looks into it afterwards. `joined` is what `ctx.joined()` gives: a
+    mapping is the result of a job that has succeeded.
+
+    Raises RegistryError when the function is not marked, InvalidPayload when the payload does not
+    fit its model, InvalidJob when lane or attempt do not fit the type, and ValidationError for a
+    wrong setting. What the handler raises is in the answer.
+    """
+    job_type = job_type_of(handler)
+    with tempfile.TemporaryDirectory(prefix="switchyard-test-") as directory:
+        own = own_settings(Path(directory), settings or {})
+        registry = Registry.load(
+            dict.fromkeys((*BUILT_IN_MODULES, handler.__module__, *own.modules, *modules))
+        )
+        registry.add(job_type)  # one that is declared inside a function, too
+        chosen = lane or job_type.lanes[0]
+        given = payload.model_dump(mode="json") if isinstance(payload, BaseModel) else payload
+        request = JobRequest(
+            f"{chosen}.{job_type.name}",
+            given or {},
+            source="test",
+            max_attempts=max_attempts,
+            job_id=job_id,
+        )
+        message = _received(prepare(registry, request).message, attempt)
+        waited = None if joined is None else [_joined(each, n) for n, each in enumerate(joined)]
+        if ledger is not None:
+            return await _run(registry, own, ledger, message, chosen, last_checkpoint, waited)
+        await upgrade(own.ledger_url)
+        async with await Ledger.open(own.ledger_url) as opened:
+            return await _run(registry, own, opened, message, chosen, last_checkpoint, waited)
+
+
+def _in_a_loop_of_its_own(call: Callable[P, Coroutine[Any, Any, JobRun]]) -> Callable[P, JobRun]:
+    def run(*args: P.args, **options: P.kwargs) -> JobRun:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(call(*args, **options))
+        raise RuntimeError("an event loop runs here: use `await run_job(…)`")
+
+    run.__doc__ = """`run_job` for a test that is not `async def`; it takes and answers the same.
+
+    Raises RuntimeError inside an event loop: await `run_job` there."""
+    return run
+
+
+run_job_sync = _in_a_loop_of_its_own(run_job)
+
+
+def own_settings(directory: Path, given: Mapping[str, Any]) -> Settings:
+    """Settings of the environment and those given; nothing is kept outside of the directory that
+    is not given. Raises ValidationError."""
+    wrong = sorted(set(given).difference(Settings.model_fields))
+    if wrong:
+        raise ValueError(f"there is no setting {', '.join(wrong)}: docs/settings.md has them all")
+    own: dict[str, Any] = {
+        "amqp_url": None,
+        "management_url": None,
+        "data_dir": directory,
+        "database_url": SecretStr(f"sqlite+aiosqlite:///{directory / 'ledger.db'}"),
+        "storage_url": (directory / "files").as_uri(),
+        "index_url": str(directory / "index"),
+    }
+    return Settings(**(own | dict(given)))
+
+
+def _received(message: JobMessage, attempt: int) -> JobMessage:
+    """The message as a worker reads it before that attempt."""
+    if not 1 <= attempt <= message.metadata.max_attempts:
+        raise InvalidJob(
+            f"attempt {attempt} of {message.job_type}: it has {message.metadata.max_attempts}"
+        )
+    return JobMessage.decode(message.with_metadata(attempts=attempt - 1).encode())
+
+
+def _joined(given: JoinedJob | Mapping[str, Any], number: int) -> JoinedJob:
+    if isinstance(given, JoinedJob):
+        return given
+    return JoinedJob(
+        job_id=f"joined-{number}",
+        job_type="joined",
+        state=State.SUCCEEDED,
+        parent_id=None,
+        payload={},
+        result=given,
+        error_type=None,
+        error_message=None,
+    )
+
+
+async def _run(
+    registry: Registry,
+    settings: Settings,
+    ledger: Ledger,
+    message: JobMessage,
+    lane: str,
+    last_checkpoint: Any,
+    joined: Sequence[JoinedJob] | None,
+) -> JobRun:
+    ctx = JobContext(
+        message=message,
+        lane=lane,
+        worker_id="test",
+        settings=settings,
+        ledger=ledger,
+        last_checkpoint=last_checkpoint,
+        joined_jobs=joined,
+    )
+    ended = await attempt_alone(registry, ctx)
+    notes = ctx.notebook.take()
+    kept = notes.checkpoint if notes is not None else None
+    return JobRun(
+        ended.outcome,
+        tuple(ended.following),
+        ended.decision,
+        ended.seconds,
+        progress=None if notes is None else notes.progress,
+        checkpoint=None if kept is None else json.loads(kept),
+        needs=ended.needs,
+        used_tokens=ctx.usage.tokens,
+    )

@@ -1,0 +1,203 @@
+"""A real worker inside a test, on a broker that is there, in a virtual host of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pydantic import BaseModel, SecretStr
+
+from switchyard.broker.addresses import with_vhost
+from switchyard.broker.lanes import LANES
+from switchyard.broker.management.client import ManagementClient
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.topology.build import build
+from switchyard.broker.topology.definitions import render
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.registry import JobType, Registry
+from switchyard.services.engine.ledger import Ledger, upgrade
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.publishing.publisher import JobPublisher
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.states import FINISHED
+from switchyard.services.engine.runtime.execution import Executor
+from switchyard.services.engine.runtime.worker import Worker, share_of
+from switchyard.services.engine.testing.running import own_settings
+
+RETRY_DELAYS = (0.1, 0.2, 0.4)
+"""Seconds: a test need not wait as long as production does."""
+SLOTS = 4
+LOOK = 0.02
+"""Seconds between looks at the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One run of a handler."""
+
+    job_id: str
+    job_type: str
+    attempt: int
+    """From 1."""
+    payload: Mapping[str, Any]
+    answer: Any
+    """The handler's outcome, or a Failure."""
+
+
+class TestWorker:
+    """What `open_worker` gives."""
+
+    __test__ = False  # a name for pytest to leave alone
+
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        jobs: JobPublisher,
+        working: asyncio.Task[None],
+        ran: list[Ran],
+    ) -> None:
+        self.settings = settings
+        self.ledger = ledger
+        self.ran = ran
+        """Every run of a handler, in the order of their ends."""
+        self._jobs = jobs
+        self._working = working
+
+    async def publish(
+        self, routing_key: str, payload: Mapping[str, Any] | None = None, **options: Any
+    ) -> str:
+        """Publish a job as `jobctl publish` does; gives its id. `options` as in JobRequest.
+
+        Raises what `JobPublisher.publish` raises.
+        """
+        published = await self._jobs.publish(JobRequest(routing_key, payload or {}, **options))
+        return published.job_id
+
+    async def wait(self, job_id: str, *, timeout: float = 30) -> JobRecord:
+        """The job's record, when it and the jobs that follow from it have ended.
+
+        Raises TimeoutError after `timeout` seconds, and what the worker raised if it has ended.
+        """
+        async with asyncio.timeout(timeout):
+            while not self._working.done():
+                pipeline = await self.ledger.pipeline(job_id)
+                if pipeline and all(job.state in FINISHED for job in pipeline):
+                    break
+                await asyncio.sleep(LOOK)
+            else:
+                self._working.result()
+                raise RuntimeError("the worker has ended")
+        record = await self.ledger.get(job_id)
+        assert record is not None
+        return record
+
+    async def run(
+        self,
+        routing_key: str,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = 30,
+        **options: Any,
+    ) -> JobRecord:
+        """`publish` and `wait`."""
+        return await self.wait(await self.publish(routing_key, payload, **options), timeout=timeout)
+
+
+@asynccontextmanager
+async def open_worker(
+    *modules: str, amqp_url: str | None = None, settings: Mapping[str, Any] | None = None
+) -> AsyncIterator[TestWorker]:
+    """A worker of all kinds that these modules have job types for, in this process.
+
+    It works in a virtual host of its own, which goes with the context, on the broker at `amqp_url`
+    or at JOBS_AMQP_URL, whose user needs the tag `administrator`. Ledger, files and index are in a
+    directory that goes, too. Retries come after a fraction of a second. There is no scheduler: a
+    job with a delay stays `scheduled`. `settings` as in `run_job`.
+
+    Raises RegistryError, ManagementError, ValueError when no broker is named.
+    """
+    registry = Registry.load(modules)
+    base = Settings() if amqp_url is None else Settings(amqp_url=SecretStr(amqp_url))
+    url = with_vhost(base.require_amqp_url(), f"switchyard-test-{secrets.token_hex(6)}")
+    with tempfile.TemporaryDirectory(prefix="switchyard-test-") as directory:
+        own = own_settings(
+            Path(directory),
+            {
+                "retry_delays": RETRY_DELAYS,
+                "modules": modules,
+                "shutdown_grace": 5,
+                **(settings or {}),
+                "amqp_url": SecretStr(url),
+                "management_url": SecretStr(base.require_management_url()),
+            },
+        )
+        async with ManagementClient(own.require_management_url(), own.vhost) as client:
+            await client.put_vhost(unquote(urlsplit(url).username or "guest"))
+            try:
+                lanes = tuple(replace(lane, workers=()) for lane in LANES)
+                topology = build(
+                    own.profile, registry.routes, lanes=lanes, retry_delays=own.retry_delays
+                )
+                await client.import_definitions(render(topology, vhost=own.vhost))
+                await upgrade(own.ledger_url)
+                async with (
+                    await Ledger.open(own.ledger_url) as ledger,
+                    _working(own, registry, ledger) as worker,
+                ):
+                    yield worker
+            finally:
+                await client.delete_vhost()
+
+
+@asynccontextmanager
+async def _working(
+    settings: Settings, registry: Registry, ledger: Ledger
+) -> AsyncIterator[TestWorker]:
+    ran: list[Ran] = []
+    kinds = sorted({job_type.worker for job_type in registry})
+    worker = Worker(
+        settings,
+        registry,
+        ledger,
+        [share_of(registry, kind, slots=SLOTS) for kind in kinds],
+        executor=lambda slots: _Watched(slots, ran),
+    )
+    async with Publisher(settings, name="test") as publisher:
+        task = asyncio.create_task(worker.run())
+        try:
+            while set(worker.queue_states.values()) != {"consuming"}:
+                if task.done():
+                    task.result()
+                    raise RuntimeError("the worker has ended")
+                await asyncio.sleep(LOOK)
+            jobs = JobPublisher(registry, ledger, publisher)
+            yield TestWorker(settings, ledger, jobs, task, ran)
+        finally:
+            worker.stop()
+            await task
+
+
+class _Watched(Executor):
+    """Notes what has run."""
+
+    def __init__(self, processes: int, ran: list[Ran]) -> None:
+        super().__init__(processes)
+        self._ran = ran
+
+    async def run(
+        self, job_type: JobType, payload: BaseModel, ctx: JobContext, *, suspect: bool = False
+    ) -> Any:
+        answer = await super().run(job_type, payload, ctx, suspect=suspect)
+        self._ran.append(
+            Ran(ctx.job_id, job_type.name, ctx.attempt, dict(ctx.message.payload), answer)
+        )
+        return answer

@@ -1,0 +1,119 @@
+"""A delivery that somebody else's system makes: is it theirs, and which job does it ask for?
+
+Pure functions of the bytes that came. The signature is checked before anything of them is read; the
+same bytes again are the same delivery, whatever its headers say, for they are not signed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from switchyard.services.common.errors import InvalidInput
+
+LANE = "hot"
+STAR_WINDOW = 600.0
+"""Seconds in which all stars that a repository is given are one job."""
+_REPOSITORY = re.compile(r"[A-Za-z0-9-]{1,39}/[A-Za-z0-9._-]{1,100}", re.ASCII)
+_GONE = frozenset({"deleted"})
+_REPOSITORY_ACTIONS = _GONE | {
+    *("archived", "created", "edited", "privatized", "publicized", "renamed", "transferred"),
+    "unarchived",
+}
+_OF_ALL = frozenset(
+    {"action", "repository", "sender", "organization", "enterprise", "installation"}
+)
+"""What the deliveries of all events may have."""
+
+
+class InvalidDelivery(InvalidInput):
+    """The delivery is signed as it should be, and makes no sense; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The job that a delivery asks for."""
+
+    routing_key: str
+    payload: Mapping[str, Any]
+    key: str
+    """The same for the same delivery."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A delivery that is nobody's concern."""
+
+    why: str
+
+
+def parsed(body: bytes) -> Mapping[str, Any]:
+    """The body, which must be a JSON object. Raises InvalidDelivery."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidDelivery("the delivery is no JSON: choose the content type JSON") from error
+    if not isinstance(found, dict):
+        raise InvalidDelivery("the delivery is no JSON object")
+    return found
+
+
+def delivery_key(source: str, body: bytes) -> str:
+    """Names a delivery, in the ledger."""
+    return f"webhook/{source}/{hashlib.sha256(body).hexdigest()}"
+
+
+def github_job(event: str, body: bytes) -> Wanted | Ignored:
+    """What GitHub tells: a release, a push to the default branch, a repository that has changed, a
+    star. Only the body is signed: one that is of another event than the header says is nobody's
+    delivery. Raises InvalidDelivery."""
+    if event not in _IS_OF:
+        return Ignored("ping" if event == "ping" else f"event {event[:50]!r}")
+    told = parsed(body)
+    repository = told.get("repository")
+    name = repository.get("full_name") if isinstance(repository, dict) else None
+    if not isinstance(name, str) or _REPOSITORY.fullmatch(name) is None:
+        raise InvalidDelivery("the delivery names no repository")
+    if not _IS_OF[event](told):
+        raise InvalidDelivery(f"the delivery is not of the event {event!r}, as its header says")
+    action = told.get("action")
+    if event == "repository" and action in _GONE:
+        return Ignored("the repository is gone; its document stays")
+    if event == "push":
+        branch = repository.get("default_branch") if isinstance(repository, dict) else None
+        if told.get("deleted") is True or told.get("ref") != f"refs/heads/{branch}":
+            return Ignored("not of the default branch")
+    key = delivery_key("github", body)
+    if event == "star":
+        if told["starred_at"] is None:
+            return Ignored("a star that was taken back")
+        key = f"webhook/github/star/{name}/{int(_moment(told['starred_at']) // STAR_WINDOW)}"
+    return Wanted(f"{LANE}.ingest_github", {"repository": name}, key)
+
+
+def _moment(told: object) -> float:
+    """Seconds since the epoch. By the sender's signed word and not by a clock: the same delivery
+    is the same job, whenever it comes."""
+    try:
+        return datetime.fromisoformat(str(told)).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise InvalidDelivery("the delivery has no time at which the star was given") from error
+
+
+def _is_repository(told: Mapping[str, Any]) -> bool:
+    """Many events have an action and a repository: this one has nothing else of its own."""
+    return told.get("action") in _REPOSITORY_ACTIONS and not told.keys() - _OF_ALL - {"changes"}
+
+
+_IS_OF: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "release": lambda told: isinstance(told.get("release"), dict),
+    "push": lambda told: isinstance(told.get("ref"), str) and "action" not in told,
+    "repository": _is_repository,
+    "star": lambda told: "starred_at" in told,
+}
+"""The events that make jobs, and what the body of each has that no other's does."""

@@ -1,7 +1,0 @@
-"""The ledger: the SQL record of every job, worker, dead letter and document."""
-
-from switchyard.services.ledger.ledger import Ledger
-from switchyard.services.ledger.sql.codec import to_message
-from switchyard.services.ledger.sql.upgrade import upgrade
-
-__all__ = ["Ledger", "to_message", "upgrade"]

@@ -1,0 +1,346 @@
+"""Questions that are collected for a provider's Batch API, the batches that they are sent in, and
+the jobs that wait for them. All times are the database's own.
+
+A question is in one batch at a time, and a batch is in the ledger, with its questions chosen,
+before the provider hears of it: whoever goes on after a crash knows what may have been sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Update,
+    and_,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    update,
+)
+
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.codec import clean
+from switchyard.services.engine.ledger.sql.dialect import among, db_now, insert_into
+from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.engine.records.states import FINISHED, State
+from switchyard.services.llm.ledger.batch_tables import (
+    llm_batch_items,
+    llm_batch_waits,
+    llm_batches,
+)
+from switchyard.services.llm.records.llm_batches import BatchItem, BatchState, ItemState, LlmBatch
+from switchyard.services.llm.records.spending import AskedBy, CallState, LlmCall
+
+ENDED = (ItemState.ANSWERED.value, ItemState.LIVE.value)
+CALLED_AGAIN = 600.0
+"""Seconds after which a job is called again that has not come for its answer."""
+
+items, waits, batches = llm_batch_items.c, llm_batch_waits.c, llm_batches.c
+
+
+class LlmBatches(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def await_llm_batch(self, key: str, job_id: str) -> ItemState | None:
+        """Where a question stands, which the job waits for from now on, unless a batch has ended
+        for it; None where it was not collected."""
+
+        def work(connection: Connection) -> ItemState | None:
+            state = connection.scalar(select(items.state).where(items.key == key))
+            if state is not None and state not in ENDED:
+                _wait(connection, key, job_id)
+            return None if state is None else ItemState(state)
+
+        return await self._database.write(work)
+
+    async def collect_llm_question(self, item: BatchItem, job_id: str, *, size: int) -> None:
+        """Keep a question for the next batch, and the job that waits for it."""
+        values = {
+            "key": item.key,
+            "state": item.state.value,
+            "provider": item.provider,
+            "size": size,
+            "call": json.dumps(asdict(item.call), ensure_ascii=False),
+            "question": json.dumps(dict(item.question), ensure_ascii=False),
+        }
+
+        def work(connection: Connection) -> None:
+            connection.execute(
+                insert_into(connection, llm_batch_items)
+                .values(**values, created_at=db_now(connection))
+                .on_conflict_do_nothing()
+            )
+            _wait(connection, item.key, job_id)
+
+        await self._database.write(work)
+
+    async def end_llm_wait(self, key: str, job_id: str) -> bool:
+        """The job has come for a question that no batch has any more; whether the batch has
+        answered it, and for this job first."""
+
+        def work(connection: Connection) -> bool:
+            mine = (waits.key == key) & (waits.job_id == job_id)
+            connection.execute(delete(llm_batch_waits).where(mine))
+            ended = (items.key == key) & items.state.in_(ENDED)
+            row = connection.execute(select(items.state, items.call).where(ended)).one_or_none()
+            if row is None:
+                return False
+            others = exists().where(waits.key == key)
+            connection.execute(delete(llm_batch_items).where(ended, ~others))
+            is_first = json.loads(row.call)["asked_by"]["job_id"] == job_id
+            return bool(is_first and row.state == ItemState.ANSWERED)
+
+        return await self._database.write(work)
+
+    async def unfit_llm_questions(
+        self, providers: Sequence[str], *, ends_within: float, limit: int = 200
+    ) -> list[BatchItem]:
+        """Collected questions that no batch is to have: of another provider than these, or of a job
+        whose end date comes within so many seconds."""
+
+        def work(connection: Connection) -> list[BatchItem]:
+            ends_soon = exists().where(
+                waits.key == items.key,
+                waits.job_id == jobs.c.id,
+                jobs.c.state.not_in([each.value for each in FINISHED]),
+                jobs.c.expires_at < db_now(connection) + ends_within,
+            )
+            query = (
+                select(llm_batch_items)
+                .where(
+                    items.state == ItemState.COLLECTED,
+                    or_(items.provider.not_in(providers), ends_soon),
+                )
+                .limit(limit)
+            )
+            return [_item(row) for row in connection.execute(query)]
+
+        return await self._database.read(work)
+
+    async def release_llm_question(self, key: str) -> bool:
+        """Its jobs ask live. False where it is in a batch meanwhile."""
+        mine = (items.key == key) & (items.state == ItemState.COLLECTED)
+        return await self._changes(
+            update(llm_batch_items).where(mine).values(state=ItemState.LIVE.value)
+        )
+
+    # --- batches ------------------------------------------------------------------------------
+
+    async def open_llm_batch(
+        self, batch_id: str, provider: str, *, wait: float, most: int, most_bytes: int
+    ) -> LlmBatch | None:
+        """A batch of the questions collected for a provider, up to `most` of them, and of so many
+        bytes; None while the oldest has not waited for `wait` seconds and there are fewer. Those
+        whose jobs have all ended are left."""
+
+        def work(connection: Connection) -> LlmBatch | None:
+            now = db_now(connection)
+            wanted = exists().where(
+                waits.key == items.key,
+                waits.job_id == jobs.c.id,
+                jobs.c.state.not_in([each.value for each in FINISHED]),
+            )
+            mine = and_(items.state == ItemState.COLLECTED, items.provider == provider, wanted)
+            query = (
+                select(items.key, items.size, items.created_at)
+                .where(mine)
+                .order_by(items.created_at, items.key)
+                .limit(most)
+            )
+            found = connection.execute(query).all()
+            if not found or (len(found) < most and found[0].created_at > now - wait):
+                return None
+            keys: list[str] = []
+            size = 0
+            for row in found:
+                size += row.size
+                if keys and size > most_bytes:
+                    break
+                keys.append(row.key)
+            values = {
+                "id": batch_id,
+                "provider": provider,
+                "state": BatchState.SENDING.value,
+                "questions": len(keys),
+                "created_at": now,
+                "fenced_until": 0.0,
+            }
+            connection.execute(insert_into(connection, llm_batches).values(**values))
+            taken = connection.execute(
+                update(llm_batch_items)
+                .where(among(connection, items.key, keys), items.state == ItemState.COLLECTED)
+                .values(state=ItemState.SENT.value, batch_id=batch_id)
+                .returning(items.key)
+            ).all()
+            mine = batches.id == batch_id
+            if not taken:  # another process was faster
+                connection.execute(delete(llm_batches).where(mine))
+                return None
+            connection.execute(update(llm_batches).where(mine).values(questions=len(taken)))
+            return _batch(connection.execute(select(llm_batches).where(mine)).one())
+
+        return await self._database.write(work)
+
+    async def llm_batches(self) -> list[LlmBatch]:
+        """Those that are not done, the oldest first."""
+        query = (
+            select(llm_batches)
+            .where(batches.state != BatchState.DONE)
+            .order_by(batches.created_at, batches.id)
+        )
+        return await self._database.read(
+            lambda connection: [_batch(row) for row in connection.execute(query)]
+        )
+
+    async def fence_llm_batch(self, batch_id: str, seconds: float) -> bool:
+        """Be the only one who sends a batch, for so many seconds. False where somebody is, or it
+        is sent."""
+
+        def work(connection: Connection) -> bool:
+            now = db_now(connection)
+            free = (batches.id == batch_id) & (batches.state == BatchState.SENDING)
+            free &= batches.fenced_until <= now
+            fence = update(llm_batches).where(free).values(fenced_until=now + seconds)
+            return connection.execute(fence).rowcount > 0
+
+        return await self._database.write(work)
+
+    async def note_llm_batch(
+        self,
+        batch: LlmBatch,
+        *,
+        state: BatchState,
+        remote_id: str | None = None,
+        note: str | None = None,
+    ) -> bool:
+        """What has become of a batch. False, and nothing changes, where it is not as it was read:
+        another process has seen it on while this one was frozen."""
+        values: dict[str, Any] = {"state": state.value, "note": clean(note)}
+        if remote_id is not None:
+            values["remote_id"] = remote_id
+        mine = (batches.id == batch.id) & (batches.state == batch.state.value)
+        return await self._changes(update(llm_batches).where(mine).values(values))
+
+    async def llm_batch_items(self, batch: LlmBatch) -> dict[str, BatchItem]:
+        """Its questions that have no end yet, by their keys; none where it is not as it was
+        read."""
+        query = select(llm_batch_items).where(_open_in(batch)).order_by(items.key)
+        return await self._database.read(
+            lambda connection: {row.key: _item(row) for row in connection.execute(query)}
+        )
+
+    async def conclude_llm_item(self, key: str, batch: LlmBatch, state: ItemState) -> bool:
+        """A batch has ended for one of its questions. False where it had before, or is not as it
+        was read."""
+        mine = (items.key == key) & _open_in(batch)
+        return await self._changes(update(llm_batch_items).where(mine).values(state=state.value))
+
+    async def _changes(self, statement: Update) -> bool:
+        return await self._database.write(
+            lambda connection: connection.execute(statement).rowcount > 0
+        )
+
+    # --- those who wait -----------------------------------------------------------------------
+
+    async def call_llm_waits(self, limit: int = 200) -> list[str]:
+        """Jobs whose question no batch has any more, and which are not under way: they are to be
+        published. Each is named again after ten minutes, until it has come."""
+
+        def work(connection: Connection) -> list[str]:
+            now = db_now(connection)
+            due = (
+                select(waits.key, waits.job_id)
+                .join(llm_batch_items, items.key == waits.key)
+                .join(jobs, jobs.c.id == waits.job_id)
+                .where(
+                    items.state.in_(ENDED),
+                    jobs.c.state == State.RETRYING,
+                    waits.called_at <= now - CALLED_AGAIN,
+                )
+                .order_by(waits.called_at)
+                .limit(limit)
+            )
+            found = connection.execute(due).all()
+            for row in found:
+                mine = (waits.key == row.key) & (waits.job_id == row.job_id)
+                connection.execute(update(llm_batch_waits).where(mine).values(called_at=now))
+            return [row.job_id for row in found]
+
+        return await self._database.write(work)
+
+    async def tidy_llm_batches(self, *, max_age: float) -> list[LlmCall]:
+        """Forget batches that are done, and questions that nobody comes for, as old as so many
+        seconds; gives what was set aside for those that were never sent."""
+
+        def work(connection: Connection) -> list[LlmCall]:
+            old = db_now(connection) - max_age
+            unwanted = (items.created_at < old) & (items.state != ItemState.SENT)
+            gone = connection.execute(
+                delete(llm_batch_items).where(unwanted).returning(items.state, items.call)
+            ).all()
+            connection.execute(
+                delete(llm_batch_waits).where(~exists().where(items.key == waits.key))
+            )
+            connection.execute(
+                delete(llm_batches).where(
+                    batches.created_at < old, batches.state == BatchState.DONE
+                )
+            )
+            return [_call(row.call) for row in gone if row.state == ItemState.COLLECTED]
+
+        return await self._database.write(work)
+
+    async def llm_batch_counts(self) -> Mapping[tuple[str, str], int]:
+        """Questions by provider and state."""
+        query = select(items.provider, items.state, func.count()).group_by(
+            items.provider, items.state
+        )
+        return await self._database.read(
+            lambda connection: {(row[0], row[1]): int(row[2]) for row in connection.execute(query)}
+        )
+
+
+def _wait(connection: Connection, key: str, job_id: str) -> None:
+    connection.execute(
+        insert_into(connection, llm_batch_waits)
+        .values(key=key, job_id=job_id, called_at=0.0)
+        .on_conflict_do_nothing()
+    )
+
+
+def _open_in(batch: LlmBatch) -> ColumnElement[bool]:
+    """A question of the batch that has no end yet, while the batch is as it was read."""
+    as_read = exists().where(batches.id == batch.id, batches.state == batch.state.value)
+    return and_(items.batch_id == batch.id, items.state == ItemState.SENT, as_read)
+
+
+def _item(row: Row[Any]) -> BatchItem:
+    return BatchItem(
+        row.key, ItemState(row.state), row.provider, json.loads(row.question), _call(row.call)
+    )
+
+
+def _call(kept: str) -> LlmCall:
+    values = json.loads(kept)
+    values["asked_by"] = AskedBy(**values["asked_by"])
+    return LlmCall(**values | {"state": CallState(values["state"])})
+
+
+def _batch(row: Row[Any]) -> LlmBatch:
+    return LlmBatch(
+        row.id,
+        row.provider,
+        BatchState(row.state),
+        row.remote_id,
+        row.questions,
+        row.created_at,
+        row.note,
+    )

@@ -1,0 +1,369 @@
+"""What calls of language models cost, and the budgets that they are kept within.
+
+An account adds up what its calls came to: each day's, each backfill's, and each provider's by
+day. Where there is a budget, what a call may cost is set aside in one transaction before it is
+made, with the accounts' rows locked, and corrected by what it did cost. So calls under way in the
+whole fleet never have more set aside than is left. Days are in UTC, times the database's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, case, delete, func, select, update
+
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.codec import clean
+from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
+from switchyard.services.engine.ledger.sql.tables import bulk_operations
+from switchyard.services.engine.records.bulk import ENDED
+from switchyard.services.llm.ledger.spend_tables import llm_accounts, llm_calls
+from switchyard.services.llm.records.spending import (
+    BudgetState,
+    CallState,
+    LlmCall,
+    NoBudgetLeft,
+    SpendRow,
+    SpentBy,
+)
+
+LOST_AFTER = 7200.0
+"""Seconds after which a call under way is one whose process has died: no job runs that long."""
+TINY = 1e-9
+"""Of money: what sums of fractions are off by."""
+DAY = 24 * 3600.0
+_ZERO: Mapping[str, Any] = {
+    "calls": 0,
+    "saved_calls": 0,
+    "unpriced_calls": 0,
+    "input_tokens": 0,
+    "cached_tokens": 0,
+    "output_tokens": 0,
+    "spent": 0.0,
+    "reserved": 0.0,
+    "saved": 0.0,
+}
+_COLUMNS = {
+    "type": "job_type",
+    "document": "document_id",
+    "job": "job_id",
+    "backfill": "backfill_id",
+}
+
+
+class LlmSpend(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def reserve_llm_call(
+        self, call: LlmCall, *, per_day: float | None, lasts: float | None = None
+    ) -> NoBudgetLeft | bool:
+        """Set aside what a call costs at most (`call.cost`) in the budget of the day and that of
+        its backfill. False where it has neither: nothing is noted then. `lasts` is how long it may
+        be under way, in seconds, where that is longer than a job."""
+
+        def work(connection: Connection) -> NoBudgetLeft | bool:
+            now = db_now(connection)
+            limits = _limits(connection, call, per_day, now)
+            if not limits:
+                return False
+            if connection.scalar(select(llm_calls.c.id).where(llm_calls.c.id == call.id)):
+                return True  # set aside before, by a process that has died
+            day = _day(now)
+            accounts = _locked(connection, _keys(call, day), day)
+            for key, limit in limits.items():
+                budget = _budget(accounts[key], limit)
+                needed = call.cost
+                if needed is None or (needed > 0 and needed > budget.left + TINY):
+                    values = {"short_of": limit}
+                    _change(connection, [key], values)
+                    left = None if key.startswith("backfill:") else DAY - now % DAY
+                    return NoBudgetLeft(budget, needed, left)
+            cost = call.cost or 0.0
+            _change(connection, accounts, {"reserved": llm_accounts.c.reserved + cost})
+            _change(connection, limits, {"short_of": None})
+            _insert(connection, call, now + max(0.0, (lasts or 0.0) - LOST_AFTER), day)
+            return True
+
+        return await self._database.write(work)
+
+    async def settle_llm_call(self, call: LlmCall) -> None:
+        """Note what a call has come to, in the place of what was set aside for it. A second time
+        changes nothing."""
+
+        def work(connection: Connection) -> None:
+            _settle(connection, call, db_now(connection))
+
+        await self._database.write(work)
+
+    async def settle_lost_llm_calls(self, limit: int = 500) -> int:
+        """Count calls by their estimate whose process has died; how many there were."""
+
+        def work(connection: Connection) -> int:
+            now = db_now(connection)
+            lost = (
+                select(llm_calls)
+                .where(llm_calls.c.state == CallState.OPEN, llm_calls.c.at < now - LOST_AFTER)
+                .limit(limit)
+                .with_for_update(skip_locked=True)
+            )
+            rows = connection.execute(lost).all()
+            for row in rows:
+                _locked(connection, _keys_of(row), row.day)
+                cost = row.cost or 0.0
+                values = {
+                    "reserved": llm_accounts.c.reserved - cost,
+                    "spent": llm_accounts.c.spent + cost,
+                    "calls": llm_accounts.c.calls + 1,
+                }
+                _change(connection, _keys_of(row), values)
+                mine = llm_calls.c.id == row.id
+                connection.execute(
+                    update(llm_calls).where(mine).values(state=CallState.UNSURE.value)
+                )
+            return len(rows)
+
+        return await self._database.write(work)
+
+    async def llm_budgets(self, *, per_day: float | None) -> list[BudgetState]:
+        """The budgets of today and of all backfills that have one and are not over."""
+
+        def work(connection: Connection) -> list[BudgetState]:
+            today = f"day:{_day(db_now(connection))}"
+            limits = {} if per_day is None else {today: per_day}
+            running = select(bulk_operations.c.id, bulk_operations.c.budget).where(
+                bulk_operations.c.budget.is_not(None),
+                bulk_operations.c.state.not_in([each.value for each in ENDED]),
+            )
+            limits |= {f"backfill:{row.id}": row.budget for row in connection.execute(running)}
+            found = select(llm_accounts).where(llm_accounts.c.key.in_(limits))
+            rows = {row.key: row for row in connection.execute(found)}
+            return [_budget(rows.get(key), limit, key) for key, limit in limits.items()]
+
+        return await self._database.read(work)
+
+    async def llm_spent_today(self) -> dict[str, SpendRow]:
+        """What each provider's calls came to today, by its name; `""` is all of it."""
+
+        def work(connection: Connection) -> dict[str, SpendRow]:
+            day = _day(db_now(connection))
+            found = select(llm_accounts).where(llm_accounts.c.day == day)
+            rows = {}
+            for row in connection.execute(found):
+                kind, _, name = row.key.partition(":")
+                name = name.rpartition("/")[0] if kind == "provider" else ""
+                rows[name] = SpendRow(
+                    name=name,
+                    calls=row.calls,
+                    saved_calls=row.saved_calls,
+                    unsure_calls=0,
+                    unpriced_calls=row.unpriced_calls,
+                    input_tokens=row.input_tokens,
+                    cached_tokens=row.cached_tokens,
+                    output_tokens=row.output_tokens,
+                    cost=row.spent,
+                    reserved=_rounded(row.reserved),
+                    saved=row.saved,
+                )
+            return rows
+
+        return await self._database.read(work)
+
+    async def llm_spend(
+        self, by: SpentBy, *, since: str | None = None, until: str | None = None, limit: int = 100
+    ) -> list[SpendRow]:
+        """What was spent, by one thing that calls have in common: on the days from `since` to
+        `until` (`2026-11-22`), both included. Days in their order, all others with what has cost
+        most first, up to `limit`."""
+        query = _spend_query(by).limit(limit)
+        if since is not None:
+            query = query.where(llm_calls.c.day >= since)
+        if until is not None:
+            query = query.where(llm_calls.c.day <= until)
+
+        def work(connection: Connection) -> list[SpendRow]:
+            return [SpendRow(**row._mapping) for row in connection.execute(query)]
+
+        return await self._database.read(work)
+
+    async def drop_llm_calls(self, *, max_age: float, limit: int = 5000) -> int:
+        """Forget up to `limit` calls that are older than so many seconds, and accounts of days as
+        old; how many calls."""
+
+        def work(connection: Connection) -> int:
+            day = _day(db_now(connection) - max_age)
+            old = select(llm_calls.c.id).where(llm_calls.c.day < day).limit(limit)
+            gone = connection.execute(delete(llm_calls).where(llm_calls.c.id.in_(old)))
+            connection.execute(delete(llm_accounts).where(llm_accounts.c.day < day))
+            return gone.rowcount
+
+        return await self._database.write(work)
+
+
+def _settle(connection: Connection, call: LlmCall, now: float) -> None:
+    mine = llm_calls.c.id == call.id
+    query = select(llm_calls).where(mine).with_for_update()
+    known = connection.execute(query).one_or_none()
+    if known is not None and known.state not in (CallState.OPEN, CallState.UNSURE):
+        return
+    if known is None and call.state is CallState.FREE:
+        return
+    day = _day(now) if known is None else known.day
+    if known is None and not _insert(connection, call, now, day):
+        return  # somebody else was faster
+    keys = _keys(call, day) if known is None else _keys_of(known)
+    _locked(connection, keys, day)
+    values: dict[str, Any] = {}
+    if known is not None:
+        column = "reserved" if known.state == CallState.OPEN else "spent"
+        values[column] = llm_accounts.c[column] - (known.cost or 0.0)
+        if call.state is CallState.FREE:
+            connection.execute(delete(llm_calls).where(mine))
+        else:  # in its place: whoever waits for the row finds it
+            settled = {"state": call.state.value, "cost": call.cost, **_tokens(call)}
+            connection.execute(update(llm_calls).where(mine).values(settled))
+    if call.state is not CallState.FREE:
+        column = "saved" if call.state is CallState.SAVED else "spent"
+        values[column] = values.get(column, llm_accounts.c[column]) + (call.cost or 0.0)
+        calls = "saved_calls" if call.state is CallState.SAVED else "calls"
+        # One that was believed lost was counted then.
+        if known is None or known.state == CallState.OPEN:
+            values[calls] = llm_accounts.c[calls] + 1
+        if call.cost is None and call.state is not CallState.SAVED:
+            values["unpriced_calls"] = llm_accounts.c.unpriced_calls + 1
+        if call.state is not CallState.SAVED:
+            values |= {name: llm_accounts.c[name] + n for name, n in _tokens(call).items()}
+    _change(connection, keys, values)
+
+
+def _limits(
+    connection: Connection, call: LlmCall, per_day: float | None, now: float
+) -> dict[str, float]:
+    limits = {} if per_day is None else {f"day:{_day(now)}": per_day}
+    backfill = call.asked_by.backfill_id
+    if backfill is not None:
+        query = select(bulk_operations.c.budget).where(bulk_operations.c.id == backfill)
+        budget = connection.scalar(query)
+        if budget is not None:
+            limits[f"backfill:{backfill}"] = budget
+    return limits
+
+
+def _locked(connection: Connection, keys: Iterable[str], day: str) -> dict[str, Row[Any]]:
+    """The accounts, which nobody else changes until the end of the transaction. In one order in
+    all processes."""
+    found = {}
+    for key in sorted(keys):
+        new = {"key": key, "day": None if key.startswith("backfill:") else day, **_ZERO}
+        connection.execute(
+            insert_into(connection, llm_accounts).values(**new).on_conflict_do_nothing()
+        )
+        query = select(llm_accounts).where(llm_accounts.c.key == key).with_for_update()
+        found[key] = connection.execute(query).one()
+    return found
+
+
+def _change(connection: Connection, keys: Iterable[str], values: Mapping[str, Any]) -> None:
+    connection.execute(
+        update(llm_accounts).where(llm_accounts.c.key.in_(list(keys))).values(dict(values))
+    )
+
+
+def _insert(connection: Connection, call: LlmCall, at: float, day: str) -> bool:
+    """False where it is there."""
+    asked_by = call.asked_by
+    values = {
+        "id": call.id,
+        "at": at,
+        "day": day,
+        "state": call.state.value,
+        "batch": call.batch,
+        **_tokens(call),
+        "cost": call.cost,
+        "provider": call.provider,
+        "model": clean(call.model),
+        "job_type": asked_by.job_type,
+        "source": clean(asked_by.source),
+        "job_id": asked_by.job_id,
+        "document_id": clean(asked_by.document_id),
+        "backfill_id": asked_by.backfill_id,
+    }
+    made = connection.execute(
+        insert_into(connection, llm_calls)
+        .values(**values)
+        .on_conflict_do_nothing()
+        .returning(llm_calls.c.id)
+    )
+    return made.first() is not None
+
+
+def _tokens(call: LlmCall) -> dict[str, int]:
+    return {
+        "input_tokens": call.usage.get("prompt_tokens", 0),
+        "cached_tokens": call.usage.get("cached_tokens", 0),
+        "output_tokens": call.usage.get("completion_tokens", 0),
+    }
+
+
+def _keys(call: LlmCall, day: str) -> list[str]:
+    return _account_keys(call.provider, call.asked_by.backfill_id, day)
+
+
+def _keys_of(row: Row[Any]) -> list[str]:
+    return _account_keys(row.provider, row.backfill_id, row.day)
+
+
+def _account_keys(provider: str, backfill: str | None, day: str) -> list[str]:
+    keys = [f"day:{day}"]
+    if provider:
+        keys.append(f"provider:{provider}/{day}")
+    if backfill is not None:
+        keys.append(f"backfill:{backfill}")
+    return keys
+
+
+def _budget(row: Row[Any] | None, limit: float, key: str = "") -> BudgetState:
+    if row is None:
+        return BudgetState(key, limit, 0.0, 0.0)
+    is_short = row.short_of is not None and limit <= row.short_of
+    return BudgetState(row.key, limit, row.spent, _rounded(row.reserved), is_short)
+
+
+def _rounded(reserved: float) -> float:
+    """What is added and taken away again leaves a rest of no more than rounding."""
+    return reserved if reserved > TINY else 0.0
+
+
+def _spend_query(by: SpentBy) -> Any:
+    each = llm_calls.c
+    name = each[_COLUMNS.get(by, by)]
+    is_saved = each.state == CallState.SAVED
+
+    def count(condition: Any) -> Any:
+        return func.count(case((condition, 1)))
+
+    def total(column: Any, condition: Any) -> Any:
+        return func.coalesce(func.sum(case((condition, column), else_=0)), 0)
+
+    is_paid = each.state.in_([CallState.PAID.value, CallState.UNSURE.value])
+    cost = total(each.cost, is_paid)
+    query = select(
+        name.label("name"),
+        count(is_paid).label("calls"),
+        count(is_saved).label("saved_calls"),
+        count(each.state == CallState.UNSURE).label("unsure_calls"),
+        count(is_paid & each.cost.is_(None)).label("unpriced_calls"),
+        # int: PostgreSQL's sums of bigint are numeric
+        total(each.input_tokens, is_paid).cast(llm_calls.c.input_tokens.type).label("input_tokens"),
+        total(each.cached_tokens, is_paid).cast(each.cached_tokens.type).label("cached_tokens"),
+        total(each.output_tokens, is_paid).cast(each.output_tokens.type).label("output_tokens"),
+        cost.label("cost"),
+        total(each.cost, each.state == CallState.OPEN).label("reserved"),
+        total(each.cost, is_saved).label("saved"),
+    ).group_by(name)
+    return query.order_by(name) if by == "day" else query.order_by(cost.desc(), name)
+
+
+def _day(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).date().isoformat()

@@ -1,0 +1,1 @@
+"""Plain values that the language models' ledger keeps."""

@@ -1,0 +1,92 @@
+"""Where on its pages each reference of a list stands."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from switchyard.services.pipeline.text.composing import PageLines
+from switchyard.services.pipeline.text.layout import Line, reading_order
+
+_OTHER_SIGNS = re.compile(r"[\W_]+")
+_ENOUGH = 24
+"""Letters and digits by which a reference's beginning is known."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle on a page (from 1), in points from its upper left corner."""
+
+    page: int
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class _Placed:
+    line: Line
+    page: int
+    block: int
+
+
+def boxes_of(
+    pages: Sequence[PageLines | None], references: Sequence[tuple[int, str]]
+) -> list[list[Box]]:
+    """The boxes of each reference, given as its page (from 1) and its text: one for each column
+    and page that it stands in; none for one that is not found on its page.
+
+    A line is within a box as a whole, so that a list whose entries go on within a line has boxes
+    that overlap.
+    """
+    placed: list[_Placed] = []
+    starts: list[int] = []
+    first_of_page: dict[int, int] = {}
+    signs: list[str] = []
+    length = 0
+    for number, page in enumerate(pages, start=1):
+        first_of_page[number] = length
+        blocks = [] if page is None else reading_order(page.lines)
+        for block, line in ((at, line) for at, lines in enumerate(blocks) for line in lines):
+            said = _signs(line.text)
+            placed.append(_Placed(line, number, block))
+            starts.append(length)
+            signs.append(said)
+            length += len(said)
+    whole = "".join(signs)
+    first_of_page[len(pages) + 1] = length
+    at = 0
+    found: list[list[Box]] = []
+    for number, text in references:
+        said = _signs(text)
+        begin, end = first_of_page.get(number, 0), first_of_page.get(number + 1, length)
+        # In their order: what several begin with is found once for each.
+        start = whole.find(said[:_ENOUGH], max(at, begin), end + _ENOUGH)
+        if start < 0:
+            start = whole.find(said[:_ENOUGH], begin, end + _ENOUGH)
+        if start < 0 or not said:
+            found.append([])
+            continue
+        at = start + len(said)
+        lines = placed[bisect_right(starts, start) - 1 : bisect_right(starts, at - 1)]
+        found.append(list(_boxes(lines)))
+    return found
+
+
+def _boxes(lines: Sequence[_Placed]) -> Iterator[Box]:
+    for (page, _), group in itertools.groupby(lines, key=lambda each: (each.page, each.block)):
+        mine = [each.line for each in group]
+        x, y = min(line.x0 for line in mine), min(line.y0 for line in mine)
+        width = max(line.x1 for line in mine) - x
+        height = max(line.y1 for line in mine) - y
+        yield Box(page, round(x, 1), round(y, 1), round(width, 1), round(height, 1))
+
+
+def _signs(text: str) -> str:
+    """Letters and digits alone: words that a line's end has cut are whole again."""
+    return _OTHER_SIGNS.sub("", unicodedata.normalize("NFKC", text)).casefold()

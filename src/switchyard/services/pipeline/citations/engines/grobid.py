@@ -1,0 +1,134 @@
+"""GROBID over HTTP (https://grobid.readthedocs.io): references as text, and whole PDFs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from switchyard.services.common.files.charsets import charset_of, decode
+from switchyard.services.engine.jobs.retry import parse_retry_after
+from switchyard.services.pipeline.citations.engines.checking import checked
+from switchyard.services.pipeline.citations.engines.tei_reading import TeiEntry, entries_of
+from switchyard.services.pipeline.citations.reference import Reference
+from switchyard.services.pipeline.sources.errors import (
+    SourceBusy,
+    SourceNonsense,
+    SourceRefused,
+    SourceUnavailable,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+TIMEOUT = 180.0
+"""Seconds for one request, all of its answer."""
+MAX_BYTES = 50 * 1024 * 1024
+BUSY = 5.0
+"""Seconds after which a busy server is asked again, where it does not say."""
+PATIENCE = 60.0
+"""Seconds for which a busy server is waited for in place; then the job goes back."""
+
+
+class GrobidEngine:
+    """Asks one GROBID server. Busy (503) is no failure: it is waited for."""
+
+    name = "grobid"
+
+    def __init__(self, base_url: str, *, patience: float = PATIENCE) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._patience = patience
+
+    async def parse(self, texts: Sequence[str]) -> list[Reference]:
+        """Each reference, cut, in their order.
+
+        Raises SourceBusy (no attempt), SourceUnavailable, SourceNonsense, SourceRefused.
+        """
+        form = {"citations": [" ".join(text.split()) for text in texts]}
+        body = await self._post("/api/processCitationList", data=form)
+        found = await asyncio.to_thread(entries_of, body)
+        if len(found) != len(texts):
+            raise SourceNonsense(
+                f"GROBID has answered {len(found):,} references for {len(texts):,}"
+            )
+        return [
+            checked(entry.reference, text, engine=self.name)
+            for entry, text in zip(found, texts, strict=True)
+        ]
+
+    async def references_of_pdf(self, pdf: bytes) -> list[TeiEntry]:
+        """The references of a paper, found and cut. Raises as `parse` does."""
+        body = await self._post(
+            "/api/processReferences",
+            data={"teiCoordinates": "biblStruct"},
+            files={"input": ("input.pdf", pdf, "application/pdf")},
+        )
+        return await asyncio.to_thread(self._checked_entries, body)
+
+    def _checked_entries(self, body: bytes) -> list[TeiEntry]:
+        return [
+            TeiEntry(checked(each.reference, each.reference.text, engine=self.name), each.boxes)
+            for each in entries_of(body)
+            if each.reference.text
+        ]
+
+    async def _post(
+        self, path: str, *, data: Mapping[str, Any], files: Mapping[str, Any] | None = None
+    ) -> bytes:
+        form = {**data, "includeRawCitations": "1", "consolidateCitations": "0"}
+        deadline = asyncio.get_running_loop().time() + self._patience
+        while True:
+            status, headers, body = await self._fetch(path, form, files)
+            if status == 204:  # nothing was found
+                return b""
+            if status == 200:
+                return body
+            after = parse_retry_after(headers.get("retry-after", ""))
+            if status not in (429, 503):
+                said = decode(body[:200], charset_of(headers.get("content-type")))
+                if 400 <= status < 500 and status != 408:
+                    raise SourceRefused(f"GROBID refuses the request with {status}: {said}")
+                raise SourceUnavailable(f"GROBID answers {status}: {said}", after=after)
+            wait = BUSY if after is None else after
+            if asyncio.get_running_loop().time() + wait > deadline:
+                raise SourceBusy(f"GROBID is busy ({status})", wait=wait)
+            await asyncio.sleep(wait)
+
+    async def _fetch(
+        self, path: str, form: Mapping[str, Any], files: Mapping[str, Any] | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        import httpx
+
+        from switchyard.services.common.files.plain import plain_client
+
+        limit = asyncio.timeout(TIMEOUT)
+        try:
+            async with (
+                limit,
+                plain_client(timeout=TIMEOUT, trust_env=False) as http,
+                http.stream(
+                    "POST",
+                    self._base_url + path,
+                    data=dict(form),
+                    files=None if files is None else dict(files),
+                    headers={"Accept": "application/xml"},
+                ) as answer,
+            ):
+                return answer.status_code, dict(answer.headers), await _body(answer)
+        except httpx.HTTPError as error:
+            raise SourceUnavailable(
+                f"GROBID can't be reached ({type(error).__name__}: {error})"[:300]
+            ) from error
+        except TimeoutError as error:
+            if limit.expired():
+                raise SourceUnavailable(f"GROBID did not answer within {TIMEOUT:g} s") from error
+            raise
+
+
+async def _body(answer: httpx.Response) -> bytes:
+    body = bytearray()
+    async for part in answer.aiter_bytes():
+        body += part
+        if len(body) > MAX_BYTES:
+            raise SourceNonsense(f"GROBID's answer exceeds {MAX_BYTES:,} bytes")
+    return bytes(body)

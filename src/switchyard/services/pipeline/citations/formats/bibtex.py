@@ -1,0 +1,114 @@
+"""References as BibTeX, for LaTeX and reference managers."""
+
+import re
+from collections.abc import Iterator, Sequence
+from urllib.parse import quote
+
+from switchyard.services.pipeline.citations.formats.kinds import WorkKind, kind_of
+from switchyard.services.pipeline.citations.formats.names import keys_of
+from switchyard.services.pipeline.citations.reference import Person, Reference
+from switchyard.services.pipeline.text.plain import clean
+
+_ENTRIES = {
+    WorkKind.ARTICLE: "article",
+    WorkKind.PAPER: "inproceedings",
+    WorkKind.CHAPTER: "incollection",
+    WorkKind.BOOK: "book",
+    WorkKind.THESIS: "phdthesis",
+    WorkKind.REPORT: "techreport",
+    WorkKind.PREPRINT: "misc",
+    WorkKind.WEB: "misc",
+    WorkKind.OTHER: "misc",
+}
+_CONTAINERS = {
+    WorkKind.ARTICLE: "journal",
+    WorkKind.PAPER: "booktitle",
+    WorkKind.CHAPTER: "booktitle",
+}
+_PUBLISHERS = {WorkKind.THESIS: "school", WorkKind.REPORT: "institution"}
+# BibTeX counts braces also behind a backslash, so a brace of the text is never one of BibTeX's.
+_ESCAPES = {
+    "\\": r"{\textbackslash}",
+    "{": r"{\textbraceleft}",
+    "}": r"{\textbraceright}",
+    "~": r"{\textasciitilde}",
+    "^": r"{\textasciicircum}",
+} | {sign: f"\\{sign}" for sign in "$&#%_"}
+_SPECIAL = re.compile("[" + re.escape("".join(_ESCAPES)) + "]")
+_WORDS = re.compile(r"([^\W_]+)")
+_AND = re.compile(r"(?<!\S)and(?!\S)", re.IGNORECASE)
+_ADDRESS = "!#$%&'()*+,/:;=?@[]~"
+
+
+def bibtex(references: Sequence[Reference]) -> str:
+    """One entry for each, in their order, in UTF-8; nothing in a field ends its entry."""
+    entries = map(_entry, references, keys_of(references))
+    return "\n\n".join(entries) + ("\n" if references else "")
+
+
+def _entry(reference: Reference, key: str) -> str:
+    kind = kind_of(reference)
+    fields = [f"  {name} = {{{value}}}" for name, value in _fields(reference, kind) if value]
+    return ",\n".join([f"@{_ENTRIES[kind]}{{{key}", *fields]) + "\n}"
+
+
+def _fields(reference: Reference, kind: WorkKind) -> Iterator[tuple[str, str]]:
+    yield "author", _names(reference)
+    yield "editor", _escaped(reference.editors)
+    yield "title", _title(reference.title or reference.text)
+    yield _CONTAINERS.get(kind, "howpublished"), _escaped(reference.container)
+    yield "year", str(reference.year or "")
+    yield "volume", _escaped(reference.volume)
+    yield "number", _escaped(reference.issue)
+    yield "pages", _escaped(reference.pages).replace("–", "--")
+    yield _PUBLISHERS.get(kind, "publisher"), _escaped(reference.publisher)
+    yield "address", _escaped(reference.place)
+    yield "edition", _escaped(reference.edition)
+    yield "isbn", _escaped(reference.isbn)
+    # These two are read as they stand: an escape would become a part of the address.
+    yield "doi", quote(_line(reference.doi), safe=_ADDRESS)
+    yield "url", quote(_line(reference.url), safe=_ADDRESS)
+    if reference.arxiv_id:
+        yield "eprint", _escaped(reference.arxiv_id)
+        yield "archiveprefix", "arXiv"
+    yield "language", _escaped(reference.language)
+    yield "note", _escaped("; ".join(reference.also))
+
+
+def _names(reference: Reference) -> str:
+    others = ["others"] if reference.more_authors and reference.authors else []
+    return " and ".join([*map(_name, reference.authors), *others])
+
+
+def _name(person: Person) -> str:
+    if not person.given:
+        # An organisation: what is in braces has no first name.
+        return f"{{{_escaped(person.family)}}}"
+    return f"{_part(person.family)}, {_part(person.given)}"
+
+
+def _part(name: str) -> str:
+    """A part of a name that neither a comma nor an "and" in it takes apart."""
+    escaped = _escaped(name)
+    return f"{{{escaped}}}" if "," in name or _AND.search(name) else escaped
+
+
+def _title(title: str) -> str:
+    """With acronyms and the like in braces: styles write the rest in lower case."""
+    line = _line(title)
+    return "".join(
+        f"{{{_signs(part)}}}" if any(sign.isupper() for sign in part[1:]) else _signs(part)
+        for part in _WORDS.split(line)
+    )
+
+
+def _escaped(text: str) -> str:
+    return _signs(_line(text))
+
+
+def _signs(text: str) -> str:
+    return _SPECIAL.sub(lambda sign: _ESCAPES[sign.group()], text)
+
+
+def _line(text: str) -> str:
+    return " ".join(clean(text).split())

@@ -1,0 +1,45 @@
+"""Names of references in a list: short, plain, and each of them once."""
+
+import itertools
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+from switchyard.services.pipeline.citations.reference import Reference
+from switchyard.services.pipeline.text.stopwords import STOP_WORDS
+
+_WORD = re.compile(r"[a-z0-9]+")
+_NAME_CHARS = 24
+
+
+def keys_of(references: Sequence[Reference]) -> list[str]:
+    """A key for each reference, such as lamport1978time: a–z and 0–9, none of them twice.
+
+    The same references in the same order have the same keys.
+    """
+    taken: set[str] = set()
+    keys = []
+    for reference in references:
+        base = _base(reference)
+        key = next(key for key in itertools.chain([base], _suffixed(base)) if key not in taken)
+        taken.add(key)
+        keys.append(key)
+    return keys
+
+
+def _base(reference: Reference) -> str:
+    name = reference.authors[0].family if reference.authors else ""
+    words = [word for word in _words(reference.title) if word not in STOP_WORDS and len(word) > 1]
+    said = "".join(_words(name))[:_NAME_CHARS], str(reference.year or ""), "".join(words[:1])
+    key = "".join(said)[: 3 * _NAME_CHARS]
+    return key if key[:1].isalpha() else f"ref{key}"
+
+
+def _suffixed(base: str) -> Iterator[str]:
+    for number in itertools.count(2):
+        yield f"{base}_{number}"
+
+
+def _words(text: str) -> list[str]:
+    plain = unicodedata.normalize("NFKD", text).casefold().encode("ascii", "ignore").decode()
+    return [word[:_NAME_CHARS] for word in _WORD.findall(plain)]

@@ -1,0 +1,30 @@
+"""What is kept of a document's references and of their works, and how it is read."""
+
+import json
+from typing import Any
+
+from switchyard.services.common.files.keys import links_key, references_key
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import NotStored
+
+
+async def kept_references(storage: Storage, document_id: str) -> dict[str, Any] | None:
+    """What a document cites: `references`, each with its `link` where that was looked for, and
+    `citations`. None where nobody has looked for its references yet. Raises StorageError."""
+    kept = await _json(storage, references_key(document_id))
+    if kept is None:
+        return None
+    found = await _json(storage, links_key(document_id)) or {}
+    links = found.get("links", [])
+    # Links of an earlier content's references belong to other places of the list.
+    if found.get("of") == kept.get("hash") and len(links) == len(kept["references"]):
+        for reference, link in zip(kept["references"], links, strict=True):
+            reference["link"] = link
+    return kept
+
+
+async def _json(storage: Storage, key: str) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(await storage.get_async(key)))
+    except NotStored:
+        return None

@@ -1,0 +1,15 @@
+"""How much of references may be asked for at once."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from switchyard.services.pipeline.citations.tokens import MAX_REFERENCE_CHARS
+
+MAX_AT_ONCE = 200
+"""References that a payload may list: they, and their result, stand in the job's record."""
+MAX_TEXT = 400_000
+"""Characters of a text in a payload; a longer one is sent as a file."""
+
+OneReference = Annotated[str, Field(min_length=1, max_length=MAX_REFERENCE_CHARS)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]

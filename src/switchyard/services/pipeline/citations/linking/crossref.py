@@ -1,0 +1,69 @@
+"""Crossref: DOIs in batches, and a title at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from switchyard.services.pipeline.citations.linking.catalogue import (
+    BATCH,
+    FOUND,
+    MAX_AUTHORS,
+    Catalogue,
+    by_key,
+    dict_in,
+    doi_in,
+    dois_of,
+    list_in,
+    text_in,
+    work_of,
+    year_in,
+)
+from switchyard.services.pipeline.citations.linking.questions import WorkQuestion
+from switchyard.services.pipeline.citations.reference import Person
+from switchyard.services.pipeline.citations.works import CitedWork
+
+
+class Crossref(Catalogue):
+    """https://api.crossref.org"""
+
+    name = "crossref"
+    label = "Crossref"
+    _FIELDS = "DOI,title,author,issued,container-title"
+
+    async def by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
+        asked = dois_of(questions)
+        if not asked:
+            return {}
+        told = await self._get(
+            "/works",
+            filter=",".join(f"doi:{doi}" for doi in asked),
+            rows=str(2 * BATCH),
+            select=self._FIELDS,
+        )
+        works = [_crossref(each) for each in self._records(told, "message", "items")]
+        return by_key(works, asked)
+
+    async def search(self, question: WorkQuestion) -> list[CitedWork]:
+        said = (question.value, question.author, str(question.year or ""))
+        asked = {"query.bibliographic": " ".join(filter(None, said)), "rows": str(FOUND)}
+        told = await self._get("/works", **asked, select=self._FIELDS)
+        works = [_crossref(each) for each in self._records(told, "message", "items")[:FOUND]]
+        return [work for work in works if work is not None]
+
+
+def _crossref(told: Mapping[str, Any]) -> CitedWork | None:
+    dates = list_in(dict_in(told.get("issued")).get("date-parts"))
+    first = list_in(dates[0]) if dates else []
+    people = [dict_in(each) for each in list_in(told.get("author"))[:MAX_AUTHORS]]
+    persons = [
+        Person(text_in(each.get("family")) or text_in(each.get("name")), text_in(each.get("given")))
+        for each in people
+    ]
+    return work_of(
+        title=text_in(next(iter(list_in(told.get("title"))), "")),
+        authors=tuple(person for person in persons if person.family),
+        year=year_in(first[0]) if first else None,
+        container=text_in(next(iter(list_in(told.get("container-title"))), "")),
+        doi=doi_in(told.get("DOI")),
+    )

@@ -1,0 +1,341 @@
+"""References linked to works: each distinct question asked once in the whole fleet, and its answer
+kept in the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from switchyard.broker.background import Background
+from switchyard.services.common.errors import NotNow
+from switchyard.services.common.instance import new_instance_id
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.pipeline.citations.linking.catalogue import BATCH, Catalogue
+from switchyard.services.pipeline.citations.linking.catalogues import CATALOGUES
+from switchyard.services.pipeline.citations.linking.matching import chosen, named
+from switchyard.services.pipeline.citations.linking.questions import (
+    Means,
+    WorkQuestion,
+    questions_of,
+)
+from switchyard.services.pipeline.citations.reference import Reference
+from switchyard.services.pipeline.citations.works import CitedWork, LinkStatus, WorkLink
+from switchyard.services.pipeline.sources.asking import SourceClient
+from switchyard.services.pipeline.sources.errors import (
+    SourceBusy,
+    SourceNonsense,
+    SourceNotFound,
+    SourceRefused,
+    SourceUnavailable,
+)
+
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.engine.ledger import Ledger
+
+CLAIM = 6.0
+"""Seconds after which the question of a process that has died is asked by another: as with its turn
+at the catalogue (ledger/leases.py). Who lives renews it."""
+LOOK = 0.5
+"""Seconds between looks for what another process asks."""
+TRIES = 3
+"""How often a request is made that comes to nothing."""
+PATIENCE = 10.0
+"""Seconds that a turn, or a server's pause, is waited for in place."""
+LONGEST_WAIT = 600.0
+"""Seconds of a catalogue's pause for which a job comes back later; without the catalogue that
+pauses for longer, references are linked by the others."""
+DAY = 24 * 3600.0
+READ_AT_ONCE = 500
+"""Answers of one look into the ledger."""
+
+Answers = dict[str, list[Any]]
+"""By a question's key: `provider` and `work` of each that was found."""
+
+
+class OutOfTime(NotNow):
+    """The linker's time is over; what was answered is kept."""
+
+
+class Linker:
+    """Links references, for as long as it may. Open it with `Linker.open`."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        catalogues: Sequence[Catalogue],
+        *,
+        max_age: float,
+        within: float,
+        waits: float = LONGEST_WAIT,
+    ) -> None:
+        self._ledger = ledger
+        self._catalogues = catalogues
+        self._max_age = max_age
+        self._deadline = time.monotonic() + within
+        self._waits = waits
+        self._holder = new_instance_id()
+        self._log = structlog.get_logger("citations")
+        self.paused: dict[str, float] = {}
+        """Catalogues that were not asked, as they pause for long: until when, in seconds since
+        1970. What they may know of was not kept, and is asked by the next that links it."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, settings: Settings, ledger: Ledger, *, within: float, waits: float = LONGEST_WAIT
+    ) -> AsyncIterator[Linker]:
+        """For `within` seconds; connections end with the context. A catalogue that pauses for more
+        than `waits` seconds is left out; a shorter pause is SourceBusy."""
+        async with AsyncExitStack() as stack:
+            catalogues = []
+            for name in settings.link_catalogues:
+                kind = CATALOGUES[name]
+                opening = SourceClient.connect(
+                    kind.server(settings), settings, ledger, patience=PATIENCE
+                )
+                client = await stack.enter_async_context(opening)
+                catalogues.append(kind(client, contact=settings.contact))
+            max_age = settings.link_answers_days * DAY
+            yield cls(ledger, catalogues, max_age=max_age, within=within, waits=waits)
+
+    async def link(self, references: Sequence[Reference]) -> list[WorkLink]:
+        """The link of each, in their order.
+
+        By identifier where there is one that a catalogue knows; by search else. Catalogues that
+        pause for long are left out, and named by `paused`. Raises OutOfTime, SourceBusy, and
+        SourceUnavailable or SourceNonsense where no catalogue answers; whoever calls again goes on
+        from what was answered.
+        """
+        # In threads: a book has thousands, and others have to have their turn.
+        asked = await asyncio.to_thread(lambda: [questions_of(each) for each in references])
+        links: list[WorkLink | None] = [None] * len(references)
+        for means in Means:
+            wanted, questions = await asyncio.to_thread(_wanted, asked, means, links)
+            answers = await self._answers(questions)
+            links = await asyncio.to_thread(_after, links, references, wanted, answers)
+        return [link or WorkLink(LinkStatus.NOT_FOUND) for link in links]
+
+    async def _answers(self, questions: Mapping[str, WorkQuestion]) -> Answers:
+        """The answer to each question, by its key: kept, asked here, or asked by another."""
+        answers: Answers = {}
+        keys = list(questions)
+        for start in range(0, len(keys), READ_AT_ONCE):
+            answers |= await self._ledger.find_catalogue_answers(
+                keys[start : start + READ_AT_ONCE], max_age=self._max_age
+            )
+        left = [key for key in keys if key not in answers]
+        while left:
+            progress = False
+            for batch in _batches(questions, left):
+                claims = await self._ledger.claim_catalogue_questions(
+                    batch, self._holder, ttl=CLAIM, max_age=self._max_age
+                )
+                answers |= claims.kept
+                if claims.claimed:
+                    mine = [questions[key] for key in claims.claimed]
+                    answers |= await self._ask_claimed(mine)
+                progress = progress or bool(claims.kept or claims.claimed)
+            left = [key for key in left if key not in answers]
+            if left and not progress:
+                self._check_time()
+                await asyncio.sleep(LOOK)
+        return answers
+
+    async def _ask_claimed(self, questions: Sequence[WorkQuestion]) -> Answers:
+        """What is claimed is asked and kept, or given up."""
+        keys = [each.key for each in questions]
+        background = Background(self._log)
+        background.start("keep claims of questions", partial(self._renew, keys))
+        try:
+            self._check_time()
+            answers, unsure = await self._ask(questions)
+            sure = {key: works for key, works in answers.items() if key not in unsure}
+            await self._ledger.keep_catalogue_answers(sure)
+            if unsure:
+                await self._ledger.give_up_catalogue_claims(sorted(unsure), self._holder)
+            return answers
+        except BaseException:
+            try:
+                await asyncio.shield(self._ledger.give_up_catalogue_claims(keys, self._holder))
+            except LedgerError as error:  # they run out by themselves
+                self._log.warning("claims could not be released", error=str(error))
+            raise
+        finally:
+            await background.close()
+
+    async def _renew(self, keys: Sequence[str]) -> None:
+        while True:
+            await asyncio.sleep(CLAIM / 3)
+            try:
+                await self._ledger.renew_catalogue_claims(keys, self._holder, CLAIM)
+            except LedgerError as error:
+                self._log.warning("can't renew claims", error=str(error))
+
+    async def _ask(self, questions: Sequence[WorkQuestion]) -> tuple[Answers, set[str]]:
+        """The catalogues in their order, each for what the ones before it do not know. Also the
+        keys of those to which one that failed may have known more: they are asked again."""
+        answers: Answers = {each.key: [] for each in questions}
+        left = list(questions)
+        failed: SourceUnavailable | SourceNonsense | None = None
+        answered = is_incomplete = False
+        for catalogue in self._catalogues:
+            if not left:
+                break
+            if self.paused.get(catalogue.name, 0.0) > self._ledger.clock.time():
+                answered = is_incomplete = True
+                continue
+            try:
+                found = await self._found(catalogue, left)
+                answered = True
+            except (SourceUnavailable, SourceNonsense) as error:
+                self._log.warning(
+                    "a request to a catalogue failed", catalogue=catalogue.name, error=str(error)
+                )
+                failed = error
+                continue
+            except SourceBusy as error:
+                if error.wait <= self._waits:
+                    raise
+                self.paused[catalogue.name] = self._ledger.clock.time() + error.wait
+                self._log.warning(
+                    "catalogue left out",
+                    catalogue=catalogue.name,
+                    seconds=round(error.wait),
+                    error=str(error),
+                )
+                answered = is_incomplete = True
+                continue
+            except (SourceRefused, SourceNotFound) as error:
+                # Of the question, not of the catalogue: another may understand it.
+                self._log.warning(
+                    "a catalogue refused a request", catalogue=catalogue.name, error=str(error)
+                )
+                answered = True
+                continue
+            for key, works in found.items():
+                answers[key] += [
+                    {"provider": catalogue.name, "work": work.as_json()} for work in works
+                ]
+            left = [each for each in left if not _settles(each, answers[each.key])]
+        if failed is None and not is_incomplete:
+            return answers, set()
+        if failed is not None and not answered:
+            raise failed
+        return answers, {each.key for each in left}
+
+    async def _found(
+        self, catalogue: Catalogue, questions: Sequence[WorkQuestion]
+    ) -> dict[str, list[CitedWork]]:
+        if questions[0].means is not Means.SEARCH:
+
+            async def ask() -> dict[str, list[CitedWork]]:
+                found = await catalogue.by_identifiers(questions)
+                return {key: [work] for key, work in found.items()}
+
+        else:
+
+            async def ask() -> dict[str, list[CitedWork]]:
+                (question,) = questions
+                return {question.key: await catalogue.search(question)}
+
+        for number in range(1, TRIES + 1):
+            try:
+                return await self._in_patience(ask)
+            except (SourceUnavailable, SourceNonsense) as error:
+                if number == TRIES:
+                    raise
+                await self._pause(error.after or 0.5 * 2**number, error)
+        raise AssertionError
+
+    async def _in_patience(self, ask: Any) -> dict[str, list[CitedWork]]:
+        """Ask, and again as long as a busy catalogue's pause is short."""
+        while True:
+            try:
+                found: dict[str, list[CitedWork]] = await ask()
+                return found
+            except SourceBusy as error:
+                if error.wait > PATIENCE:
+                    raise
+                await self._pause(error.wait, error)
+
+    async def _pause(self, seconds: float, error: Exception) -> None:
+        if time.monotonic() + seconds > self._deadline:
+            raise error
+        await asyncio.sleep(seconds)
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise OutOfTime("the linker's time is over")
+
+
+def _wanted(
+    asked: Sequence[Sequence[WorkQuestion]], means: Means, links: Sequence[WorkLink | None]
+) -> tuple[dict[int, WorkQuestion], dict[str, WorkQuestion]]:
+    """The questions of these means, by the places of the references that are not linked yet, and
+    by their keys."""
+    wanted = {
+        place: question
+        for place, questions in enumerate(asked)
+        for question in questions
+        if question.means is means and _is_open(links[place])
+    }
+    return wanted, {each.key: each for each in wanted.values()}
+
+
+def _after(
+    links: Sequence[WorkLink | None],
+    references: Sequence[Reference],
+    wanted: Mapping[int, WorkQuestion],
+    answers: Answers,
+) -> list[WorkLink | None]:
+    """The links once these questions are answered."""
+    linked = list(links)
+    for place, question in wanted.items():
+        link = _linked(references[place], question, _works(answers[question.key]))
+        before = linked[place]
+        if link.status is LinkStatus.LINKED or (
+            link.status is LinkStatus.AMBIGUOUS and before is None
+        ):
+            linked[place] = link
+    return linked
+
+
+def _is_open(link: WorkLink | None) -> bool:
+    return link is None or link.status is not LinkStatus.LINKED
+
+
+def _batches(questions: Mapping[str, WorkQuestion], keys: Sequence[str]) -> Iterable[list[str]]:
+    """Identifiers many at a time, searches one by one."""
+    size = 1 if questions[keys[0]].means is Means.SEARCH else BATCH
+    return [list(keys[start : start + size]) for start in range(0, len(keys), size)]
+
+
+def _works(answer: Sequence[Any]) -> list[tuple[str, CitedWork]]:
+    return [(each["provider"], CitedWork.of(each["work"])) for each in answer]
+
+
+def _settles(question: WorkQuestion, answer: Sequence[Any]) -> bool:
+    """Whether no other catalogue need be asked: of a search, when one work alone fits well what
+    the question says."""
+    if not answer or question.means is not Means.SEARCH:
+        return bool(answer)
+    reference = Reference(text="", title=question.value, year=question.year)
+    return chosen(reference, _works(answer)).status is LinkStatus.LINKED
+
+
+def _linked(
+    reference: Reference, question: WorkQuestion, works: Sequence[tuple[str, CitedWork]]
+) -> WorkLink:
+    if question.means is Means.SEARCH:
+        return chosen(reference, works)
+    if not works:
+        return WorkLink(LinkStatus.NOT_FOUND)
+    provider, work = works[0]
+    return named(reference, question.means.value, provider, work)

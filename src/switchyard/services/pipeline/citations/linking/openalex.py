@@ -1,0 +1,71 @@
+"""OpenAlex: DOIs in batches, and a title at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.citations.linking.catalogue import (
+    FOUND,
+    MAX_AUTHORS,
+    Catalogue,
+    by_key,
+    dict_in,
+    doi_in,
+    dois_of,
+    last_part,
+    list_in,
+    person_of,
+    text_in,
+    work_of,
+    year_in,
+)
+from switchyard.services.pipeline.citations.linking.questions import WorkQuestion
+from switchyard.services.pipeline.citations.works import CitedWork
+
+
+class OpenAlex(Catalogue):
+    """https://docs.openalex.org"""
+
+    name = "openalex"
+    label = "OpenAlex"
+    _FIELDS = "id,doi,ids,title,publication_year,authorships,primary_location"
+
+    @classmethod
+    def secret_params(cls, settings: Settings) -> dict[str, str]:
+        """Its key, where there is one: without it, it answers few requests a day."""
+        key = settings.openalex_api_key
+        return {} if key is None else {"api_key": key.get_secret_value()}
+
+    async def by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
+        asked = dois_of(questions)
+        if not asked:
+            return {}
+        told = await self._get(
+            "/works",
+            **{"filter": "doi:" + "|".join(asked), "per-page": "100", "select": self._FIELDS},
+        )
+        works = [_openalex(each) for each in self._records(told, "results")]
+        return by_key(works, asked)
+
+    async def search(self, question: WorkQuestion) -> list[CitedWork]:
+        # A comma would begin another filter; the words have no signs.
+        params = {"filter": f"title.search:{question.value}", "per-page": str(FOUND)}
+        told = await self._get("/works", **params, select=self._FIELDS)
+        works = [_openalex(each) for each in self._records(told, "results")[:FOUND]]
+        return [work for work in works if work is not None]
+
+
+def _openalex(told: Mapping[str, Any]) -> CitedWork | None:
+    location = dict_in(told.get("primary_location"))
+    authorships = [dict_in(each) for each in list_in(told.get("authorships"))]
+    names = [text_in(dict_in(each.get("author")).get("display_name")) for each in authorships]
+    return work_of(
+        title=text_in(told.get("title")),
+        authors=tuple(person_of(name) for name in names[:MAX_AUTHORS] if name),
+        year=year_in(told.get("publication_year")),
+        container=text_in(dict_in(location.get("source")).get("display_name")),
+        doi=doi_in(told.get("doi")),
+        openalex=last_part(told.get("id"), r"W\d{1,20}"),
+    )

@@ -1,0 +1,161 @@
+"""Wikidata: identifiers in batches, a title at a time, and authors by their own items.
+
+An author is a text (P2093) or an item of its own (P50), in the order that P1545 says. How an item
+is named on the work may stand beside it (P1932); where it does not, the item's label is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from switchyard.services.pipeline.citations.linking.catalogue import (
+    ARXIV_DOI,
+    BATCH,
+    FOUND,
+    MAX_AUTHORS,
+    Catalogue,
+    by_key,
+    dict_in,
+    doi_in,
+    dois_of,
+    is_arxiv,
+    last_part,
+    list_in,
+    person_of,
+    text_in,
+    work_of,
+)
+from switchyard.services.pipeline.citations.linking.questions import WorkQuestion
+from switchyard.services.pipeline.citations.works import CitedWork
+from switchyard.services.pipeline.sources.errors import SourceNonsense
+
+NAMED = 10
+"""Authors of a work whose own items are looked up: the first ones. Matching needs no more."""
+_ITEM = r"Q[0-9]{1,20}"
+_LANGUAGES = ("en", "mul")
+
+
+class Wikidata(Catalogue):
+    """https://www.wikidata.org/w/api.php"""
+
+    name = "wikidata"
+    label = "Wikidata"
+    takes_mail = False
+
+    async def by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
+        asked = dois_of(questions)
+        if not asked:
+            return {}
+        said = [
+            f"P818={doi.removeprefix(ARXIV_DOI)}" if is_arxiv(doi) else f"P356={doi.upper()}"
+            for doi in asked
+        ]
+        works = await self._found("haswbstatement:" + "|".join(said), 2 * BATCH)
+        return by_key(works, asked)
+
+    async def search(self, question: WorkQuestion) -> list[CitedWork]:
+        # What has a DOI, or a date of publication: most other items are no works.
+        return await self._found(f"{question.value} haswbstatement:P356|P577", FOUND)
+
+    async def _found(self, said: str, most: int) -> list[CitedWork]:
+        listed = await self._get(
+            "", action="query", list="search", format="json", srsearch=said, srlimit=str(most)
+        )
+        titles = (each.get("title") for each in self._records(listed, "query", "search"))
+        ids = [each for each in titles if isinstance(each, str) and re.fullmatch(_ITEM, each)]
+        items = await self._items(ids[:most], "labels|claims")
+        unnamed = {
+            author.item: None  # each once, in their order
+            for item in items
+            for author in _authors(dict_in(item.get("claims")))[:NAMED]
+            if not author.name
+        }
+        people = await self._items(list(unnamed), "labels")
+        names = {last_part(each.get("id"), _ITEM): _label(each) for each in people}
+        works = (_work(item, names) for item in items)
+        return [work for work in works if work is not None]
+
+    async def _items(self, ids: Sequence[str], props: str) -> list[dict[str, Any]]:
+        """Those of these items that there are."""
+        found: list[dict[str, Any]] = []
+        for start in range(0, len(ids), BATCH):
+            told = await self._get(
+                "",
+                action="wbgetentities",
+                format="json",
+                props=props,
+                languages="|".join(_LANGUAGES),
+                ids="|".join(ids[start : start + BATCH]),
+            )
+            entities = told.get("entities")
+            if not isinstance(entities, dict):
+                raise SourceNonsense("Wikidata's answer has no entities")
+            found += [each for each in entities.values() if isinstance(each, dict)]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Author:
+    place: float
+    """In the order of the work's authors."""
+    name: str
+    """Empty where only the item says it."""
+    item: str = ""
+
+
+def _authors(claims: Mapping[str, Any]) -> list[_Author]:
+    found = [
+        _Author(_place(claim), text_in(_value(dict_in(claim).get("mainsnak"))))
+        for claim in list_in(claims.get("P2093"))[:MAX_AUTHORS]
+    ]
+    for claim in list_in(claims.get("P50"))[:MAX_AUTHORS]:
+        value = dict_in(_value(dict_in(claim).get("mainsnak")))
+        item = last_part(value.get("id"), _ITEM)
+        found.append(_Author(_place(claim), text_in(_qualifier(claim, "P1932")), item))
+    known = [author for author in found if author.name or author.item]
+    return sorted(known, key=lambda author: author.place)[:MAX_AUTHORS]
+
+
+def _place(claim: Any) -> float:
+    said = text_in(_qualifier(claim, "P1545"))
+    return int(said) if re.fullmatch(r"[0-9]{1,6}", said) else math.inf
+
+
+def _work(told: Mapping[str, Any], names: Mapping[str, str]) -> CitedWork | None:
+    claims = dict_in(told.get("claims"))
+    title = next((text_in(dict_in(each).get("text")) for each in _values(claims, "P1476")), "")
+    date = next((text_in(dict_in(each).get("time")) for each in _values(claims, "P577")), "")
+    people = [each.name or names.get(each.item, "") for each in _authors(claims)]
+    digits = re.match(r"\+?(\d{4})-", date)
+    return work_of(
+        title=title or _label(told),
+        authors=tuple(person_of(name) for name in people if name),
+        year=int(digits[1]) if digits else None,
+        doi=next((doi_in(each) for each in _values(claims, "P356")), ""),
+        arxiv_id=next((text_in(each).lower() for each in _values(claims, "P818")), ""),
+        wikidata=last_part(told.get("id"), _ITEM),
+    )
+
+
+def _label(told: Mapping[str, Any]) -> str:
+    labels = dict_in(told.get("labels"))
+    said = (text_in(dict_in(labels.get(language)).get("value")) for language in _LANGUAGES)
+    return next(filter(None, said), "")
+
+
+def _values(claims: Mapping[str, Any], name: str) -> Iterator[Any]:
+    for claim in list_in(claims.get(name)):
+        yield _value(dict_in(claim).get("mainsnak"))
+
+
+def _qualifier(claim: Any, name: str) -> Any:
+    said = list_in(dict_in(dict_in(claim).get("qualifiers")).get(name))
+    return _value(said[0]) if said else None
+
+
+def _value(snak: Any) -> Any:
+    return dict_in(dict_in(snak).get("datavalue")).get("value")

@@ -1,0 +1,308 @@
+"""A paper's list of references, found and cut into single ones; and where the text cites them."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from switchyard.services.pipeline.citations.reference import Reference
+from switchyard.services.pipeline.citations.superscripts import is_numbered, marked_sentences
+from switchyard.services.pipeline.citations.tokens import MAX_REFERENCE_CHARS
+from switchyard.services.pipeline.text.plain import sentences
+from switchyard.services.pipeline.text.raised import SIGNS, lowered
+
+# More references than any book has; what comes after them is left out.
+MAX_REFERENCES = 5_000
+MAX_CITATIONS = 20_000
+_MAX_LINES = 400_000
+
+_NAMES_OF_THE_LIST = (
+    "references|references and notes|references cited|list of references|notes and references|"
+    "bibliography|works cited|literature|literature cited|cited literature|reference list|"
+    "literatur|literaturverzeichnis|quellen|quellenverzeichnis|bibliographie|"
+    "références|références bibliographiques|referencias|referencias bibliográficas|bibliografía|"
+    "riferimenti|riferimenti bibliografici|bibliografia|referências|referências bibliográficas|"
+    "literatuur|litteratur|referenser|список литературы|литература|参考文献"
+)
+_NUMBERED = r"(?:#{1,6} )?\*{0,2}(?:(?:\d\d?|[A-Z]|[IVX]{1,5})(?:\.\d\d?){0,3}[.):]? +)?"
+_HEADING = re.compile(rf"{_NUMBERED}(?:{_NAMES_OF_THE_LIST})\*{{0,2}}[ .:]{{0,3}}", re.IGNORECASE)
+# The list's heading and its first entry, where a PDF's block was made one line.
+_HEADED = re.compile(
+    rf"({_NUMBERED}(?:{_NAMES_OF_THE_LIST})[.:]?) (?=\[[^\]]{{1,16}}\] |1[.)] )", re.IGNORECASE
+)
+_WHAT_FOLLOWS = (
+    r"(?:appendi(?:x|ces)|anhang|annexe?s?|apéndice|supplement\w*|supporting information)\b.{0,80}|"
+    r"acknowledge?ments?|danksagung|remerciements|agradecimientos|about the authors?|"
+    r"(?:author (?:contributions|biograph)|conflicts? of interest).{0,40}|"
+    r"figure captions|list of (?:figures|tables)|index|"
+    r"(?:chapter|kapitel|chapitre|capítulo|capitolo) (?:\d{1,3}|[IVXL]{1,6}|[a-z]{3,9})\b.{0,80}"
+)
+_END = re.compile(rf"{_NUMBERED}(?:{_WHAT_FOLLOWS})\*{{0,2}}[ .:]{{0,3}}", re.IGNORECASE)
+_BRACKET = re.compile(r"\[([0-9]{1,4}[a-z]?|[A-Za-z+*]{1,12}[0-9]{2,4}[a-z]?)\] {0,4}")
+_NUMBER = re.compile(r"\(?([0-9]{1,4})[.):]? {1,4}(?=\S)|([0-9]{1,4})\. ?(?=[^\W\d_])")
+_STARTS_LIKE_AUTHORS = re.compile(
+    r"(?:[^\W\d_][\w’'`-]+(?: [^\W\d_][\w’'`-]+){0,3}, ?[^\W\d_])"  # Smith, J.   van der Pol, B.
+    r"|(?:(?:[^\W\d_]\.[ -]?){1,4} ?(?:\w{2,4} ){0,2}[^\W\d_][\w’'-]+)"  # J. A. Smith
+    r"|(?:[^\W\d_][\w’'-]+ [^\W\d_]{1,3}[,.:])"  # Smith JA,
+    r"|(?:[^\W\d_][\w’'-]+(?: [^\W\d_]\.)? [^\W\d_][\w’'-]+(?:,| and | & |\. ))"  # John Smith,
+    r"|(?:—{2,}|_{3,}|-{3,})"  # the same author once more
+)
+# Where an entry may begin inside of a line: before a number, or before a name with initials.
+_WITHIN = re.compile(
+    r" (?=\[[0-9]{1,4}\] |[0-9]{1,3}\. [^\W\d_a-z])"
+    r"|(?<=[.)\]\d]) (?=[^\W\d_a-z][\w’'-]+, [^\W\d_a-z]\.)"
+)
+_RAISED_LABEL = re.compile(rf"(?:^|(?<=[.)\]\d]) )([{SIGNS}]{{1,4}})[.):]? ?(?=[^\W\d_])")
+_YEAR = re.compile(r"(?<!\d)(?:1[5-9]|20)\d\d(?!\d)")
+_LINE_ENDS = (".", ")", "]", "”", '"', "»", "/")
+
+
+@dataclass(frozen=True)
+class RawReference:
+    """One reference as it stands in the paper: its label there, and its page (from 1)."""
+
+    text: str
+    label: str
+    page: int
+
+
+@dataclass(frozen=True)
+class Citation:
+    """A place of the text that cites: the marker, the sentence around it, and what it cites.
+
+    `references` are places in the list of references, from 0.
+    """
+
+    marker: str
+    sentence: str
+    page: int
+    references: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Line:
+    text: str
+    page: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """A paper, taken apart: its references, and the text of each page without the lists of them."""
+
+    references: list[RawReference]
+    body: list[str]
+
+
+def split(pages: Sequence[str]) -> Split:
+    """The references of a paper, from the text of its pages; none where no list is found.
+
+    A list has a heading of its own, in any of a dozen languages, or entries that are numbered from
+    [1] at the end of the paper. There may be several, one at the end of each chapter.
+    """
+    lines = _lines(pages)
+    found: list[RawReference] = []
+    listed: set[int] = set()
+    for section in _sections(lines):
+        cut = _cut(lines[section.start : section.stop])
+        found += cut
+        if cut:
+            listed.update(section)
+    body: list[list[str]] = [[] for _ in pages]
+    for place, line in enumerate(lines):
+        if place not in listed:
+            body[line.page - 1].append(line.text)
+    return Split(found[:MAX_REFERENCES], ["\n".join(page) for page in body])
+
+
+def _lines(pages: Sequence[str]) -> list[_Line]:
+    lines = (
+        _Line(part.strip(), number)
+        for number, page in enumerate(pages, start=1)
+        for line in page.splitlines()
+        for part in _HEADED.sub(r"\1\n", line.strip(), count=1).split("\n")
+    )
+    return list(itertools.islice((line for line in lines if line.text), _MAX_LINES))
+
+
+def _sections(lines: Sequence[_Line]) -> Iterator[range]:
+    begin: int | None = None
+    headings = 0
+    for place, line in enumerate(lines):
+        if len(line.text) > 120:
+            continue
+        if _HEADING.fullmatch(line.text):
+            if begin is not None:
+                yield range(begin, place)
+            begin, headings = place + 1, headings + 1
+        elif begin is not None and _END.fullmatch(line.text):
+            yield range(begin, place)
+            begin = None
+    if begin is not None:
+        yield range(begin, len(lines))
+    if not headings:
+        yield _numbered_end(lines)
+
+
+def _numbered_end(lines: Sequence[_Line]) -> range:
+    """What follows the last line that begins with [1], if others follow it in order."""
+    for place in range(len(lines) - 1, -1, -1):
+        if lines[place].text.startswith("[1]"):
+            later = [
+                match.group(1) for line in lines[place:] if (match := _BRACKET.match(line.text))
+            ]
+            return range(place, len(lines) if later[:3] == ["1", "2", "3"] else place)
+    return range(0)
+
+
+def _cut(section: Sequence[_Line]) -> list[RawReference]:
+    """The entries of a list; a line may hold several, as a PDF's block is one line."""
+    lines = [
+        _Line(part, line.page)
+        for line in section
+        for part in _WITHIN.split(_RAISED_LABEL.sub(_lowered_label, line.text))
+    ]
+    starts = _by_brackets(lines) or _by_numbers(lines) or _by_authors(lines)
+    cut: list[RawReference] = []
+    for begin, (place, label, skip) in enumerate(starts):
+        end = starts[begin + 1][0] if begin + 1 < len(starts) else len(lines)
+        mine = [line.text for line in lines[place:end]]
+        text = "\n".join([mine[0][skip:], *mine[1:]])[:MAX_REFERENCE_CHARS].strip()
+        if _is_reference(text):
+            cut.append(RawReference(text, label, lines[place].page))
+    return cut
+
+
+def _is_reference(text: str) -> bool:
+    """What has neither a year nor a number, or is a word or two, is a page's header or the like."""
+    return len(text) >= 12 and any(sign.isdigit() for sign in text)
+
+
+def _lowered_label(match: re.Match[str]) -> str:
+    return f"{lowered(match[1])} "
+
+
+# Where a reference begins: its line, its label, and how much of the line the label takes.
+_Start = tuple[int, str, int]
+
+
+def _by_brackets(lines: Sequence[_Line]) -> list[_Start]:
+    starts = [
+        (place, match.group(1), match.end())
+        for place, line in enumerate(lines)
+        if (match := _BRACKET.match(line.text))
+    ]
+    return starts if starts and starts[0][0] <= 2 and len(starts) >= 2 else []
+
+
+def _by_numbers(lines: Sequence[_Line]) -> list[_Start]:
+    """Lines that begin with the next number; volumes and pages at a line's start are not that."""
+    starts: list[_Start] = []
+    expected = 0
+    for place, line in enumerate(lines):
+        match = _NUMBER.match(line.text)
+        number = int(match.group(1) or match.group(2)) if match else -1
+        if match and (number == expected or (not starts and place <= 2)):
+            starts.append((place, str(number), match.end()))
+            expected = number + 1
+    return starts if len(starts) >= 2 else []
+
+
+def _by_authors(lines: Sequence[_Line]) -> list[_Start]:
+    """Lines that begin as references do, after one that ended as they do."""
+    starts: list[_Start] = []
+    has_year = False
+    for place, line in enumerate(lines):
+        before = lines[place - 1].text
+        ended = place == 0 or before.endswith(_LINE_ENDS) or before[-1:].isdigit()
+        if _STARTS_LIKE_AUTHORS.match(line.text) and ended and (has_year or not starts):
+            starts.append((place, "", 0))
+            has_year = False
+        has_year = has_year or bool(_YEAR.search(line.text))
+    return starts
+
+
+_NUMERIC_MARKER = re.compile(r"\[(\d{1,4}(?:\s?[,;–-]\s?\d{1,4}){0,30})\]")
+_AUTHOR_MARKER = re.compile(r"\(([^()\n]{3,300}?(?:1[5-9]|20)\d\d[a-z]?(?:[,;][^()\n]{0,200})?)\)")
+_NARRATIVE = re.compile(
+    r"\b([^\W\d_][\w’'-]{1,40})(?: et al\.?,?| (?:and|&|und|et|y) [^\W\d_][\w’'-]{1,40})?"
+    r" \(((?:1[5-9]|20)\d\d)[a-z]?\)"
+)
+_ONE_OF_SEVERAL = re.compile(r"([A-ZÀ-ÖØ-ÞĀ-Ž][\w’'-]{1,40})\D{0,120}?((?:1[5-9]|20)\d\d)[a-z]?")
+
+
+def citations_in(
+    body: Sequence[str], raw: Sequence[RawReference], parsed: Sequence[Reference]
+) -> list[Citation]:
+    """Where a paper's text cites its references: [12], [3, 5–7], (Smith, 2020), Smith (2020), and
+    raised numbers where it has none in brackets (`superscripts` has the rule).
+
+    `body` is the text of each page without the lists of references. At most 20,000.
+    """
+    labels = {reference.label: place for place, reference in enumerate(raw) if reference.label}
+    named = _by_name(parsed)
+    found: Iterator[Citation] = (
+        Citation(marker, sentence, number, cited)
+        for number, page in enumerate(body, start=1)
+        for sentence in sentences(" ".join(page.split()))
+        for marker, cited in _cited(sentence, labels, named)
+    )
+    if is_numbered(list(labels)) and not cites_by_number(body):
+        found = itertools.chain(found, _raised(body, labels))
+    return list(itertools.islice(found, MAX_CITATIONS))
+
+
+def _raised(body: Sequence[str], labels: Mapping[str, int]) -> Iterator[Citation]:
+    for number, page in enumerate(body, start=1):
+        for sentence, markers in marked_sentences(page):
+            for marker in markers:
+                cited = [labels.get(label) for label in _numbers(lowered(marker))]
+                known = tuple(place for place in cited if place is not None)
+                if len(known) == len(cited):
+                    yield Citation(marker, sentence, number, known)
+
+
+def cites_by_number(body: Sequence[str]) -> bool:
+    """Whether a text has markers such as [12]."""
+    return any(_NUMERIC_MARKER.search(page) for page in body)
+
+
+def _by_name(parsed: Sequence[Reference]) -> Mapping[tuple[str, int], tuple[int, ...]]:
+    """References by first author and year; two of one year are both meant where no letter tells."""
+    named: dict[tuple[str, int], tuple[int, ...]] = {}
+    for place, reference in enumerate(parsed):
+        if reference.authors and reference.year:
+            key = (reference.authors[0].family.split()[-1].casefold(), reference.year)
+            named[key] = (*named.get(key, ()), place)
+    return named
+
+
+def _cited(
+    sentence: str, labels: Mapping[str, int], named: Mapping[tuple[str, int], tuple[int, ...]]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for match in _NUMERIC_MARKER.finditer(sentence):
+        cited = tuple(labels[label] for label in _numbers(match.group(1)) if label in labels)
+        if cited:
+            yield match.group(), cited
+    for match in _AUTHOR_MARKER.finditer(sentence):
+        one_by_one = _ONE_OF_SEVERAL.findall(match.group(1))
+        cited = tuple(place for name, year in one_by_one for place in _named(named, name, year))
+        if cited:
+            yield match.group(), cited
+    for match in _NARRATIVE.finditer(sentence):
+        cited = _named(named, match.group(1), match.group(2))
+        if cited:
+            yield match.group(), cited
+
+
+def _named(
+    named: Mapping[tuple[str, int], tuple[int, ...]], name: str, year: str
+) -> tuple[int, ...]:
+    return named.get((name.casefold(), int(year)), ())
+
+
+def _numbers(marker: str) -> Iterator[str]:
+    """3, 5–7 as 3, 5, 6, 7; a range that is longer than any marker's is two numbers."""
+    for part in re.split(r"[,;]", marker):
+        first, *last = re.split(r"[–-]", part)
+        low, high = int(first), int(last[-1]) if last else int(first)
+        yield from map(str, range(low, high + 1) if 0 <= high - low <= 50 else (low, high))

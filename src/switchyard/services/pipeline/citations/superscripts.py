@@ -1,0 +1,87 @@
+"""Where a text cites by raised numbers: which of them are markers, and which are exponents,
+footnotes, or the marks of authors' addresses.
+
+The rule, made to tie too few rather than wrong ones. A raised number cites where
+
+- the list of references is numbered, the text has no markers in brackets, and every number of the
+  marker is in the list,
+- it follows a word of three letters or more, a sentence's sign, or a bracket around words; not a
+  digit, a symbol, a unit behind a number, or the name of a function; and no letter follows it,
+- its paragraph is text: it has three words in small letters, as lines of authors have not,
+- nothing on the page begins with the same number, as a footnote does; but for a number that
+  stands in a line of authors, where what begins with it is an address.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from switchyard.services.pipeline.text.plain import sentences
+from switchyard.services.pipeline.text.raised import SIGNS, lowered
+
+_ONE = rf"[{SIGNS}]{{1,4}}"
+_MARK = rf"{_ONE}(?:\s?[,;–⁻]\s?{_ONE}){{0,30}}"
+_MARKER = re.compile(rf"(?<=.)(?<![\s\d{SIGNS}⁻⁺]){_MARK}(?![\w⁺⁻⁼])")
+_NOTE = re.compile(rf"(?:^|(?<=\s))({_ONE})[ .)]?\s?[^\W\d_]")
+_SENTENCE_END = re.compile(rf"(?<=[.!?])([”\"’)]?{_MARK}) +(?=[“\"(‘]?[^\W\d_a-z])")
+_WORD = re.compile(r"[^\W\d_]+(?:[-’'][^\W\d_]+)*$")
+_UNIT = re.compile(r"\d[\s\u2009\u202f]?[^\W\d_]{1,4}$")
+_IN_BRACKETS = re.compile(r"[(\[][^()\[\]]*[^\W\d_]{3}[^()\[\]]*[)\]]$")
+_SMALL_WORD = re.compile(r"(?<![\w’'])[^\W\d_A-ZÀ-Þ]{3,}(?!\w)")
+_FUNCTIONS = frozenset(
+    ("sin", "cos", "tan", "cot", "log", "exp", "det", "max", "min", "sinh", "cosh")
+)
+_SENTENCE_SIGNS = '.,;:!?”"’»'
+_LONGEST_WORD = 60
+
+
+def marked_sentences(page: str) -> Iterator[tuple[str, list[str]]]:
+    """The sentences of a page's text (a paragraph to a line) with the markers in each."""
+    paragraphs = [line.strip() for line in page.splitlines() if line.strip()]
+    notes = {lowered(mark) for each in paragraphs for mark in _NOTE.findall(each)}
+    for each in paragraphs:
+        if not _is_text(each):
+            notes -= {number for mark in _MARKER.findall(each) for number in _digits(mark)}
+    for paragraph in filter(_is_text, paragraphs):
+        for part in _SENTENCE_END.sub("\\1\n", paragraph).split("\n"):
+            for sentence in sentences(part):
+                yield (
+                    sentence,
+                    [mark for mark in _markers(sentence) if notes.isdisjoint(_digits(mark))],
+                )
+
+
+def _markers(sentence: str) -> Iterator[str]:
+    for match in _MARKER.finditer(sentence):
+        before = sentence[max(0, match.start() - _LONGEST_WORD) : match.start()]
+        if _may_be_cited(before):
+            yield match.group()
+
+
+def _may_be_cited(before: str) -> bool:
+    """Whether what stands before a raised number can be what it is a source of."""
+    if not before:
+        return False
+    if before[-1] in _SENTENCE_SIGNS:
+        return True
+    if before[-1] in ")]":
+        return _IN_BRACKETS.search(before) is not None
+    word = _WORD.search(before)
+    return (
+        word is not None
+        and len(word.group()) >= 3
+        and word.group().casefold() not in _FUNCTIONS
+        and _UNIT.search(before) is None
+    )
+
+
+def _is_text(paragraph: str) -> bool:
+    return len(_SMALL_WORD.findall(paragraph)) >= 3
+
+
+def _digits(mark: str) -> set[str]:
+    return set(re.findall(r"\d+", lowered(mark)))
+
+
+def is_numbered(labels: Sequence[str]) -> bool:
+    """Whether a list of references has numbers that can be cited so."""
+    return sum(label.isdecimal() for label in labels) >= 2

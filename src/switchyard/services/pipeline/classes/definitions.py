@@ -1,0 +1,133 @@
+"""The file that says how documents are classified, read and checked."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from switchyard.broker import patterns
+from switchyard.broker.message import describe
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.toml_file import InvalidToml, read_toml
+from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.pipeline.text.plain import words
+
+MAX_KEYWORD_WORDS = 8
+_BY = ("rules", "meaning")
+_MOST_KEYWORDS = 5_000
+
+ClassName = Annotated[str, Field(pattern=patterns.SHORT_NAME)]
+"""Of a kind or a label."""
+Description = Annotated[str, Field(min_length=1, max_length=2_000)]
+
+
+class BadClasses(PermanentError):
+    """The file of JOBS_CLASSES can't be used; the text says where it is wrong."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class KeywordLabel(_Part):
+    """A label that keywords bring."""
+
+    at_least: float = Field(gt=0, le=1e6)
+    keywords: dict[Annotated[str, Field(max_length=200)], Annotated[float, Field(gt=0, le=1e6)]]
+
+    @field_validator("keywords")
+    @classmethod
+    def _have_words(cls, value: dict[str, float]) -> dict[str, float]:
+        if not 1 <= len(value) <= _MOST_KEYWORDS:
+            raise ValueError(f"a label has 1 to {_MOST_KEYWORDS:,} keywords, not {len(value):,}")
+        for keyword in value:
+            count = len(words(keyword))
+            if not 1 <= count <= MAX_KEYWORD_WORDS:
+                raise ValueError(
+                    f"the keyword {keyword[:50]!r} has {count} words: 1 to {MAX_KEYWORD_WORDS} "
+                    "can be looked for"
+                )
+            if "*" in keyword.rstrip("*"):
+                raise ValueError(f"in the keyword {keyword[:50]!r}, * can only be the last letter")
+        return value
+
+
+class DescribedLabel(_Part):
+    """A label that a text is like."""
+
+    descriptions: list[Description] = Field(min_length=1, max_length=50)
+
+
+class RuleKind(_Part):
+    """A kind of class by keywords."""
+
+    by: Literal["rules"]
+    otherwise: ClassName | None = None
+    labels: dict[ClassName, KeywordLabel] = Field(min_length=1, max_length=100)
+    """The first that fits is taken."""
+
+
+class MeaningKind(_Part):
+    """A kind of class by similarity."""
+
+    by: Literal["meaning"]
+    otherwise: ClassName | None = None
+    at_least: float = Field(default=0.05, ge=0, le=2)
+    several: int = Field(default=1, ge=1, le=20)
+    labels: dict[ClassName, DescribedLabel] = Field(min_length=2, max_length=100)
+
+
+class ClassDefinitions(_Part):
+    """All kinds, by name."""
+
+    kinds: dict[ClassName, Annotated[RuleKind | MeaningKind, Field(discriminator="by")]] = Field(
+        min_length=1, max_length=50
+    )
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> ClassDefinitions:
+        described = sum(
+            len(label.descriptions)
+            for kind in self.kinds.values()
+            if isinstance(kind, MeaningKind)
+            for label in kind.labels.values()
+        )
+        if described > 1_000:
+            raise ValueError(f"there are {described:,} descriptions, 1,000 are allowed")
+        return self
+
+    @property
+    def hash(self) -> str:
+        """Of all that they say: the same for the same rules, however they are written down."""
+        return content_hash(self.model_dump(mode="json"))
+
+
+def definitions(path: Path | None) -> ClassDefinitions:
+    """Those of the file, of the package's own where there is none.
+
+    Raises BadClasses: the file is not there, too large, no TOML, or does not say how to classify.
+    """
+    if path is None:
+        own = files(__package__).joinpath("classes.toml").read_text("utf-8")
+        return _parsed(tomllib.loads(own), "its own")
+    try:
+        return _parsed(read_toml(path), repr(str(path)))
+    except InvalidToml as error:
+        raise BadClasses(f"JOBS_CLASSES: {error}") from error
+
+
+def _parsed(tables: dict[str, Any], name: str) -> ClassDefinitions:
+    try:
+        return ClassDefinitions.model_validate(tables)
+    except ValidationError as error:
+        raise BadClasses(f"JOBS_CLASSES: {name}: {describe(error, _as_in_the_file)}") from error
+
+
+def _as_in_the_file(steps: Sequence[str | int]) -> Sequence[str | int]:
+    """Behind a kind's name pydantic puts what the kind is by."""
+    return (*steps[:2], *steps[3:]) if steps[2:3] and steps[2] in _BY else steps

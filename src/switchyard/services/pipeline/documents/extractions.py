@@ -1,0 +1,86 @@
+"""Text alone: one job that reads an upload, and its result in storage."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from switchyard.services.common.errors import Unknown, WrongState
+from switchyard.services.common.files.storage_errors import InvalidKey, NotStored
+from switchyard.services.common.files.uploads import Upload
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.states import State
+from switchyard.services.pipeline.documents.inbox import About, Inbox
+from switchyard.services.pipeline.workers.stages import EXTRACT
+
+
+class UnknownExtraction(Unknown):
+    """There is no extraction of that id, or its result was removed."""
+
+
+class ExtractionNotFinished(WrongState):
+    """It has no result yet, or has failed: see `record`."""
+
+    def __init__(self, record: JobRecord) -> None:
+        self.record = record
+        super().__init__(f"the extraction is {record.state}")
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """A text that will be had under the job's id; `result` is there where it was made at once."""
+
+    job_id: str
+    result: dict[str, Any] | None = None
+
+
+class ExtractionDesk:
+    """Where texts are ordered and fetched."""
+
+    def __init__(self, ledger: Ledger, inbox: Inbox) -> None:
+        self._ledger = ledger
+        self.inbox = inbox
+
+    async def order(self, upload: Upload, about: About) -> Extraction:
+        """Have the text of an upload extracted. Inline, with its result.
+
+        Raises as Inbox.start does; inline ExtractionNotFinished for a file that can't be read.
+        """
+        request = JobRequest(
+            f"{about.lane}.{EXTRACT.name}",
+            about.payload(upload, "title", "filename"),
+            source=about.asked_by,
+            job_id=str(uuid4()),
+            vouched=upload.vouched,
+            notify_url=about.notify_url,
+        )
+        job_id = (await self.inbox.start(request, upload)).job_id
+        if not self.inbox.is_inline:
+            return Extraction(job_id)
+        try:
+            await self.inbox.see_through(job_id)
+            return Extraction(job_id, await self.result(job_id))
+        finally:
+            await self.inbox.discard(upload)
+
+    async def result(self, job_id: str) -> dict[str, Any]:
+        """What an extraction has made: title, counts and `pages` with their text.
+
+        Raises UnknownExtraction, ExtractionNotFinished, LedgerUnavailable.
+        """
+        record = await self._ledger.get(job_id)
+        if record is None or record.job_type != EXTRACT.name or "key" not in record.payload:
+            raise UnknownExtraction(f"there is no extraction {job_id}")
+        if record.state is not State.SUCCEEDED:
+            raise ExtractionNotFinished(record)
+        try:
+            # Where its job says: older ones lie elsewhere.
+            key = (record.result or {}).get("result", "")
+            result: dict[str, Any] = json.loads(await self.inbox.storage.get_async(key))
+        except (NotStored, InvalidKey) as error:
+            raise UnknownExtraction(f"the text of extraction {job_id} was removed") from error
+        return result

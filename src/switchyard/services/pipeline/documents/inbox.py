@@ -1,0 +1,196 @@
+"""Uploads on their way to a job: stored as they come in, removed when no job has them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from switchyard.broker.errors import PublishError
+from switchyard.services.common.errors import InvalidInput
+from switchyard.services.common.files.charsets import Charset
+from switchyard.services.common.files.quota import Quota
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.uploads import Upload, receive
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
+from switchyard.services.engine.publishing.preparing import (
+    NOTICE_KEY,
+    InvalidJob,
+    JobRequest,
+    check_notify_url,
+)
+from switchyard.services.engine.publishing.publisher import Published
+from switchyard.services.engine.records.requests import MAX_NOTIFY_URL, checked_source
+from switchyard.services.engine.runtime.inline import InlineRunner
+from switchyard.services.pipeline.text.plain import clean
+
+_FIELDS = ("source", "title", "lane", "notify_url")
+
+
+class Starter(Protocol):
+    """Starts jobs: a JobPublisher where there is a broker, an InlineRunner where there is none."""
+
+    async def publish(self, request: JobRequest) -> Published: ...
+
+
+class InvalidAbout(InvalidInput):
+    """What was said of a file can't be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a sender says of a file. Nothing of it is ever used as a path."""
+
+    filename: str | None = None
+    source: str | None = None
+    title: str | None = None
+    lane: Literal["hot", "backfill"] = "hot"
+    notify_url: str | None = None
+    """Is told of the end."""
+    asked_by: str = "api"
+    """The source of the job: fair shares and spend go by it. `source` is that of the file."""
+    may_read: bool = True
+    """The sender may see what others have sent."""
+
+    @classmethod
+    def of(
+        cls,
+        filename: str | None,
+        fields: Mapping[str, str],
+        *,
+        asked_by: str,
+        may_read: bool = True,
+    ) -> About:
+        """From a form: `source`, `title`, `lane`, `notify_url`. Raises InvalidAbout for a field
+        that does not exist, is too long, or names another lane."""
+        said = {name: clean(value) for name, value in fields.items()}
+        unknown = sorted(set(said) - set(_FIELDS))
+        if unknown:
+            there = ", ".join(_FIELDS)
+            raise InvalidAbout(f"there is no field {unknown[0][:50]!r}: use {there}")
+        for name, limit in (("title", 1000), ("notify_url", MAX_NOTIFY_URL)):
+            if len(said.get(name, "")) > limit:
+                raise InvalidAbout(f"{name} has more than {limit:,} characters")
+        try:
+            checked_source(said.get("source", ""))
+        except ValueError as error:
+            raise InvalidAbout(str(error)) from error
+        lane = said.get("lane") or "hot"
+        if lane not in ("hot", "backfill"):
+            raise InvalidAbout(f"lane must be hot or backfill, not {lane[:50]!r}")
+        shown = clean(filename or "").replace("\\", "/").rpartition("/")[2][-255:]
+        return cls(
+            filename=shown or None,
+            source=said.get("source") or None,
+            title=said.get("title") or None,
+            lane="hot" if lane == "hot" else "backfill",
+            notify_url=said.get("notify_url") or None,
+            asked_by=asked_by,
+            may_read=may_read,
+        )
+
+    def payload(self, upload: Upload, *names: str) -> dict[str, str]:
+        """The payload of a job that reads the upload, with those of the fields that are set."""
+        said = {name: getattr(self, name) for name in names}
+        return {"key": upload.key} | {name: value for name, value in said.items() if value}
+
+
+def check_claim(source: str, registry: Registry) -> None:
+    """Raises InvalidAbout for the source of what a job type asks a server for: `arxiv:…` of
+    `ingest_arxiv`. That a document comes from there is for the server to say."""
+    place, colon, _ = source.partition(":")
+    name = f"ingest_{place.strip().lower()}"
+    if colon and any(each.name == name for each in registry):
+        raise InvalidAbout(
+            f"source {place}:… is for documents that {name} has fetched from there: publish that "
+            "job, or name another source"
+        )
+
+
+class Inbox:
+    """Takes uploads in and starts their jobs."""
+
+    def __init__(self, settings: Settings, start: Starter, inline: InlineRunner | None) -> None:
+        self.storage = Storage(settings.files_url, prompt=True)
+        self.max_bytes = settings.max_document_bytes
+        self._settings = settings
+        self._quota = Quota(self.storage, settings.storage_quota)
+        self._starter = start
+        self._inline = inline
+
+    @property
+    def is_inline(self) -> bool:
+        """There is no broker: jobs run in this process, and their callers wait for them."""
+        return self._inline is not None
+
+    async def receive(
+        self,
+        parts: AsyncIterable[bytes],
+        filename: Callable[[], str | None] = lambda: None,
+        charset: Callable[[], Charset | None] = lambda: None,
+    ) -> Upload:
+        """Store an upload as it comes in, whose name and declared charset are known with its first
+        part.
+
+        Raises StorageFull, UnsupportedDocument, DocumentTooLarge, and what `parts` raises; nothing
+        is kept then.
+        """
+        await self._quota.check()
+        metered = self._quota.metered(parts)
+        return await receive(self.storage, metered, filename, charset, max_bytes=self.max_bytes)
+
+    def check(self, about: About) -> None:
+        """Raises InvalidJob where nobody could be told of the end as it is asked for."""
+        if about.notify_url is None:
+            return
+        if self.is_inline:
+            raise InvalidJob("notify_url needs a broker: set JOBS_AMQP_URL", at="notify_url")
+        check_notify_url(about.notify_url, self._settings)
+
+    async def require_room(self) -> None:
+        """Raises StorageFull when nothing more may be taken in."""
+        await self._quota.check()
+
+    async def publish(self, request: JobRequest) -> Published:
+        """Start a job that reads no upload. Raises PublishError, InvalidJob, InvalidPayload and
+        LedgerUnavailable."""
+        return await self._starter.publish(request)
+
+    async def discard(self, upload: Upload) -> None:
+        """Remove an upload that no job works on."""
+        await self.storage.delete_async(upload.key)
+        self._quota.release(upload.size)
+
+    async def start(self, request: JobRequest, upload: Upload) -> Published:
+        """Start a job that reads the upload.
+
+        Raises PublishError, InvalidJob, InvalidPayload and LedgerUnavailable. The upload is
+        discarded then, unless a job may have it nevertheless.
+        """
+        try:
+            return await self._starter.publish(request)
+        except PublishError as error:
+            if error.left_nothing:
+                await self.discard(upload)
+            raise
+        except (InvalidJob, InvalidPayload):
+            await self.discard(upload)
+            raise
+
+    async def start_alone(self, request: JobRequest) -> Published:
+        """Start a job that reads no upload. Raises as `start` does."""
+        return await self._starter.publish(request)
+
+    async def tell_as_well(self, about: About, job_id: str) -> None:
+        """Tell a sender of the end of a run that another has started: of the errors only one who
+        may read. Raises as `start` does."""
+        notice: dict[str, Any] = {"url": about.notify_url, "job_id": job_id}
+        if not about.may_read:
+            notice["errors"] = False
+        await self.publish(JobRequest(NOTICE_KEY, notice, source=about.asked_by, vouched=notice))
+
+    async def see_through(self, job_id: str | None) -> None:
+        """Inline, return when the job and all that follow from it have ended; else at once."""
+        if self._inline is not None and job_id is not None:
+            await self._inline.finish(job_id)

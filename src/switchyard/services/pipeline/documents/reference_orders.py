@@ -1,0 +1,146 @@
+"""References out of files and texts that are not kept as documents: ordered, followed, fetched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import uuid4
+
+from switchyard.services.common.errors import Unknown
+from switchyard.services.common.files.keys import extraction_key, job_folder, stage_key
+from switchyard.services.common.files.storage_errors import FileTooLarge, NotStored
+from switchyard.services.common.files.uploads import Upload
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.states import State
+from switchyard.services.pipeline.citations.kept import kept_references
+from switchyard.services.pipeline.documents.extractions import ExtractionNotFinished
+from switchyard.services.pipeline.documents.inbox import About, Inbox
+from switchyard.services.pipeline.workers.stages import LINK_CITATIONS, REFERENCE_STAGES
+
+Order = Literal["extract_references", "parse_references", "process_references"]
+"""Job types on references that can be ordered."""
+MAX_OUTPUT = 8 * 1024 * 1024
+"""Bytes of an output that stands in a job's view."""
+
+
+class NoReferences(Unknown):
+    """There is no job of that id that looks for references, or its result was removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagesDone:
+    """How far a job with stages of its own has come."""
+
+    current: str | None
+    """None before it runs, and when it has ended well."""
+    completed: tuple[str, ...]
+
+
+class ReferenceDesk:
+    """Where references are ordered and fetched."""
+
+    def __init__(self, ledger: Ledger, inbox: Inbox) -> None:
+        self._ledger = ledger
+        self.inbox = inbox
+
+    async def order_from_file(self, order: Order, upload: Upload, about: About) -> str:
+        """Start the job on an upload; gives its id. Inline, this returns when it has ended.
+
+        Raises as Inbox.start does.
+        """
+        payload = about.payload(upload, "filename")
+        request = _request(order, about, payload, upload.vouched)
+        job_id = (await self.inbox.start(request, upload)).job_id
+        if self.inbox.is_inline:
+            try:
+                await self.inbox.see_through(job_id)
+            finally:
+                await self.inbox.discard(upload)
+        return job_id
+
+    async def order_from_text(self, order: Order, payload: Mapping[str, Any], about: About) -> str:
+        """Start the job on what the payload has, else the same. Raises InvalidPayload."""
+        job_id = (await self.inbox.start_alone(_request(order, about, payload))).job_id
+        await self.inbox.see_through(job_id)
+        return job_id
+
+    async def stages(self, record: JobRecord) -> StagesDone | None:
+        """How far a job has come; None for one without stages of its own, or on a document."""
+        stages = REFERENCE_STAGES.get(record.job_type)
+        if stages is None or "document_id" in record.payload:
+            return None
+        if record.state is State.SUCCEEDED:
+            return StagesDone(None, tuple(stage.name for stage in stages))
+        done = []
+        for stage in stages:
+            if not await self.inbox.storage.exists_async(
+                stage_key(job_folder(record.id), stage.name)
+            ):
+                break
+            done.append(stage.name)
+        left = [stage.name for stage in stages if stage.name not in done]
+        waits = record.started_at is None or not left
+        return StagesDone(None if waits else left[0], tuple(done))
+
+    async def output(self, record: JobRecord) -> dict[str, Any] | None:
+        """What a job has made, where that lies in storage under its own id, up to MAX_OUTPUT."""
+        if not _has_output(record):
+            return None
+        key = extraction_key(record.id)
+        try:
+            raw = await self.inbox.storage.get_async(key, max_bytes=MAX_OUTPUT)
+        except (NotStored, FileTooLarge):
+            return None
+        output: dict[str, Any] = json.loads(raw)
+        return output
+
+    async def references(self, job_id: str) -> dict[str, Any]:
+        """What a job has made: `references`, and `citations` where it has looked for them.
+
+        Raises NoReferences, ExtractionNotFinished, LedgerUnavailable.
+        """
+        record = await self._ledger.get(job_id)
+        if record is None or record.job_type not in (*REFERENCE_STAGES, LINK_CITATIONS.name):
+            raise NoReferences(f"there is no job {job_id} that looks for references")
+        if record.state is not State.SUCCEEDED:
+            raise ExtractionNotFinished(record)
+        made = await self._made(record)
+        if made is None:
+            raise NoReferences(f"the result of job {job_id} was removed")
+        return made
+
+    async def _made(self, record: JobRecord) -> dict[str, Any] | None:
+        if isinstance((record.result or {}).get("references"), list):
+            return record.result
+        if _has_output(record):
+            return await self.output(record)
+        document_id = record.payload.get("document_id")
+        if document_id is None:
+            return None
+        return await kept_references(self.inbox.storage, document_id)
+
+
+def _has_output(record: JobRecord) -> bool:
+    """Whether its result says that its output lies in storage, under its own id."""
+    return (record.result or {}).get("result") == extraction_key(record.id)
+
+
+def _request(
+    order: Order,
+    about: About,
+    payload: Mapping[str, Any],
+    vouched: Mapping[str, Any] | None = None,
+) -> JobRequest:
+    # Its worker has no backfill lane: what is not urgent is maintenance.
+    return JobRequest(
+        f"{'hot' if about.lane == 'hot' else 'maintenance'}.{order}",
+        payload,
+        source=about.asked_by,
+        job_id=str(uuid4()),
+        vouched=vouched,
+        notify_url=about.notify_url,
+    )

@@ -1,0 +1,85 @@
+"""The runs of a document's pipeline: which there were, and which job would start the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID, uuid5
+
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.results import Document, JobSummary
+from switchyard.services.engine.records.states import FINISHED, State
+
+_RUNS = UUID("3a8a7c0e-5b0f-5d7e-9e0a-6f1b7c2d9e11")
+_MAX_RUNS = 1_000
+
+
+@dataclass(slots=True)
+class Runs:
+    """The runs of a document's pipeline, one after the other."""
+
+    next_id: str
+    """The first job of the next one."""
+    latest: list[JobSummary] = field(default_factory=list)
+    """The jobs of the last one that did something, if any did."""
+    is_open: bool = False
+    """The last one has not ended."""
+
+    def add(self, jobs: list[JobSummary], next_id: str) -> None:
+        """Another run, with the id of that which follows it."""
+        if not _found_it_known(jobs) or _found_it_known(self.latest):
+            self.latest = jobs
+        self.is_open = any(job.state not in FINISHED for job in jobs)
+        self.next_id = next_id
+
+
+def _found_it_known(jobs: Sequence[JobSummary]) -> bool:
+    """Whether a run ended with its first job: the document was there. Also true of none."""
+    return len(jobs) <= 1 and all(job.state is State.SUCCEEDED for job in jobs)
+
+
+class PipelineRuns:
+    """Finds the runs of documents in the ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def of(self, document_id: str, document: Document | None) -> Runs:
+        """Those of one document, with its record if there is one yet."""
+        first = recorded_run(document) if document else run_id(document_id)
+        return (await self.of_each({document_id: first}))[document_id]
+
+    async def kept(self, document_id: str, document: Document | None) -> Runs:
+        """The same, to be relied on: the sender of a job that the broker has still to confirm
+        can't take it back any more, and one that was taken back is not among them."""
+        while True:
+            runs = await self.of(document_id, document)
+            pending = [job.id for job in runs.latest if job.state is State.PENDING]
+            if not pending or len(await self._ledger.rely_on(pending)) == len(pending):
+                return runs
+
+    async def of_each(self, first: Mapping[str, str]) -> dict[str, Runs]:
+        """The runs of each document, from the one that its record knows on: one that has ended is
+        followed by that which the same file, sent again, has started."""
+        found = {each: Runs(next_id=run) for each, run in first.items()}
+        wanted = dict(first)
+        for _ in range(_MAX_RUNS):
+            if not wanted:
+                break
+            jobs = await self._ledger.pipelines(wanted.values())
+            there = {each: run for each, run in wanted.items() if run in jobs}
+            for each, run in there.items():
+                found[each].add(jobs[run], next_id=run_id(each, after=run))
+            wanted = {each: found[each].next_id for each in there if not found[each].is_open}
+        return found
+
+
+def recorded_run(document: Document) -> str:
+    """The run that its record knows."""
+    return document.pipeline or run_id(document.id)
+
+
+def run_id(document_id: str, after: str | None = None) -> str:
+    """The first job of a run: the same for all who send the file at the same time, so that they
+    start one pipeline."""
+    return str(uuid5(_RUNS, f"{document_id}/{after or ''}"))

@@ -1,0 +1,58 @@
+"""What a document adds to the graph, told to the ledger as its stages find it out.
+
+Each call replaces what the same stage has told before, so it may be repeated, in any order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from switchyard.services.pipeline.graph.describing import (
+    cited_works,
+    document_of,
+    similar_documents,
+)
+from switchyard.services.pipeline.records.graph import Described, EdgeKind, NewEdge, NodeKind
+
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.engine.ledger import Ledger
+
+_ABOUT_ITSELF = (EdgeKind.WRITTEN_BY, EdgeKind.PUBLISHED_IN, EdgeKind.ABOUT)
+
+
+async def tell_document(
+    ledger: Ledger,
+    document_id: str,
+    about: Mapping[str, Any],
+    title: str,
+    *,
+    links: Iterable[Mapping[str, Any]] | None = None,
+    references: Mapping[str, Any] | None = None,
+) -> None:
+    """Tell what a document is: `about` is the result of its first stage; and what it is like
+    (`links`), or what it cites (`references`, the result of `process_references`), where that is
+    known. Raises LedgerUnavailable."""
+    document = document_of(
+        document_id, title=title, source=about.get("source"), entry=about.get("entry")
+    )
+    edges: dict[EdgeKind, list[NewEdge]] = {kind: [] for kind in _ABOUT_ITSELF}
+    for edge in document.edges:
+        edges[edge.kind].append(edge)
+    if links is not None:
+        edges[EdgeKind.SIMILAR] = similar_documents(links)
+    if references is not None:
+        # In a thread: a book cites thousands.
+        edges[EdgeKind.CITES] = await asyncio.to_thread(
+            cited_works, references.get("references") or (), references.get("citations") or ()
+        )
+    await ledger.put_in_graph(document, edges)
+
+
+async def tell_similar(
+    ledger: Ledger, document_id: str, title: str | None, links: Iterable[Mapping[str, Any]]
+) -> None:
+    """Tell what a document is like, and nothing else of it. Raises LedgerUnavailable."""
+    document = Described(NodeKind.DOCUMENT, title or document_id, document_id=document_id)
+    await ledger.put_in_graph(document, {EdgeKind.SIMILAR: similar_documents(links)})

@@ -1,0 +1,105 @@
+"""The doctor's question about the index: does it hold the vectors that the settings name?"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from switchyard.services.common.files.storage import directory_of
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.engine.monitoring.check import Check, Finding, warning, well, wrong
+from switchyard.services.pipeline.index.chunk_index import IndexAway, way_back
+from switchyard.services.pipeline.index.embedder import is_offline
+from switchyard.services.pipeline.index.generations import Generation, Generations
+from switchyard.services.pipeline.index.opening import OpenIndex, open_index
+from switchyard.services.pipeline.index.probing import LEAST_ALIKE, REMEDY, other_vectors, probed
+from switchyard.services.pipeline.index.words import WORDING
+
+TIMEOUT = 8.0
+"""Seconds that a database or object store has to say what the index is, and then the server of its
+vectors for one of them; an object store is asked again meanwhile."""
+HERE_TIMEOUT = 60.0
+"""Seconds for an index in a directory of this host: nobody has to answer, but a busy host may be
+slow."""
+
+
+async def index(settings: Settings) -> list[Check]:
+    """Whether it answers, is of the settings' embedder, and of the vectors that this makes. Nothing
+    is made."""
+    directory = directory_of(settings.vectors_url)
+    seconds = TIMEOUT if directory is None else HERE_TIMEOUT
+    try:
+        if directory is not None and not _has_tables(directory):
+            return [well("index", "nothing has been indexed yet")]
+        async with open_index(settings) as opened:
+            await opened.home.load()
+            async with asyncio.timeout(seconds):
+                state, wanted = await opened.generations(), opened.wanted
+                wording = await opened.home.wording(state.active)
+            told = [_named(state, wanted), *_worded(wording, state)]
+            return told + await _made(opened, state.active)
+    except (IndexAway, OSError) as error:  # TimeoutError among them
+        detail = str(error) or f"it has not answered within {seconds:g} s"
+        remedy = (
+            "see JOBS_INDEX_URL: is it right, does the database or object store run?"
+            if directory is None
+            else f"is the disk of {directory} away, or this host far too busy?"
+        )
+        return [wrong("index", Finding.INDEX_AWAY, detail, remedy)]
+    except PermanentError as error:
+        remedy = "correct JOBS_INDEX_URL, or JOBS_EMBED_…"
+        return [wrong("index", Finding.INDEX_UNUSABLE, str(error), remedy)]
+
+
+def _has_tables(directory: Path) -> bool:
+    """Beside the marker of the system that it belongs to: without, nobody needs LanceDB, which
+    takes 1.5 s of processor time to load."""
+    return directory.is_dir() and any(each.is_dir() for each in directory.iterdir())
+
+
+def _named(state: Generations, wanted: Generation) -> Check:
+    active = state.active
+    if (active.embedder, active.dimensions) == (wanted.embedder, wanted.dimensions):
+        return well("index", f"it holds vectors of {active.embedder!r}, as the settings name")
+    if any(each.embedder == wanted.embedder for each in state.written):
+        return well("index", f"it is being built anew for {wanted.embedder!r}")
+    detail = (
+        f"it holds vectors of {active.embedder!r}, and is searched with them; the settings name "
+        f"{wanted.embedder!r}"
+    )
+    back = way_back(active.embedder, active.dimensions)
+    return warning(
+        "index", Finding.INDEX_EMBEDDER, detail, f"`jobctl index rebuild` for these; or {back}"
+    )
+
+
+def _worded(wording: int | None, state: Generations) -> list[Check]:
+    """Whether its words are kept as those of a query are looked for."""
+    if wording in (None, WORDING) or state.building is not None:
+        return []
+    detail = "it keeps words as an earlier version did: `CO2` may not find `CO₂`"
+    remedy = "jobctl index rebuild --force"
+    return [warning("index words", Finding.INDEX_WORDS, detail, remedy)]
+
+
+async def _made(opened: OpenIndex, active: Generation) -> list[Check]:
+    """Whether a server still makes the vectors that are searched; nothing where none is asked, or
+    where none of them is known."""
+    if is_offline(active.embedder):
+        return []
+    embedder = opened.unprobed_of(active)
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            alike = await probed(opened.home, active, embedder)
+    except IndexAway:
+        raise
+    except (RetryableError, TimeoutError) as error:
+        detail = str(error) or f"it has not answered within {TIMEOUT:g} s"
+        remedy = "see JOBS_EMBED_BASE_URL: is it right, does the server run?"
+        return [warning("embedder", Finding.EMBEDDER_AWAY, detail, remedy)]
+    if alike is None:
+        return []
+    if alike < LEAST_ALIKE:
+        return [wrong("embedder", Finding.INDEX_VECTORS, other_vectors(active, alike), REMEDY)]
+    return [well("embedder", f"it makes the vectors that the index holds (likeness {alike:.2f})")]

@@ -1,0 +1,249 @@
+"""The index of chunks, by vector and by word: what it can do, wherever it is kept.
+
+`lance_table` keeps it in a directory or an object store, `postgres_table` in PostgreSQL with
+pgvector. `opening` chooses by JOBS_INDEX_URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Collection, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from switchyard.broker.background import end_tasks
+from switchyard.services.engine.jobs.outcomes import DependencyUnavailable, PermanentError
+from switchyard.services.pipeline.text.chunks import Chunk
+
+BATCH = 4_096
+"""Vectors in memory at once where many are read."""
+APPROXIMATE_FROM = 50_000
+"""Chunks from which compaction makes an index of neighbours. Up to there a search compares with
+every vector, and is exact; beyond, it may miss some of the nearest."""
+
+
+class IndexMismatch(PermanentError):
+    """The index was made by an embedder that this process can't make, or for vectors of another
+    length."""
+
+
+class IndexAway(DependencyUnavailable):
+    """What the index is kept in does not answer, or others were faster all the time. A job that
+    meets it uses up no attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A chunk that is near to a vector."""
+
+    chunk: Chunk
+    title: str
+    similarity: float
+    """Cosine, from -1 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class NearDocument:
+    """A document of whose chunks one is near."""
+
+    document_id: str
+    title: str
+    similarity: float
+    """Cosine of its nearest chunk, from -1 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class WordMatch:
+    """A chunk that has words of a query."""
+
+    chunk: Chunk
+    title: str
+    relevance: float
+    """BM25: above 0, without an upper limit, and only to be compared within one answer."""
+
+
+Key = str | int
+"""By which an index finds a chunk again that it has just found."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCandidate:
+    """A chunk that is near to a vector or has words of a text: as much of it as its rank needs."""
+
+    key: Key
+    similarity: float
+    """Cosine to the vector, from -1 to 1; 0 to a vector of zeros."""
+    relevance: float = 0.0
+    """As of a WordMatch; 0 for what is only near."""
+    has: int | None = None
+    """How many words of the text it has; None where the index does not tell."""
+    text: str = ""
+    """Where it has words, and the index does not tell how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedText:
+    """A chunk as it was put, without its vector."""
+
+    title: str
+    chunk: Chunk
+
+
+class ChunkIndex(Protocol):
+    """Chunks with their vectors, all of one embedder. All methods raise IndexAway."""
+
+    @property
+    def dimensions(self) -> int:
+        """Length of every vector."""
+        ...
+
+    async def put(
+        self, title: str, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]
+    ) -> None:
+        """Write some chunks of a document, in place of those with the same numbers.
+
+        Safe to repeat and to interrupt: ids are the same each time, and what is left of a longer
+        text, `drop_from` removes.
+        """
+        ...
+
+    async def drop_from(self, document_id: str, number: int) -> None:
+        """Remove a document's chunks from that number on; it does not matter whether there are
+        any."""
+        ...
+
+    async def delete_document(self, document_id: str) -> None:
+        """Remove a document's chunks; it does not matter whether there are any."""
+        ...
+
+    async def count(self, document_id: str | None = None) -> int:
+        """Chunks of a document, or of all."""
+        ...
+
+    async def document_ids(self) -> list[str]:
+        """The documents that have chunks, in order."""
+        ...
+
+    async def texts_of(self, document_id: str, start: int, limit: int) -> list[IndexedText]:
+        """A document's chunks from that number on, in order, at most so many."""
+        ...
+
+    async def vectors_at(self, document_id: str, numbers: Sequence[int]) -> list[list[float]]:
+        """The vectors of a document's chunks of these numbers, in their order."""
+        ...
+
+    async def means_of(self, document_ids: Collection[str]) -> dict[str, list[float]]:
+        """The mean of each document's vectors, of length 1 (or 0); documents without any are
+        absent."""
+        ...
+
+    async def nearest(
+        self,
+        vector: Sequence[float],
+        limit: int,
+        *,
+        within: Collection[str] | None = None,
+        exact: bool = False,
+    ) -> list[Match]:
+        """The chunks nearest to a vector, best first; `within` leaves out all documents but these.
+        With `exact`, every vector is compared, however many there are.
+
+        Nothing is near to a vector of zeros.
+        """
+        ...
+
+    async def neighbours(
+        self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
+    ) -> list[NearDocument]:
+        """The documents, except one, of the `limit` chunks that are nearest to each vector; each
+        once, the nearest first. Together they cost little more than one of them."""
+        ...
+
+    async def with_words(
+        self,
+        text: str,
+        limit: int,
+        *,
+        within: Collection[str] | None = None,
+    ) -> list[WordMatch]:
+        """The chunks that have words of the text, the most relevant first; `within` leaves out
+        all documents but these."""
+        ...
+
+    async def candidates(
+        self,
+        vector: Sequence[float],
+        text: str,
+        limit: int,
+        *,
+        within: Collection[str] | None = None,
+    ) -> list[ChunkCandidate]:
+        """What `nearest` and `with_words` find, each chunk once, in no order. Most candidates are
+        not shown, and what is not needed for their rank is not read."""
+        ...
+
+    async def shown(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
+        """The chunks of some candidates; those that were deleted meanwhile are absent."""
+        ...
+
+    async def is_scattered(self) -> bool:
+        """Whether writes have left so many pieces that it costs less to compact than to go on."""
+        ...
+
+    async def compact(self) -> None:
+        """Make room and speed: merge what writes have left in pieces, drop what no reader needs,
+        index what has grown. Takes seconds to minutes; others may read and write meanwhile."""
+        ...
+
+
+async def near_or_worded(
+    near: Coroutine[Any, Any, list[ChunkCandidate]],
+    worded: Coroutine[Any, Any, list[ChunkCandidate]],
+) -> list[ChunkCandidate]:
+    """What both searches find, each chunk once: as it was found by its words, where it was. They
+    run at the same time; where one fails, the other is ended."""
+    tasks = asyncio.create_task(near), asyncio.create_task(worded)
+    try:
+        found = itertools.chain.from_iterable(await asyncio.gather(*tasks))
+        return list({each.key: each for each in found}.values())
+    finally:
+        await end_tasks(*tasks)
+
+
+def unit(total: Any) -> list[float]:
+    """That numpy vector at length 1; zeros stay zeros."""
+    length = float((total * total).sum()) ** 0.5
+    return [float(value) / length for value in total] if length else [0.0] * len(total)
+
+
+def require_pairs(chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]) -> None:
+    """Raises ValueError where there are not as many vectors as chunks."""
+    if len(chunks) != len(vectors):
+        raise ValueError(f"{len(chunks)} chunks and {len(vectors)} vectors")
+
+
+def each_once(found: Iterable[NearDocument]) -> list[NearDocument]:
+    """Each document as near as the nearest of its chunks; in one order, everywhere."""
+    nearest: dict[str, NearDocument] = {}
+    for each in found:
+        known = nearest.get(each.document_id)
+        if known is None or each.similarity > known.similarity:
+            nearest[each.document_id] = each
+    return sorted(nearest.values(), key=lambda each: (-each.similarity, each.document_id))
+
+
+def best_first(matches: list[Match]) -> list[Match]:
+    """In the order of their similarity; equal ones in one order, everywhere."""
+    return sorted(matches, key=lambda match: (-match.similarity, match.chunk.id))
+
+
+def way_back(made_by: str, length: int) -> str:
+    """What to set so that an index of that embedder can be used as it is."""
+    for offline in ("wordllama", "hashed"):
+        if made_by.startswith(f"{offline}-"):
+            return (
+                f"unset JOBS_EMBED_BASE_URL and set JOBS_EMBED_OFFLINE={offline} and "
+                f"JOBS_EMBED_DIMENSIONS={length} to use it"
+            )
+    return "set JOBS_EMBED_BASE_URL, JOBS_EMBED_MODEL and JOBS_EMBED_DIMENSIONS back to use it"

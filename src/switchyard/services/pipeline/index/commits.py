@@ -1,0 +1,47 @@
+"""Writing to LanceDB beside other processes: it commits optimistically, so losers try again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from switchyard.services.engine.jobs.outcomes import RetryableError
+
+COMMIT_TRIES = 8
+"""Times that a write which lost against another one is tried, some seconds in all."""
+FIRST_WAIT = 0.05
+"""Seconds."""
+_CONFLICT_WORDS = ("conflict", "concurrent", "incompatible transaction", "too many")
+
+Answer = TypeVar("Answer")
+
+
+async def retried(write: Callable[[], Awaitable[Answer]]) -> Answer:
+    """The write, again while other writers win. LanceDB's conflicts have no type of their own."""
+    from tenacity import (
+        AsyncRetrying,
+        RetryError,
+        retry_if_exception,
+        stop_after_attempt,
+        wait_random_exponential,
+    )
+
+    tries = AsyncRetrying(
+        retry=retry_if_exception(_is_conflict),
+        stop=stop_after_attempt(COMMIT_TRIES),
+        wait=wait_random_exponential(multiplier=FIRST_WAIT, max=2),
+    )
+
+    async def attempt() -> Answer:
+        return await write()  # tenacity awaits nothing but coroutine functions
+
+    try:
+        return await tries(attempt)
+    except RetryError as error:
+        last = error.last_attempt.exception()
+        raise RetryableError(f"other writers won {COMMIT_TRIES} times: {last}"[:500]) from last
+
+
+def _is_conflict(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(word in text for word in _CONFLICT_WORDS)

@@ -1,0 +1,116 @@
+"""What turns text into vectors: a protocol, and the choice of one by the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.index.scale import Scale
+
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.llm.spending import Purse
+
+OFFLINE = ("hashed", "wordllama")
+"""Embedders that ask nobody; their names begin with these."""
+_MODEL_WEIGHT = 0.8
+"""That of the offline embedder by meaning: a server's model is hardly worth less."""
+
+
+class Embedder(Protocol):
+    """Texts to vectors, of which near ones mean similar texts."""
+
+    @property
+    def name(self) -> str:
+        """Names the way of embedding for ever: vectors of two names are never compared."""
+        ...
+
+    @property
+    def dimensions(self) -> int:
+        """Length of every vector."""
+        ...
+
+    @property
+    def scale(self) -> Scale:
+        """What its similarities are worth."""
+        ...
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """One vector of length 1 for each text, in order; all zeros for a text without words that
+        it knows.
+
+        Raises RetryableError or PermanentError where a server is asked.
+        """
+        ...
+
+
+def embedder_for(settings: Settings) -> Embedder:
+    """The server's model when JOBS_EMBED_BASE_URL is set, else that of JOBS_EMBED_OFFLINE.
+
+    Raises PermanentError when that has no vectors of the length in the settings.
+    """
+    dimensions = settings.embed_dimensions
+    if settings.embed_base_url is None:
+        return offline_embedder(settings.embed_offline, dimensions)
+    return _served(settings, settings.embed_base_url, settings.embed_model, dimensions)
+
+
+def is_offline(name: str) -> bool:
+    """Whether an embedder of that name asks nobody: it makes the same vectors for ever."""
+    return any(name.startswith(f"{kind}-") for kind in OFFLINE)
+
+
+def offline_embedder(kind: str, dimensions: int) -> Embedder:
+    """One of those that ask nobody: `hashed` or `wordllama`. Raises PermanentError when it has no
+    vectors of that length."""
+    if kind == "hashed":
+        from switchyard.services.pipeline.index.hashed import HashedEmbedder
+
+        return HashedEmbedder(dimensions)
+    from switchyard.services.pipeline.index.wordllama import WordllamaEmbedder
+
+    return WordllamaEmbedder(dimensions)
+
+
+def embedder_named(
+    settings: Settings,
+    name: str,
+    dimensions: int,
+    purse: Purse | None = None,
+    sizes: dict[tuple[str, str], int] | None = None,
+) -> Embedder | None:
+    """The embedder of that name, which these settings need not name; None where they can't make it:
+    a server's model without a server, or an older version of an offline one. The purse pays for
+    what a server is asked; `sizes` are what this process knows of servers."""
+    for kind in OFFLINE:
+        if name.startswith(f"{kind}-"):
+            found = offline_embedder(kind, dimensions)
+            return found if found.name == name else None
+    model = name.removesuffix(f"-{dimensions}")
+    if model == name or settings.embed_base_url is None:
+        return None
+    return _served(settings, settings.embed_base_url, model, dimensions, purse, sizes)
+
+
+def _served(
+    settings: Settings,
+    base_url: str,
+    model: str,
+    dimensions: int,
+    purse: Purse | None = None,
+    sizes: dict[tuple[str, str], int] | None = None,
+) -> Embedder:
+    from switchyard.services.pipeline.index.remote import RemoteEmbedder
+
+    return RemoteEmbedder(
+        base_url=base_url,
+        model=model,
+        api_key=settings.embed_api_key,
+        dimensions=dimensions,
+        timeout=settings.llm_timeout,
+        own_model=None if model == settings.embed_model else settings.embed_model,
+        purse=purse,
+        batch_size=settings.embed_batch_size,
+        sizes={} if sizes is None else sizes,
+        scale=Scale(fits=settings.embed_fits, alike=settings.embed_alike, weight=_MODEL_WEIGHT),
+    )

@@ -1,0 +1,113 @@
+"""The offline embedder by wording: words and parts of words, hashed into a vector.
+
+No model and no download, and the same vector on every machine, for ever. It sees likeness of
+wording and not of meaning: texts on one subject share words, and inflections of a word share its
+parts, in any script. For meaning, there are wordllama and models behind a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from switchyard.services.pipeline.index.scale import Scale
+from switchyard.services.pipeline.text.plain import words
+from switchyard.services.pipeline.text.stopwords import STOP_WORDS
+
+_WORD_WEIGHT = 0.5
+_STEM_WEIGHT = 0.9
+"""For a word's beginning, which `flower` and `flowers` share."""
+_PARTS_WEIGHT = 0.3
+"""For all n-grams of a word together: endings, compounds, prefixes, misspellings."""
+_STEM_LENGTHS = (3, 5)
+_ARABIC_ARTICLE = "ال"
+_PART_LENGTHS = (4, 5)
+_SHORT_WORD = 2
+"""Words up to this length weigh half: numbers, symbols, particles."""
+_KNOWN_WORDS = 20_000
+"""Words whose features are remembered while texts are embedded: some 40 MB."""
+_FREQUENCY_POWER = 0.75
+"""Ten times the same word say more than once, but not ten times as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class HashedEmbedder:
+    """Signed feature hashing of words, their beginnings and n-grams, by sublinear frequency."""
+
+    dimensions: int
+
+    @property
+    def name(self) -> str:
+        return f"hashed-1-{self.dimensions}"
+
+    @property
+    def scale(self) -> Scale:
+        # Short texts on unrelated subjects come to 0.1 on average and seldom to 0.2, texts on one
+        # subject to 0.25 and more; a word that no text has, by chance, to nearly 0.25.
+        return Scale(fits=0.25, alike=0.22, weight=0.3)
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        # A long document takes a second or so of pure computing.
+        return await asyncio.to_thread(self.embed_now, texts)
+
+    def embed_now(self, texts: Sequence[str]) -> list[list[float]]:
+        """`embed`, for callers without an event loop."""
+        known: dict[str, list[tuple[int, float]]] = {}
+        return [self._vector(text, known) for text in texts]
+
+    def _vector(self, text: str, known: dict[str, list[tuple[int, float]]]) -> list[float]:
+        vector = [0.0] * self.dimensions
+        for word, count in Counter(words(text)).items():
+            if word in STOP_WORDS:
+                continue
+            if word not in known:
+                if len(known) >= _KNOWN_WORDS:
+                    known.clear()  # a text of which no two words are the same must not fill memory
+                known[word] = self._features(word)
+            frequency = count**_FREQUENCY_POWER
+            for at, weight in known[word]:
+                vector[at] += frequency * weight
+        length = math.sqrt(sum(value * value for value in vector))
+        return [value / length for value in vector] if length else vector
+
+    def _features(self, word: str) -> list[tuple[int, float]]:
+        """Where a word and its parts go in the vector, with which weight and sign."""
+        if len(word) <= _SHORT_WORD:
+            return [self._feature(f"w:{word}", (_WORD_WEIGHT + _STEM_WEIGHT) / 2)]
+        found = [
+            self._feature(f"w:{word}", _WORD_WEIGHT),
+            self._feature(f"s:{_stem(word)}", _STEM_WEIGHT),
+        ]
+        parts = _parts(word)
+        # Of n equal weights, the squares add up to that of all parts together.
+        each = _PARTS_WEIGHT / math.sqrt(len(parts))
+        return found + [self._feature(f"p:{part}", each) for part in parts]
+
+    def _feature(self, name: str, weight: float) -> tuple[int, float]:
+        # Python's own hash() differs from process to process.
+        digest = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
+        sign = 1.0 if digest & 1 else -1.0
+        return (digest >> 1) % self.dimensions, sign * weight
+
+
+def _stem(word: str) -> str:
+    """The beginning of a word, without the article that Arabic writes before it."""
+    least, most = _STEM_LENGTHS
+    bare = word.removeprefix(_ARABIC_ARTICLE)
+    if len(bare) < least:
+        bare = word
+    return bare[: max(least, min(most, len(bare) - 1))]
+
+
+def _parts(word: str) -> list[str]:
+    """The n-grams of a word of three characters or more, with marks at its ends."""
+    framed = f"<{word}>"
+    return [
+        framed[at : at + length]
+        for length in _PART_LENGTHS
+        for at in range(len(framed) - length + 1)
+    ]

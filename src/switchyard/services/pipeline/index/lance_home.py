@@ -1,0 +1,279 @@
+"""Where an index in LanceDB is kept: a directory or an object store with a table for each
+generation.
+
+The catalogue is a file for each of its states, which only one process can put. So is the marker
+that guards the creation of a table: two at once would overwrite one another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import NotStored, StorageAway, trouble
+from switchyard.services.common.libraries import load
+from switchyard.services.engine.identity.postgres import without_credentials
+from switchyard.services.pipeline.index.chunk_index import (
+    ChunkIndex,
+    IndexAway,
+    IndexMismatch,
+    way_back,
+)
+from switchyard.services.pipeline.index.commits import FIRST_WAIT
+from switchyard.services.pipeline.index.generations import (
+    FIRST_TABLE,
+    Generation,
+    Generations,
+    decoded,
+    encoded,
+)
+from switchyard.services.pipeline.index.lance_table import WORDS_COLUMN, LanceTable, columns_of
+from switchyard.services.pipeline.index.native_memory import share_heaps
+from switchyard.services.pipeline.index.words import WORDING, add_word_index
+
+_CREATION_TIMEOUT = 30.0
+"""Seconds after which a creation's marker belongs to a process that died."""
+_COMPACTION_TIMEOUT = 600.0
+"""The same of a compaction's marker. Two compactions at once only do the same twice."""
+_EMBEDDER = b"embedder"
+_WORDING = b"wording"
+_STATES = "generations"
+"""Folder of the catalogue."""
+_LARGEST = 100_000
+"""Bytes of a state."""
+INDEX_CACHE = 256 * 1024**2
+"""Bytes of the indexes that a process keeps in memory: 100,000 vectors of 256 numbers are 26 MB.
+What is not there, a search reads again."""
+_METADATA_CACHE = 64 * 1024**2
+"""Bytes of what a process keeps of files and schemas."""
+_LANCE_RAISES = (RuntimeError, ValueError, OSError)
+_AWAY = (
+    "Generic S3 error",
+    "Generic MicrosoftAzure error",
+    'store: "S3"',
+    'store: "MicrosoftAzure"',
+    "lacked the necessary privileges",
+    "lacked valid authentication",
+)
+"""How it says that an object store does not answer, or refuses."""
+_SILENT = "does not answer"
+
+
+def _library() -> Any:
+    """LanceDB. Its own log goes to stderr as plain text, among lines of JSON, and warns of what
+    nobody has to mend: only its errors are told, unless LANCEDB_LOG says otherwise."""
+    os.environ.setdefault("LANCEDB_LOG", "error")
+    share_heaps()  # before it begins its threads
+    return import_module("lancedb")
+
+
+class LanceHome:
+    """An index at an address of LanceDB. Connections are made anew each time, so each sees what
+    others have written; they share what they have read of the indexes, which never changes."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.where = without_credentials(url)
+        self._beside = Storage(as_url(url))
+        self._session: Any = None
+
+    async def load(self) -> None:
+        await load("lancedb", by=_library)
+
+    async def generations(self, first: Generation) -> Generations:
+        with self._reached():
+            return await self._generations(first)
+
+    async def _generations(self, first: Generation) -> Generations:
+        keys = [stored.key async for stored in self._beside.list_async(_STATES)]
+        states = [key for key in keys if key.endswith(".json")]
+        if states:
+            return decoded(await self._beside.get_async(max(states), max_bytes=_LARGEST))
+        async with self._connected() as connection:
+            table = await _open_table(connection, FIRST_TABLE)
+            if table is None:
+                return Generations(first)
+            embedder, dimensions = _made_by(await table.schema())
+        return Generations(Generation(FIRST_TABLE, embedder, dimensions))
+
+    async def put_state(self, state: Generations) -> bool:
+        # Of the same length, so that the last one by name is the newest.
+        key = f"{_STATES}/{state.number:08d}.json"
+        with self._reached():
+            return await self._beside.put_new_async(key, encoded(state))
+
+    @asynccontextmanager
+    async def table(self, generation: Generation) -> AsyncIterator[ChunkIndex]:
+        with self._reached():
+            async with self._connected() as connection:
+                table = await _open_table(connection, generation.table)
+                if table is None:
+                    table = await self._create(connection, generation)
+                schema = await table.schema()
+                _check(schema, generation)
+                yield LanceTable(table, generation.dimensions, _wording_of(schema))
+
+    @asynccontextmanager
+    async def compacting(self, generation: Generation) -> AsyncIterator[bool]:
+        marker = f"{generation.table}.compacting"
+        with self._reached():
+            await self._drop_stale(marker, _COMPACTION_TIMEOUT)
+            is_ours = await self._beside.put_new_async(marker, b"")
+            try:
+                yield is_ours
+            finally:
+                if is_ours:
+                    await self._beside.delete_async(marker)
+
+    async def wording(self, generation: Generation) -> int | None:
+        with self._reached():
+            async with self._connected() as connection:
+                table = await _open_table(connection, generation.table)
+                return None if table is None else _wording_of(await table.schema())
+
+    async def drop(self, generation: Generation) -> None:
+        with self._reached():
+            async with self._connected() as connection:
+                await connection.drop_table(generation.table, ignore_missing=True)
+            await self._beside.delete_async(_note_key(generation))
+            await self._beside.delete_async(_probe_key(generation))
+
+    async def note(self, generation: Generation, text: str) -> None:
+        with self._reached():
+            await self._beside.put_async(_note_key(generation), text.encode())
+
+    async def noted(self, generation: Generation) -> str | None:
+        return await self._read(_note_key(generation))
+
+    async def probe(self, generation: Generation) -> str | None:
+        return await self._read(_probe_key(generation))
+
+    async def put_probe(self, generation: Generation, text: str) -> str:
+        with self._reached():
+            is_new = await self._beside.put_new_async(_probe_key(generation), text.encode())
+        return text if is_new else (await self.probe(generation) or text)
+
+    async def _read(self, key: str) -> str | None:
+        try:
+            with self._reached():
+                text = await self._beside.get_async(key, max_bytes=_LARGEST)
+        except NotStored:
+            return None
+        return text.decode(errors="replace")
+
+    async def close(self) -> None:
+        self._session = None
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Around whatever needs the store. Raises IndexAway where that does not answer."""
+        try:
+            yield
+        except StorageAway as error:
+            told = trouble(error.__cause__) if isinstance(error.__cause__, Exception) else _SILENT
+            raise IndexAway(f"the index at {self.where} {told}") from error
+        except (RuntimeError, ValueError, OSError) as error:
+            # Lance has no class for it; an error of those who use a table has one of its own.
+            said = str(error)
+            if type(error) not in _LANCE_RAISES or not any(each in said for each in _AWAY):
+                raise
+            raise IndexAway(f"the index at {self.where} {trouble(error)}") from error
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Any]:
+        await self.load()
+        lancedb = _library()
+        if self._session is None:
+            self._session = lancedb.Session(INDEX_CACHE, _METADATA_CACHE)
+        connection: Any = await lancedb.connect_async(self._url, session=self._session)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    async def _create(self, connection: Any, generation: Generation) -> Any:
+        """The table, made by this process or by the one that was first."""
+        marker = f"{generation.table}.creating"
+        deadline = asyncio.get_running_loop().time() + 2 * _CREATION_TIMEOUT
+        while asyncio.get_running_loop().time() < deadline:
+            if await self._beside.put_new_async(marker, b""):
+                try:
+                    table = await _open_table(connection, generation.table)
+                    if table is None:
+                        made = {
+                            _EMBEDDER: generation.embedder.encode(),
+                            _WORDING: str(WORDING).encode(),
+                        }
+                        schema = columns_of(generation.dimensions).with_metadata(made)
+                        table = await connection.create_table(generation.table, schema=schema)
+                        await add_word_index(table, WORDS_COLUMN)
+                    return table
+                finally:
+                    await self._beside.delete_async(marker)
+            await asyncio.sleep(FIRST_WAIT)
+            table = await _open_table(connection, generation.table)
+            if table is not None:
+                return table
+            await self._drop_stale(marker, _CREATION_TIMEOUT)
+        raise IndexAway(f"the index at {self.where} is being made by another process for too long")
+
+    async def _drop_stale(self, marker: str, timeout: float) -> None:
+        stored = await self._beside.stat_async(marker)
+        oldest = datetime.now(UTC) - timedelta(seconds=timeout)
+        if stored is not None and stored.modified < oldest:
+            await self._beside.delete_async(marker)
+
+
+def as_url(address: str) -> str:
+    """The address of a directory as a URL; any other as it is."""
+    return address if "://" in address else Path(address).absolute().as_uri()
+
+
+async def _open_table(connection: Any, name: str) -> Any | None:
+    try:
+        return await connection.open_table(name)
+    except ValueError as error:
+        if "not found" not in str(error):
+            raise
+        return None
+
+
+def _made_by(schema: Any) -> tuple[str, int]:
+    embedder = (schema.metadata or {}).get(_EMBEDDER, b"unknown").decode()
+    return embedder, schema.field("vector").type.list_size
+
+
+def _wording_of(schema: Any) -> int:
+    """How its words are kept; 0 where that is in the text alone."""
+    told = (schema.metadata or {}).get(_WORDING, b"")
+    return int(told) if told.isdigit() and WORDS_COLUMN in schema.names else 0
+
+
+def _check(schema: Any, generation: Generation) -> None:
+    made_by, length = _made_by(schema)
+    if (made_by, length) != (generation.embedder, generation.dimensions):
+        raise mismatch(made_by, length, generation)
+
+
+def mismatch(made_by: str, length: int, wanted: Generation) -> IndexMismatch:
+    """What is said of a table that is another embedder's."""
+    return IndexMismatch(
+        f"the index holds vectors of {made_by!r}, length {length}; this process embeds with "
+        f"{wanted.embedder!r}, length {wanted.dimensions}: {way_back(made_by, length)}, or "
+        "`jobctl index rebuild` for an index of this embedder"
+    )
+
+
+def _note_key(generation: Generation) -> str:
+    return f"{generation.table}.noted"
+
+
+def _probe_key(generation: Generation) -> str:
+    return f"{generation.table}.probe"

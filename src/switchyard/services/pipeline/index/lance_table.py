@@ -1,0 +1,382 @@
+"""The index of chunks in LanceDB, in a directory or an object store.
+
+Several processes write it at once. LanceDB commits optimistically, with a gap that is closed here:
+two upserts of the same new id would both insert it, so `id` is declared the primary key, by which
+they conflict, and has no index: upserts that use one do not notice. And whoever has a table open
+sees it as it was then: what must be of this moment looks for the latest version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from switchyard.services.pipeline.index.chunk_index import (
+    APPROXIMATE_FROM,
+    BATCH,
+    ChunkCandidate,
+    IndexedText,
+    Key,
+    Match,
+    NearDocument,
+    WordMatch,
+    best_first,
+    each_once,
+    near_or_worded,
+    require_pairs,
+    unit,
+)
+from switchyard.services.pipeline.index.commits import retried
+from switchyard.services.pipeline.index.lance_vectors import add_up, cosines
+from switchyard.services.pipeline.index.native_memory import give_back
+from switchyard.services.pipeline.index.words import add_word_index, has_word_index, words_query
+from switchyard.services.pipeline.text.chunks import Chunk
+from switchyard.services.pipeline.text.plain import normalised
+
+_CHUNK_COLUMNS = ("id", "document_id", "index", "page", "text", "title")
+WORDS_COLUMN = "words"
+"""The text, normalised: words are looked for there, and the text is shown as it was."""
+_KEPT = timedelta(minutes=10)
+"""Versions of a table that are younger stay: a reader that is slow may still be at one."""
+_PIECES = 64
+"""Small fragments from which merging pays. Every read and upsert looks into each of them (some
+0.2 ms), and merging them rewrites a table of up to a million rows (some 30 µs a row): in a larger
+table, the two cost the same where there are about half as many pieces as the root of its rows."""
+_PART = 4_096
+"""Vectors in a part of the index of neighbours: what LanceDB divides them into, and keeps to."""
+_PROBED = 32
+"""Parts that are looked at for neighbours at least, some ten milliseconds; of a large index, one
+part in _SHARE."""
+_SHARE = 8
+_REFINED = 2
+"""For each chunk that is asked for, so many are compared by their vectors: the index of neighbours
+has but a byte for each number, so that a search reads a quarter."""
+_EQUAL = 200
+"""Chunks besides those that are asked for among which a search by words looks for equal ones. Of
+these it reads only ids and scores."""
+_SEGMENTS = 8
+"""Each compaction adds one to the index of neighbours, of what came in since, and each is looked
+through; from so many on, the index is made anew."""
+
+
+class LanceTable:
+    """A table of LanceDB as a ChunkIndex. Cheap enough to open per job."""
+
+    def __init__(self, table: Any, dimensions: int, wording: int) -> None:
+        self._table = table
+        self.dimensions = dimensions
+        self._words = WORDS_COLUMN if wording else "text"
+        """A table from before words were kept beside the text is searched by the text."""
+
+    async def put(
+        self, title: str, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]
+    ) -> None:
+        if chunks:
+            rows = await asyncio.to_thread(self._rows, title, chunks, vectors)
+            await retried(lambda: self._upsert(rows))
+
+    async def drop_from(self, document_id: str, number: int) -> None:
+        orphans = f"document_id = {_quoted(document_id)} AND index >= {number}"
+        # A delete that finds nothing is a commit nevertheless, which others may collide with.
+        if await self._table.count_rows(orphans):
+            await retried(lambda: self._table.delete(orphans))
+
+    async def delete_document(self, document_id: str) -> None:
+        await retried(lambda: self._table.delete(f"document_id = {_quoted(document_id)}"))
+
+    async def count(self, document_id: str | None = None) -> int:
+        where = None if document_id is None else f"document_id = {_quoted(document_id)}"
+        await self._table.checkout_latest()
+        return int(await self._table.count_rows(where))
+
+    async def document_ids(self) -> list[str]:
+        await self._table.checkout_latest()
+        batches = await self._table.query().select(["document_id"]).to_batches()
+        found: set[str] = set()
+        async for batch in batches:
+            found.update(batch.column("document_id").unique().to_pylist())
+        return sorted(found)
+
+    async def texts_of(self, document_id: str, start: int, limit: int) -> list[IndexedText]:
+        where = (
+            f"document_id = {_quoted(document_id)} AND index >= {start} AND index < {start + limit}"
+        )
+        await self._table.checkout_latest()
+        rows = await self._table.query().where(where).select(list(_CHUNK_COLUMNS)).to_list()
+        return [
+            IndexedText(row["title"], _chunk(row))
+            for row in sorted(rows, key=lambda row: row["index"])
+        ]
+
+    async def vectors_at(self, document_id: str, numbers: Sequence[int]) -> list[list[float]]:
+        if not numbers:
+            return []
+        chosen = ", ".join(str(int(number)) for number in numbers)
+        query = self._table.query().where(
+            f"document_id = {_quoted(document_id)} AND index IN ({chosen})"
+        )
+        rows = await query.select(["index", "vector"]).to_list()
+        return [row["vector"] for row in sorted(rows, key=lambda row: row["index"])]
+
+    async def means_of(self, document_ids: Collection[str]) -> dict[str, list[float]]:
+        """Read batch by batch: vectors of large documents do not fit into memory."""
+        if not document_ids:
+            return {}
+        query = self._table.query().where(_one_of(document_ids))
+        batches = await query.select(["document_id", "vector"]).to_batches(max_batch_length=BATCH)
+        sums: dict[str, Any] = {}
+        async for batch in batches:
+            add_up(sums, batch, self.dimensions)
+        return {document_id: unit(total) for document_id, total in sums.items()}
+
+    async def nearest(
+        self,
+        vector: Sequence[float],
+        limit: int,
+        *,
+        within: Collection[str] | None = None,
+        exact: bool = False,
+    ) -> list[Match]:
+        if not any(vector) or (within is not None and not within):
+            return []
+        query = await self._near(list(vector), limit, exact=exact)
+        if within is not None:
+            query = query.where(_one_of(within))
+        rows = await query.select([*_CHUNK_COLUMNS, "_distance"]).to_list()
+        return best_first(
+            [
+                Match(_chunk(row), row["title"], similarity=1 - row["_distance"])
+                for row in rows
+                if row["_distance"] is not None
+            ]
+        )
+
+    async def neighbours(
+        self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
+    ) -> list[NearDocument]:
+        asked = [list(vector) for vector in vectors if any(vector)]
+        if not asked:
+            return []
+        query = (await self._near(asked, limit)).where(f"document_id != {_quoted(excluding)}")
+        rows = await query.select(["document_id", "title", "_distance"]).to_list()
+        return each_once(
+            NearDocument(row["document_id"], row["title"], similarity=1 - row["_distance"])
+            for row in rows
+            if row["_distance"] is not None
+        )
+
+    async def _near(self, vectors: list[Any], limit: int, *, exact: bool = False) -> Any:
+        """A query for the rows nearest to a vector, or to each of several."""
+        query = self._table.query().nearest_to(vectors).distance_type("cosine").limit(limit)
+        if exact:
+            return query.bypass_vector_index()
+        parts = await self._table.count_rows() // _PART
+        # More than these only until enough are found that fit the conditions.
+        query = query.maximum_nprobes(0).minimum_nprobes(max(_PROBED, parts // _SHARE))
+        return query.refine_factor(_REFINED)
+
+    async def with_words(
+        self, text: str, limit: int, *, within: Collection[str] | None = None
+    ) -> list[WordMatch]:
+        relevances = await self._relevances(text, limit, within)
+        known = await self.shown(list(relevances))
+        matches = [
+            WordMatch(known[key].chunk, known[key].title, relevance)
+            for key, relevance in relevances.items()
+            if key in known
+        ]
+        return sorted(matches, key=lambda match: (-match.relevance, match.chunk.id))
+
+    async def _relevances(
+        self, text: str, limit: int, within: Collection[str] | None
+    ) -> dict[int, float]:
+        """BM25 of the rows with words of a text, by their ids; of equal ones those that come first
+        in the table, for LanceDB finds now these and now those."""
+        found = await self._with_words(text, limit + _EQUAL, within)
+        if found is None:
+            return {}
+        rows = await found.select(["_score"]).with_row_id().to_arrow()
+        told = zip(
+            rows.column("_rowid").to_pylist(), rows.column("_score").to_pylist(), strict=True
+        )
+        return dict(sorted(told, key=lambda each: (-each[1], each[0]))[:limit])
+
+    async def _with_words(
+        self, text: str, limit: int, within: Collection[str] | None
+    ) -> Any | None:
+        """A query for the rows with words of a text; None where there can be none. A table from
+        before there was an index of words gets one."""
+        query = words_query(text)
+        if query is None or (within is not None and not within):
+            return None
+        if not await has_word_index(self._table, self._words):
+            await retried(lambda: add_word_index(self._table, self._words))
+        found = self._table.query().nearest_to_text(query, columns=[self._words]).limit(limit)
+        return found if within is None else found.where(_one_of(within))
+
+    async def candidates(
+        self,
+        vector: Sequence[float],
+        text: str,
+        limit: int,
+        *,
+        within: Collection[str] | None = None,
+    ) -> list[ChunkCandidate]:
+        return await near_or_worded(
+            self._near_keys(vector, limit, within), self._worded(vector, text, limit, within)
+        )
+
+    async def _near_keys(
+        self, vector: Sequence[float], limit: int, within: Collection[str] | None
+    ) -> list[ChunkCandidate]:
+        if not any(vector) or (within is not None and not within):
+            return []
+        # Whoever is not among the first by a byte for each number is not among the best of both.
+        query = (await self._near(list(vector), limit)).refine_factor(1)
+        if within is not None:
+            query = query.where(_one_of(within))
+        rows = await query.select(["_distance"]).with_row_id().to_list()
+        return [
+            ChunkCandidate(row["_rowid"], 1 - row["_distance"])
+            for row in rows
+            if row["_distance"] is not None
+        ]
+
+    async def _worded(
+        self, vector: Sequence[float], text: str, limit: int, within: Collection[str] | None
+    ) -> list[ChunkCandidate]:
+        relevances = await self._relevances(text, limit, within)
+        if not relevances:
+            return []
+        query = self._table.take_row_ids(list(relevances)).select(["text", "vector"])
+        rows = await query.with_row_id().to_arrow()
+        told = zip(
+            rows.column("_rowid").to_pylist(),
+            cosines(vector, rows.column("vector")),
+            rows.column("text").to_pylist(),
+            strict=True,
+        )
+        return [
+            ChunkCandidate(key, similarity, relevances[key], text=said)
+            for key, similarity, said in told
+        ]
+
+    async def shown(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
+        if not keys:
+            return {}
+        query = self._table.take_row_ids(list(keys)).select(list(_CHUNK_COLUMNS)).with_row_id()
+        rows = await query.to_list()
+        return {row["_rowid"]: IndexedText(row["title"], _chunk(row)) for row in rows}
+
+    async def is_scattered(self) -> bool:
+        stats = await self._table.stats()
+        pieces = int(stats["fragment_stats"]["num_small_fragments"])
+        return pieces >= max(_PIECES, math.isqrt(int(stats["num_rows"])) // 2)
+
+    async def compact(self) -> None:
+        """Merge small files, drop versions older than _KEPT, index the column that writes and
+        filters look up, and vectors where there are many."""
+        try:
+            await self._compact()
+        finally:
+            await asyncio.to_thread(give_back)
+
+    async def _compact(self) -> None:
+        from lancedb.index import BTree, IvfSq
+
+        # First, for this writes the rows to other places, and then the indexes anew.
+        await retried(lambda: self._table.optimize(cleanup_older_than=_KEPT))
+        number = await self._table.count_rows()
+        if not number:
+            return
+        indexed = {index.columns[0]: index for index in await self._table.list_indices()}
+        if "document_id" not in indexed:
+            await retried(partial(self._table.create_index, "document_id", config=BTree()))
+        if "id" in indexed:  # earlier versions made one, by which upserts missed each other
+            await self._drop_doubles()
+            await retried(partial(self._table.drop_index, indexed["id"].name))
+        segments = await self._segments(indexed.get("vector"))
+        if number >= APPROXIMATE_FROM and not 0 < segments < _SEGMENTS:
+            # Into as many parts as LanceDB takes by itself: smaller ones it would join again.
+            config = IvfSq(distance_type="cosine")
+            await retried(partial(self._table.create_index, "vector", config=config))
+
+    async def _drop_doubles(self) -> None:
+        """Keep one row of each id. Safe beside writers: what they write, or move, has new row ids,
+        and the old ones are not used again."""
+        rows = await self._table.query().select(["id"]).with_row_id().to_arrow()
+        first = rows.group_by("id").aggregate([("_rowid", "min")]).column("_rowid_min")
+        doubles = sorted(set(rows.column("_rowid").to_pylist()).difference(first.to_pylist()))
+        for start in range(0, len(doubles), BATCH):
+            some = ", ".join(map(str, doubles[start : start + BATCH]))
+            await retried(partial(self._table.delete, f"_rowid IN ({some})"))
+
+    async def _segments(self, index: Any | None) -> int:
+        """How many an index of neighbours has; 0 without one, and of the kind that earlier versions
+        made: that is made anew."""
+        if index is None or index.index_type != "IvfSq":
+            return 0
+        told = await self._table.index_stats(index.name)
+        return 0 if told is None else int(told.num_indices or 1)
+
+    async def _upsert(self, rows: Any) -> None:
+        merge = self._table.merge_insert("id").use_index(False).when_matched_update_all()
+        await merge.when_not_matched_insert_all().execute(rows)
+
+    def _rows(self, title: str, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]) -> Any:
+        import pyarrow as pa
+
+        require_pairs(chunks, vectors)
+        rows = [
+            {
+                "id": chunk.id,
+                "document_id": chunk.document_id,
+                "index": chunk.index,
+                "page": chunk.page,
+                "text": chunk.text,
+                "title": title,
+                "vector": list(vector),
+                WORDS_COLUMN: normalised(chunk.text),
+            }
+            for chunk, vector in zip(chunks, vectors, strict=True)
+        ]
+        schema = columns_of(self.dimensions, has_words=self._words == WORDS_COLUMN)
+        return pa.Table.from_pylist(rows, schema=schema)
+
+
+def columns_of(dimensions: int, *, has_words: bool = True) -> Any:
+    """The schema; without words, that of a table from before they were kept."""
+    import pyarrow as pa
+
+    # Without a primary key, two upserts of the same new id at once insert it twice.
+    primary_key = {"lance-schema:unenforced-primary-key": "true"}
+    words = [pa.field(WORDS_COLUMN, pa.string(), nullable=False)] if has_words else []
+    return pa.schema(
+        [
+            pa.field("id", pa.string(), nullable=False, metadata=primary_key),
+            pa.field("document_id", pa.string(), nullable=False),
+            pa.field("index", pa.int32(), nullable=False),
+            pa.field("page", pa.int32(), nullable=False),
+            pa.field("text", pa.string(), nullable=False),
+            pa.field("title", pa.string(), nullable=False),
+            pa.field("vector", pa.list_(pa.float32(), dimensions), nullable=False),
+            *words,
+        ]
+    )
+
+
+def _chunk(row: Mapping[str, Any]) -> Chunk:
+    return Chunk(row["id"], row["document_id"], row["index"], row["page"], row["text"])
+
+
+def _one_of(ids: Collection[str], column: str = "document_id") -> str:
+    return f"{column} IN ({', '.join(map(_quoted, sorted(set(ids))))})"
+
+
+def _quoted(text: str) -> str:
+    """A string literal of the filter language."""
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,197 @@
+"""The index at JOBS_INDEX_URL, with the embedders of its generations.
+
+An index keeps the embedder that it was made with, whatever the settings say, until it is built
+anew for another (`rebuilding`). So a search always asks with the embedder whose vectors it
+compares with, and what comes in is written to all generations that are in use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.identity.postgres import is_postgres
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexMismatch, way_back
+from switchyard.services.pipeline.index.embedder import (
+    Embedder,
+    embedder_for,
+    embedder_named,
+    is_offline,
+)
+from switchyard.services.pipeline.index.generations import (
+    FIRST_TABLE,
+    Generation,
+    Generations,
+    IndexHome,
+)
+from switchyard.services.pipeline.index.probing import ProbedEmbedder, Seen
+from switchyard.services.pipeline.index.tidying import Tidying
+
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.llm.spending import Purse
+
+
+@dataclass(frozen=True, slots=True)
+class OpenIndex:
+    """An index, for as long as its connections are open."""
+
+    settings: Settings
+    home: IndexHome
+    tidying: Tidying
+    purse: Purse | None = None
+    """Pays for the vectors that a server makes; None where nobody does."""
+    clock: Callable[[], float] = time.time
+    """Seconds since the epoch by the ledger's clock, of whoever has a ledger."""
+    seen: Seen = field(default_factory=Seen)
+    """Which generations have been compared with what a server makes."""
+    sizes: dict[tuple[str, str], int] = field(default_factory=dict)
+    """How many texts embedding servers take in one request, by address and model, of those that
+    have refused more."""
+
+    @property
+    def wanted(self) -> Generation:
+        """The generation that a new index has: that of the embedder in the settings. Raises
+        PermanentError when that embedder can't be."""
+        return generation_of(embedder_for(self.settings), FIRST_TABLE)
+
+    async def generations(self) -> Generations:
+        """How it stands. Raises IndexMismatch, IndexAway."""
+        return await self.home.generations(self.wanted)
+
+    def embedder_of(self, generation: Generation) -> Embedder:
+        """The embedder of its vectors, which sees to it that a server makes the same ones still.
+        Raises IndexMismatch where these settings can't make it."""
+        found = self.unprobed_of(generation)
+        if is_offline(found.name):
+            return found
+        return ProbedEmbedder(found, self.home, generation, self.seen)
+
+    def unprobed_of(self, generation: Generation) -> Embedder:
+        """The embedder of that name alone. Raises IndexMismatch where these settings can't make
+        it."""
+        found = embedder_named(
+            self.settings, generation.embedder, generation.dimensions, self.purse, self.sizes
+        )
+        if found is None:
+            raise IndexMismatch(
+                f"the index holds vectors of {generation.embedder!r}, which this process can't "
+                f"make: {way_back(generation.embedder, generation.dimensions)}"
+            )
+        return found
+
+    @asynccontextmanager
+    async def searched(self) -> AsyncIterator[tuple[ChunkIndex, Embedder]]:
+        """The generation that is searched, and whom to ask for a query's vector. Raises
+        IndexMismatch, IndexAway."""
+        active = (await self.generations()).active
+        embedder = self.embedder_of(active)
+        async with self.home.table(active) as table:
+            yield table, embedder
+
+    async def write(
+        self, work: Callable[[ChunkIndex, Embedder], Awaitable[None]]
+    ) -> tuple[Generation, ...]:
+        """Have `work` write to every generation in use, the one that is searched first; gives
+        those it has written to.
+
+        The catalogue is read again behind it: a generation that was begun meanwhile does not know
+        of what `work` has just written, so it is written to as well.
+        """
+        done: list[Generation] = []
+        while left := [each for each in (await self.generations()).written if each not in done]:
+            for generation in left:
+                embedder = self.embedder_of(generation)
+                async with self.home.table(generation) as table:
+                    await work(table, embedder)
+                    if await table.is_scattered():
+                        self.tidying.begin(generation)
+                done.append(generation)
+        return tuple(done)
+
+    async def count(self, document_id: str) -> int | None:
+        """Chunks of a document in every generation in use; None where they differ."""
+        counts = set()
+        for generation in (await self.generations()).written:
+            async with self.home.table(generation) as table:
+                counts.add(await table.count(document_id))
+        return counts.pop() if len(counts) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationReport:
+    """A generation, as operators see it."""
+
+    role: Literal["active", "building", "retired"]
+    generation: Generation
+    chunks: int | None
+    """None of a retired one."""
+
+
+async def report(index: OpenIndex) -> list[GenerationReport]:
+    """All generations, the one that is searched first. Raises IndexMismatch, IndexAway."""
+    state = await index.generations()
+    found = []
+    for generation in state.written:
+        async with index.home.table(generation) as table:
+            role: Literal["active", "building"] = (
+                "active" if generation == state.active else "building"
+            )
+            found.append(GenerationReport(role, generation, await table.count()))
+    return found + [GenerationReport("retired", each.generation, None) for each in state.retired]
+
+
+def generation_of(embedder: Embedder, table: str) -> Generation:
+    """A generation of that embedder's vectors in a table of that name."""
+    return Generation(table, embedder.name, embedder.dimensions)
+
+
+@asynccontextmanager
+async def open_index(
+    settings: Settings, purse: Purse | None = None, clock: Callable[[], float] = time.time
+) -> AsyncIterator[OpenIndex]:
+    """The index of these settings; its connections are made when they are needed."""
+    home = home_at(settings.vectors_url)
+    tidying = Tidying(home)
+    try:
+        yield OpenIndex(settings, home, tidying, purse, clock)
+    finally:
+        await tidying.close()
+        await home.close()
+
+
+@asynccontextmanager
+async def index_of(ctx: JobContext) -> AsyncIterator[OpenIndex]:
+    """The index for a job, which pays for its vectors: that of its process, where it shares one
+    with other jobs."""
+    purse = _purse(ctx)
+    clock = time.time if ctx.ledger is None else ctx.ledger.clock.time
+    if ctx.shared is None:
+        async with open_index(ctx.settings, purse, clock) as index:
+            yield index
+    else:
+        shared = await ctx.shared.get(OpenIndex, lambda: open_index(ctx.settings))
+        yield replace(shared, purse=purse, clock=clock)
+
+
+def _purse(ctx: JobContext) -> Purse | None:
+    if ctx.settings.embed_base_url is None or ctx.ledger is None:
+        return None
+    from switchyard.services.llm.spending import Purse, Till, asked_by
+
+    return Purse(Till.of(ctx.settings, ctx.ledger), asked_by(ctx))
+
+
+def home_at(url: str) -> IndexHome:
+    """Where the index of that address is kept: in PostgreSQL, or in LanceDB anywhere else."""
+    if is_postgres(url):
+        from switchyard.services.pipeline.index.postgres_home import PostgresHome
+
+        return PostgresHome(url)
+    from switchyard.services.pipeline.index.lance_home import LanceHome
+
+    return LanceHome(url)

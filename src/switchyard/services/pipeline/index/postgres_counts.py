@@ -1,0 +1,72 @@
+"""How many chunks have each word, counted when a large table is compacted.
+
+A search weighs the words of its query by that. To count the chunks with a word means to visit each
+of them, and these pages push others out of the server's memory, of the index of neighbours above
+all. So what is counted is kept in a table beside the chunks, for words that more than a few of them
+have; the others are counted by each search, and a new one is found at once.
+
+It counts for a table of about that size: for one that has doubled since, or lost half of its
+chunks, words are counted as if there were none, until the next compaction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from switchyard.services.pipeline.index.postgres_neighbours import MAINTENANCE
+
+COUNTED_FROM = 10_000
+"""Chunks from which a table is large: words of smaller ones are counted by each search."""
+_LOOKED_AT = 50_000
+"""Chunks whose words are counted at most, about: which ones is left to chance."""
+_SEEN = 20
+"""Of these, so many have a word that is kept."""
+
+IS_COUNTED = """coalesce((
+    SELECT obj_description(own.oid, 'pg_class')::real * 2 >= pg_class.reltuples
+        AND pg_class.reltuples * 2 >= obj_description(own.oid, 'pg_class')::real
+    FROM pg_class AS own WHERE own.relname = pg_class.relname || '_counts'
+        AND own.relnamespace = pg_class.relnamespace AND has_table_privilege(own.oid, 'SELECT')
+), false)"""
+"""Of a row of pg_class: whether what was counted of its words counts, and we may read it."""
+
+
+def counts_of(table: str) -> str:
+    """The table of the words of that one, and of which part of its chunks they are in."""
+    return f"{table}_counts"
+
+
+async def count_words(connection: Any, table: str) -> None:
+    """Count the words of that table, if it is large; its size was just looked at."""
+    number = await connection.fetchval(
+        "SELECT reltuples FROM pg_class WHERE oid = to_regclass($1)", table
+    )
+    if not number or number < COUNTED_FROM:
+        return
+    counts = counts_of(table)
+    async with connection.transaction():
+        # One at a time; before anything of its own is locked, for which somebody may wait who
+        # drops both.
+        await connection.execute(
+            f"LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE", timeout=MAINTENANCE
+        )
+        await connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {counts} (word text PRIMARY KEY, part real NOT NULL)"
+        )
+        await connection.execute(f"DELETE FROM {counts}")
+        await connection.execute(
+            _COUNT.format(table=table, counts=counts, percent=min(100, 100 * _LOOKED_AT / number)),
+            timeout=MAINTENANCE,
+        )
+        await connection.execute(f"COMMENT ON TABLE {counts} IS '{number:.0f}'")
+
+
+_COUNT = f"""
+WITH looked_at AS MATERIALIZED (
+    SELECT words FROM {{table}} TABLESAMPLE SYSTEM ({{percent}}) REPEATABLE (1)
+)
+INSERT INTO {{counts}}
+SELECT word, count(*)::real / (SELECT count(*) FROM looked_at)
+FROM looked_at CROSS JOIN LATERAL (SELECT DISTINCT unnest(words) AS word) AS its
+GROUP BY word HAVING count(*) >= {_SEEN}
+"""

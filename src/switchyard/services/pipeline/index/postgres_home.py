@@ -1,0 +1,235 @@
+"""Where an index in PostgreSQL is kept: a database with a table for each generation.
+
+The catalogue is a table with a row for each of its states, of whose numbers each can be put once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from switchyard.services.common.libraries import load
+from switchyard.services.engine.identity.postgres import dsn, without_credentials
+from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.engine.ledger.sql.servers import connection_options, is_demoted, open_one
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexAway, IndexMismatch
+from switchyard.services.pipeline.index.generations import (
+    FIRST_TABLE,
+    Generation,
+    Generations,
+    decoded,
+    encoded,
+)
+from switchyard.services.pipeline.index.lance_home import mismatch
+from switchyard.services.pipeline.index.postgres_counts import counts_of
+from switchyard.services.pipeline.index.postgres_table import (
+    DESCRIBED,
+    PostgresTable,
+    TableDescription,
+    create_table,
+    described,
+    description_of,
+)
+
+CONNECTIONS = 8
+"""That one process has at most."""
+_TIMEOUT = 60.0
+"""Seconds that a statement may take; maintenance has no limit."""
+_CATALOGUE = "chunk_index_generations"
+_NOTES = "chunk_index_notes"
+_STANDS = (
+    f"SELECT * FROM (SELECT (SELECT state FROM {_CATALOGUE} ORDER BY number DESC LIMIT 1)) "
+    f"AS latest LEFT JOIN ({DESCRIBED}) AS described ON true"
+)
+"""The catalogue's last state, and the description of a table; of each NULL where there is none."""
+_LOCK = 0x5357_4944
+"""Of those who make tables: two at once would be in each other's way."""
+
+
+class PostgresHome:
+    """An index in a database; connects when it is first used."""
+
+    def __init__(self, url: str) -> None:
+        self.where = without_credentials(url)
+        self._dsn = dsn(url)
+        self._pool: Any = None
+        self._ready = False
+
+    async def load(self) -> None:
+        await load("asyncpg")
+
+    async def generations(self, first: Generation) -> Generations:
+        async with self._connection() as connection:
+            row = await connection.fetchrow(_STANDS, FIRST_TABLE)
+        if row["state"] is not None:
+            return decoded(row["state"])
+        found = description_of(row)
+        return Generations(
+            first if found is None else Generation(FIRST_TABLE, found.embedder, found.dimensions)
+        )
+
+    async def put_state(self, state: Generations) -> bool:
+        async with self._connection() as connection:
+            done = await connection.fetchval(
+                f"INSERT INTO {_CATALOGUE} VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING number",
+                state.number,
+                encoded(state).decode(),
+            )
+        return done is not None
+
+    @asynccontextmanager
+    async def table(self, generation: Generation) -> AsyncIterator[ChunkIndex]:
+        async with self._connection() as connection:
+            found = await described(connection, generation.table)
+            if found is None:
+                async with self._alone(connection):
+                    found = await described(connection, generation.table)
+                    if found is None:
+                        await create_table(connection, generation)
+                        found = TableDescription(generation.embedder, generation.dimensions)
+        if (found.embedder, found.dimensions) != (generation.embedder, generation.dimensions):
+            raise mismatch(found.embedder, found.dimensions, generation)
+        yield PostgresTable(self._connection, generation, found)
+
+    @asynccontextmanager
+    async def compacting(self, generation: Generation) -> AsyncIterator[bool]:
+        yield True  # the server sees to it that two are not in each other's way
+
+    async def wording(self, generation: Generation) -> int | None:
+        async with self._connection() as connection:
+            found = await described(connection, generation.table)
+        return None if found is None else found.wording
+
+    async def drop(self, generation: Generation) -> None:
+        async with self._connection() as connection, self._alone(connection):
+            table = generation.table
+            await connection.execute(f"DROP TABLE IF EXISTS {table}, {counts_of(table)}")
+            await connection.execute(
+                f"DELETE FROM {_NOTES} WHERE name = ANY($1)",
+                [table, _probe_name(generation)],
+            )
+
+    async def note(self, generation: Generation, text: str) -> None:
+        async with self._connection() as connection:
+            await connection.execute(
+                f"INSERT INTO {_NOTES} VALUES ($1, $2) "
+                "ON CONFLICT (name) DO UPDATE SET noted = excluded.noted",
+                generation.table,
+                text,
+            )
+
+    async def noted(self, generation: Generation) -> str | None:
+        return await self._read(generation.table)
+
+    async def probe(self, generation: Generation) -> str | None:
+        return await self._read(_probe_name(generation))
+
+    async def put_probe(self, generation: Generation, text: str) -> str:
+        name = _probe_name(generation)
+        async with self._connection() as connection:
+            await connection.execute(
+                f"INSERT INTO {_NOTES} VALUES ($1, $2) ON CONFLICT DO NOTHING", name, text
+            )
+        return await self._read(name) or text
+
+    async def _read(self, name: str) -> str | None:
+        async with self._connection() as connection:
+            found: str | None = await connection.fetchval(
+                f"SELECT noted FROM {_NOTES} WHERE name = $1", name
+            )
+        return found
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            self._pool.terminate()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        """One of the pool's. Raises IndexAway where the database is away, IndexMismatch where its
+        tables are not as they were made, PermanentError where it has no pgvector."""
+        await self.load()
+        import asyncpg
+
+        try:
+            if self._pool is None:
+                self._pool = asyncpg.create_pool(
+                    self._dsn,
+                    min_size=0,
+                    max_size=CONNECTIONS,
+                    command_timeout=_TIMEOUT,
+                    connect=open_one,
+                    reset=_as_it_is,
+                    **connection_options(),
+                )
+            pool = await self._pool
+            async with pool.acquire(timeout=_TIMEOUT) as connection:
+                try:
+                    if not self._ready:
+                        await self._prepare(connection)
+                        self._ready = True
+                    yield connection
+                except (TimeoutError, asyncio.CancelledError):
+                    # Or the pool would wait as long again, for the statement to be called off.
+                    connection.terminate()
+                    raise
+        except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError) as error:
+            self._ready = False
+            raise IndexAway(f"the index at {self.where} is being changed: {error}") from error
+        except (asyncpg.DataError, asyncpg.SyntaxOrAccessError) as error:
+            raise IndexMismatch(f"the index at {self.where}: {error}") from error
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            if is_demoted(error) or isinstance(error, TimeoutError):
+                # The next ones lead to whichever server takes writes, and answers, now.
+                await self._pool.expire_connections()
+            reason = str(error) or type(error).__name__
+            raise IndexAway(f"the index at {self.where}: {reason}") from error
+
+    async def _prepare(self, connection: Any) -> None:
+        import asyncpg
+
+        has_all = await connection.fetchval(
+            "SELECT to_regtype('vector') IS NOT NULL AND to_regclass($1) IS NOT NULL "
+            "AND to_regclass($2) IS NOT NULL",
+            _CATALOGUE,
+            _NOTES,
+        )
+        if has_all:
+            return
+        async with self._alone(connection):
+            try:
+                await connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            except (asyncpg.FeatureNotSupportedError, asyncpg.UndefinedFileError) as error:
+                raise PermanentError(
+                    f"the server of {self.where} has no pgvector: install it there (on Debian, "
+                    "postgresql-NN-pgvector), or set JOBS_INDEX_URL to a directory"
+                ) from error
+            except asyncpg.InsufficientPrivilegeError as error:
+                raise PermanentError(
+                    f"the user of JOBS_INDEX_URL may not make the extension: have an administrator "
+                    f"run `CREATE EXTENSION vector` in {self.where}"
+                ) from error
+            await connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {_CATALOGUE} "
+                "(number bigint PRIMARY KEY, state text NOT NULL)"
+            )
+            await connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {_NOTES} (name text PRIMARY KEY, noted text NOT NULL)"
+            )
+
+    @asynccontextmanager
+    async def _alone(self, connection: Any) -> AsyncIterator[None]:
+        """A transaction in which nobody else makes or drops tables."""
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
+            yield
+
+
+async def _as_it_is(connection: Any) -> None:
+    """Nothing to reset: what is set here is for one transaction, or the connection is given up. So
+    a search has a round trip less for each connection that it borrows."""
+
+
+def _probe_name(generation: Generation) -> str:
+    return f"{generation.table}.probe"

@@ -1,0 +1,395 @@
+"""The index of chunks in PostgreSQL: vectors by pgvector, words by an inverted index
+(`postgres_words`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from switchyard.services.pipeline.index.chunk_index import (
+    APPROXIMATE_FROM,
+    ChunkCandidate,
+    IndexedText,
+    Key,
+    Match,
+    NearDocument,
+    WordMatch,
+    best_first,
+    each_once,
+    near_or_worded,
+    require_pairs,
+    unit,
+)
+from switchyard.services.pipeline.index.generations import Generation
+from switchyard.services.pipeline.index.postgres_counts import IS_COUNTED, count_words
+from switchyard.services.pipeline.index.postgres_neighbours import (
+    EXACTLY,
+    INDEXED_DIMENSIONS,
+    LISTS,
+    MAINTENANCE,
+    index_neighbours,
+    looking,
+    nearest,
+)
+from switchyard.services.pipeline.index.postgres_words import (
+    CHUNK,
+    LONGEST_WORD,
+    chunk_of,
+    with_words,
+    worded,
+)
+from switchyard.services.pipeline.index.words import WORDING
+from switchyard.services.pipeline.text.chunks import Chunk
+from switchyard.services.pipeline.text.plain import words
+
+INLINE_DIMENSIONS = 1_900
+"""Vectors up to this length lie in the table's own pages of 8 KiB, where a scan is quickest."""
+COMPARED = 5_000
+"""Chunks within the documents of a filter up to which a search compares all of them."""
+_BY_WORDS = (
+    "SET LOCAL enable_seqscan = off; SET LOCAL work_mem = '32MB'; "
+    "SET LOCAL plan_cache_mode = force_generic_plan"
+)
+"""What the server is told for a search by words. All are planned alike, once. Words that are
+together less often than by chance would have it read the table; and in a large one, too, the index
+is to tell the chunks, and not only their pages."""
+
+Connect = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+async def create_table(connection: Any, generation: Generation) -> None:
+    """Make the table, with its indexes; it is not there yet."""
+    name, length = generation.table, generation.dimensions
+    await connection.execute(
+        f"CREATE TABLE {name} (id text PRIMARY KEY, document_id text NOT NULL, "
+        "index integer NOT NULL, page integer NOT NULL, title text NOT NULL, text text NOT NULL, "
+        f"words text[] NOT NULL, vector vector({length}) NOT NULL) "
+        # Texts lie beside the table, so that whoever looks at the rest reads less.
+        "WITH (toast_tuple_target = 128)"
+    )
+    storage = "PLAIN" if length <= INLINE_DIMENSIONS else "EXTERNAL"
+    await connection.execute(
+        f"ALTER TABLE {name} ALTER COLUMN id SET STORAGE PLAIN, "
+        "ALTER COLUMN document_id SET STORAGE PLAIN, "
+        f"ALTER COLUMN vector SET STORAGE {storage}"
+    )
+    await connection.execute(f"CREATE INDEX {name}_documents ON {name} (document_id, index)")
+    await connection.execute(f"CREATE INDEX {name}_words ON {name} USING gin (words)")
+    made = {"embedder": generation.embedder, "dimensions": length, "wording": WORDING}
+    told = json.dumps(made)
+    quoted = await connection.fetchval("SELECT quote_literal($1::text)", told)
+    await connection.execute(f"COMMENT ON TABLE {name} IS {quoted}")
+
+
+@dataclass(frozen=True, slots=True)
+class TableDescription:
+    """What is known of a table."""
+
+    embedder: str
+    dimensions: int
+    wording: int = WORDING
+    """How its words were cut, 0 for any way before there were such numbers."""
+    lists: int | None = None
+    """Of its index of neighbours (`postgres_neighbours`); None where it has no such index."""
+    is_counted: bool = False
+    """Whether it is known how many chunks have each word (`postgres_counts`)."""
+
+
+DESCRIBED = (
+    # Not by to_regclass: what that has once not found, it may find only in the next transaction.
+    f"SELECT obj_description(oid, 'pg_class') AS told, {LISTS} AS lists, {IS_COUNTED} AS counted "
+    "FROM pg_class WHERE relname = $1 AND relkind = 'r' AND pg_table_is_visible(oid)"
+)
+"""What `description_of` reads, of a table of that name."""
+
+
+def description_of(row: Any) -> TableDescription | None:
+    """None where there is no such table."""
+    if row is None or row["told"] is None:
+        return None
+    try:
+        found = json.loads(row["told"])
+        made = str(found["embedder"]), int(found["dimensions"])
+    except (ValueError, KeyError, TypeError):
+        return TableDescription("unknown", 0, 0)
+    try:
+        wording = int(found["wording"])
+    except (ValueError, KeyError, TypeError):
+        wording = 0
+    return TableDescription(*made, wording, row["lists"], row["counted"])
+
+
+async def described(connection: Any, name: str) -> TableDescription | None:
+    """None where there is no such table."""
+    return description_of(await connection.fetchrow(DESCRIBED, name))
+
+
+class PostgresTable:
+    """A table of PostgreSQL as a ChunkIndex."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        generation: Generation,
+        description: TableDescription,
+    ) -> None:
+        self._connect = connect
+        self._name = generation.table
+        self._lists = description.lists
+        self._is_counted = description.is_counted
+        self.dimensions = generation.dimensions
+
+    async def put(
+        self, title: str, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]
+    ) -> None:
+        if chunks:
+            rows = await asyncio.to_thread(_rows, title, chunks, vectors)
+            async with self._connect() as connection:
+                await connection.executemany(
+                    f"INSERT INTO {self._name} "
+                    "(id, document_id, index, page, title, text, words, vector) "
+                    "VALUES ($1, $2, $3, $4, $5, $6, $7, $8::real[]::vector) "
+                    "ON CONFLICT (id) DO UPDATE SET page = excluded.page, title = excluded.title, "
+                    "text = excluded.text, words = excluded.words, vector = excluded.vector",
+                    rows,
+                )
+
+    async def drop_from(self, document_id: str, number: int) -> None:
+        async with self._connect() as connection:
+            await connection.execute(
+                f"DELETE FROM {self._name} WHERE document_id = $1 AND index >= $2",
+                document_id,
+                number,
+            )
+
+    async def delete_document(self, document_id: str) -> None:
+        await self.drop_from(document_id, 0)
+
+    async def count(self, document_id: str | None = None) -> int:
+        async with self._connect() as connection:
+            return int(
+                await connection.fetchval(
+                    f"SELECT count(*) FROM {self._name} WHERE $1::text IS NULL OR document_id = $1",
+                    document_id,
+                )
+            )
+
+    async def document_ids(self) -> list[str]:
+        async with self._connect() as connection:
+            rows = await connection.fetch(f"SELECT DISTINCT document_id FROM {self._name}")
+        return sorted(row[0] for row in rows)
+
+    async def texts_of(self, document_id: str, start: int, limit: int) -> list[IndexedText]:
+        async with self._connect() as connection:
+            rows = await connection.fetch(
+                f"SELECT {CHUNK} FROM {self._name} "
+                "WHERE document_id = $1 AND index >= $2 AND index < $3 ORDER BY index",
+                document_id,
+                start,
+                start + limit,
+            )
+        return [IndexedText(row["title"], chunk_of(row)) for row in rows]
+
+    async def vectors_at(self, document_id: str, numbers: Sequence[int]) -> list[list[float]]:
+        async with self._connect() as connection:
+            rows = await connection.fetch(
+                f"SELECT vector::real[] FROM {self._name} "
+                "WHERE document_id = $1 AND index = ANY($2) ORDER BY index",
+                document_id,
+                list(numbers),
+            )
+        return [list(row[0]) for row in rows]
+
+    async def means_of(self, document_ids: Collection[str]) -> dict[str, list[float]]:
+        import numpy as np
+
+        async with self._connect() as connection:
+            rows = await connection.fetch(
+                f"SELECT document_id, avg(vector)::real[] FROM {self._name} "
+                "WHERE document_id = ANY($1) GROUP BY document_id",
+                list(document_ids),
+            )
+        return {row[0]: unit(np.array(row[1], dtype=np.float64)) for row in rows}
+
+    async def nearest(
+        self,
+        vector: Sequence[float],
+        limit: int,
+        *,
+        within: Collection[str] | None = None,
+        exact: bool = False,
+    ) -> list[Match]:
+        rows = await self._near(CHUNK, vector, limit, within, exact=exact)
+        return best_first(
+            [Match(chunk_of(row), row["title"], similarity=1 - row["distance"]) for row in rows]
+        )
+
+    async def _near(
+        self,
+        columns: str,
+        vector: Sequence[float],
+        limit: int,
+        within: Collection[str] | None,
+        *,
+        exact: bool = False,
+    ) -> list[Any]:
+        """These columns and the `distance` of the chunks nearest to a vector."""
+        if not any(vector) or (within is not None and not within):
+            return []
+        values: list[Any] = [list(vector), limit]
+        where = ""
+        if within is not None:
+            values.append(list(within))
+            where = "WHERE document_id = ANY($3) "
+        asked = "$1::real[]::vector"
+        rows: list[Any] = []
+        async with self._reading(looking(self._lists)) as connection:
+            if not exact and not await self._are_few(connection, within):
+                rows = await connection.fetch(self._nearest(columns, asked, "$2", where), *values)
+            if len(rows) < limit:  # not asked for, or the walk along the index has ended too early
+                await connection.execute(EXACTLY)
+                rows = await connection.fetch(
+                    nearest(self._name, columns, asked, "$2", where), *values
+                )
+        return [row for row in rows if not math.isnan(row["distance"])]
+
+    def _nearest(self, columns: str, asked: str, limit: str, where: str) -> str:
+        return nearest(
+            self._name, columns, asked, limit, where, lists=self._lists, dimensions=self.dimensions
+        )
+
+    async def _are_few(self, connection: Any, within: Collection[str] | None) -> bool:
+        """Whether all chunks of these documents are compared sooner than a walk along the index
+        of neighbours, past all others, finds the nearest of them; it would miss some, too."""
+        if within is None:
+            return False
+        found = await connection.fetchval(
+            f"SELECT count(*) FROM (SELECT FROM {self._name} WHERE document_id = ANY($1) "
+            f"LIMIT {COMPARED + 1}) AS counted",
+            list(within),
+        )
+        return int(found) <= COMPARED
+
+    async def neighbours(
+        self, vectors: Sequence[Sequence[float]], limit: int, *, excluding: str
+    ) -> list[NearDocument]:
+        asked = [json.dumps(list(vector)) for vector in vectors if any(vector)]
+        near = self._nearest("document_id, title", "one::vector", "$3", "WHERE document_id <> $2 ")
+        async with self._reading(looking(self._lists, for_each=True)) as connection:
+            rows = await connection.fetch(
+                f"SELECT near.* FROM unnest($1::text[]) AS one CROSS JOIN LATERAL ({near}) AS near",
+                asked,
+                excluding,
+                limit,
+            )
+        return each_once(
+            NearDocument(row["document_id"], row["title"], similarity=1 - row["distance"])
+            for row in rows
+            if not math.isnan(row["distance"])
+        )
+
+    async def with_words(
+        self, text: str, limit: int, *, within: Collection[str] | None = None
+    ) -> list[WordMatch]:
+        if within is not None and not within:
+            return []
+        async with self._reading(_BY_WORDS) as connection:
+            return await with_words(connection, self._name, self._is_counted, text, limit, within)
+
+    async def candidates(
+        self,
+        vector: Sequence[float],
+        text: str,
+        limit: int,
+        *,
+        within: Collection[str] | None = None,
+    ) -> list[ChunkCandidate]:
+        return await near_or_worded(
+            self._near_keys(vector, limit, within), self._worded(vector, text, limit, within)
+        )
+
+    async def _near_keys(
+        self, vector: Sequence[float], limit: int, within: Collection[str] | None
+    ) -> list[ChunkCandidate]:
+        rows = await self._near("id", vector, limit, within)
+        return [ChunkCandidate(row["id"], 1 - row["distance"]) for row in rows]
+
+    async def _worded(
+        self, vector: Sequence[float], text: str, limit: int, within: Collection[str] | None
+    ) -> list[ChunkCandidate]:
+        if within is not None and not within:
+            return []
+        async with self._reading(_BY_WORDS) as connection:
+            return await worded(
+                connection, self._name, self._is_counted, vector, text, limit, within
+            )
+
+    async def shown(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
+        if not keys:
+            return {}
+        async with self._connect() as connection:
+            rows = await connection.fetch(
+                f"SELECT {CHUNK} FROM {self._name} WHERE id = ANY($1)", list(keys)
+            )
+        return {row["id"]: IndexedText(row["title"], chunk_of(row)) for row in rows}
+
+    @asynccontextmanager
+    async def _reading(self, told: str) -> AsyncIterator[Any]:
+        """A connection for a search, with these settings besides. All that is read is of one
+        moment."""
+        async with self._connect() as connection:
+            await connection.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {told}")
+            try:
+                yield connection
+            except (TimeoutError, asyncio.CancelledError):
+                raise  # the connection is given up: to roll back would take as long again
+            except BaseException:
+                await connection.execute("ROLLBACK")
+                raise
+            await connection.execute("COMMIT")
+
+    async def is_scattered(self) -> bool:
+        return False  # the server clears up behind writers by itself
+
+    async def compact(self) -> None:
+        """Have the server clear away what was replaced, look at how words and documents are
+        spread, and, where there are many, index the vectors and count the words."""
+        number = await self.count()
+        if number >= APPROXIMATE_FROM and self.dimensions <= INDEXED_DIMENSIONS:
+            async with self._connect() as connection:
+                try:
+                    await index_neighbours(connection, self._name, self.dimensions, number)
+                finally:
+                    connection.terminate()  # with what was set for that
+        async with self._connect() as connection:
+            await connection.execute(f"VACUUM (ANALYZE) {self._name}", timeout=MAINTENANCE)
+            await count_words(connection, self._name)
+
+
+def _rows(
+    title: str, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]
+) -> list[tuple[Any, ...]]:
+    require_pairs(chunks, vectors)
+    return [
+        (
+            chunk.id,
+            chunk.document_id,
+            chunk.index,
+            chunk.page,
+            _storable(title),
+            _storable(chunk.text),
+            [_storable(word[:LONGEST_WORD]) for word in words(chunk.text)],
+            list(vector),
+        )
+        for chunk, vector in zip(chunks, vectors, strict=True)
+    ]
+
+
+def _storable(text: str) -> str:
+    """What PostgreSQL takes: no NUL, and no half of a surrogate pair."""
+    return text.replace("\0", " ").encode(errors="replace").decode()

@@ -1,0 +1,243 @@
+"""Search by words in PostgreSQL: an inverted index finds some candidates, and BM25 orders them.
+
+PostgreSQL's own full-text search knows no BM25 and no words where no spaces are written. So the
+words of a chunk are cut as those of a query are (`services.pipeline.text.plain`), and kept as an
+array with a GIN index.
+
+Some words are in nearly every chunk, and a chunk is hardly better for having them. So not all that
+have any word of a query are read: first those with all of its telling words are looked for, then
+those that lack the least telling one, and so on, until there are enough. How many chunks have a
+word was counted when the table was compacted (`postgres_counts`); where it was not, the server's
+own statistics know the common words. Those with any other word are counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from switchyard.services.pipeline.index.chunk_index import ChunkCandidate, WordMatch
+from switchyard.services.pipeline.index.postgres_counts import COUNTED_FROM, counts_of
+from switchyard.services.pipeline.index.words import MAX_QUERY_WORDS
+from switchyard.services.pipeline.text.chunks import Chunk
+from switchyard.services.pipeline.text.plain import content_words, words
+
+CHUNK = "id, document_id, index, page, text, title"
+"""The columns of `chunk_of`."""
+LONGEST_WORD = 100
+"""Characters of a word that are kept: an inverted index takes no long ones."""
+_CANDIDATES = 3
+"""For each chunk that is asked for, so many are compared."""
+_COUNTED = 500
+"""Chunks with a word that are counted at most, where it is not known how many there are."""
+_TELLING = 6
+"""Words of a query of which all combinations are looked for, the best first."""
+_FEW = 500
+"""Where there are fewer chunks to be searched, all of them are compared."""
+_K1, _B = 1.2, 0.75
+"""The usual parameters of BM25."""
+
+
+async def with_words(
+    connection: Any,
+    table: str,
+    is_counted: bool,
+    text: str,
+    limit: int,
+    within: Collection[str] | None,
+) -> list[WordMatch]:
+    """The chunks of the table that have words of the text, the most relevant first, within these
+    documents. Whether its words were counted is told by its description."""
+    best, _ = await _most_relevant(connection, table, is_counted, text, limit, within)
+    found = await connection.fetch(
+        f"SELECT {CHUNK} FROM {table} WHERE id = ANY($1)", [row["id"] for _, _, row in best]
+    )
+    known = {row["id"]: row for row in found}
+    return [
+        WordMatch(chunk_of(known[row["id"]]), known[row["id"]]["title"], relevance)
+        for relevance, _, row in best
+    ]
+
+
+async def worded(
+    connection: Any,
+    table: str,
+    is_counted: bool,
+    vector: Sequence[float],
+    text: str,
+    limit: int,
+    within: Collection[str] | None,
+) -> list[ChunkCandidate]:
+    """The same as candidates, compared with that vector."""
+    best, is_whole = await _most_relevant(
+        connection, table, is_counted, text, limit, within, vector
+    )
+    return [
+        ChunkCandidate(
+            row["id"], row["similarity"] or 0.0, relevance, has if is_whole else None, row["text"]
+        )
+        for relevance, has, row in best
+    ]
+
+
+async def _most_relevant(
+    connection: Any,
+    table: str,
+    is_counted: bool,
+    text: str,
+    limit: int,
+    within: Collection[str] | None,
+    vector: Sequence[float] | None = None,
+) -> tuple[list[tuple[float, int, Any]], bool]:
+    """BM25, number of words and row of each chunk, best first, and whether all of the text's words
+    were looked for. With a vector, a row has what a candidate needs of it."""
+    told = (word[:LONGEST_WORD] for word in content_words(text) or words(text))
+    all_terms = list(dict.fromkeys(told))
+    terms = all_terms[:MAX_QUERY_WORDS]
+    is_whole = len(terms) == len(all_terms)
+    if not terms:
+        return [], True
+    weights = _weights(await connection.fetch(known(table, is_counted=is_counted), terms))
+    if not weights:
+        return [], True
+    near = None if vector is None else list(vector)
+    with_text = vector is not None and not is_whole
+    rows = await _candidates(
+        connection, table, weights, limit * _CANDIDATES, within, near, with_text
+    )
+    return _by_relevance(rows, [weights[word] for word in sorted(weights)])[:limit], is_whole
+
+
+def known(table: str, *, is_counted: bool) -> str:
+    """The statement for how many chunks have each word, of how many."""
+    told = "SELECT parts[array_position(words, asked.word)] FROM common"
+    if is_counted:
+        told = f"SELECT part FROM {counts_of(table)} AS counted WHERE counted.word = asked.word"
+    return _KNOWN.format(table=table, told=told, most=_COUNTED, large=COUNTED_FROM)
+
+
+def chunk_of(row: Any) -> Chunk:
+    """The chunk of a row with the columns of CHUNK."""
+    return Chunk(row["id"], row["document_id"], row["index"], row["page"], row["text"])
+
+
+async def _candidates(
+    connection: Any,
+    table: str,
+    weights: Mapping[str, float],
+    limit: int,
+    within: Collection[str] | None,
+    near: list[float] | None,
+    with_text: bool,
+) -> Sequence[Any]:
+    """The chunks with the most telling words, of few chunks all: how long each is, how often it
+    has each of the words, these in their order, and how similar it is to a vector."""
+    documents = None if within is None else list(within)
+    ids, values = _FOUND.format(table=table), [combinations(weights), documents, limit]
+    if documents is not None and len(documents) < _FEW:
+        few: list[str] = await connection.fetchval(_OF_FEW.format(table=table, few=_FEW), documents)
+        if len(few) < _FEW:
+            ids, values = "$4", [few]
+    # They are compared in the statement that finds them: a round trip less.
+    statement = _COMPARED.format(table=table, ids=ids)
+    asked = sorted(weights), near, with_text
+    rows: Sequence[Any] = await connection.fetch(statement, *asked, *values)
+    return rows
+
+
+def combinations(weights: Mapping[str, float]) -> list[str]:
+    """Words to look for together, with spaces between: all combinations of the most telling words,
+    those that weigh most first, and then each of the others alone."""
+    ordered = sorted(weights, key=lambda word: (-weights[word], word))
+    telling = ordered[:_TELLING]
+    chosen = [
+        [word for at, word in enumerate(telling) if number >> at & 1]
+        for number in range(1, 1 << len(telling))
+    ]
+    chosen.sort(key=lambda some: -sum(weights[word] for word in some))
+    return [" ".join(some) for some in chosen] + ordered[_TELLING:]
+
+
+def _weights(rows: Sequence[Any]) -> dict[str, float]:
+    """How much each word tells that is in any chunk."""
+    return {
+        row["word"]: math.log(
+            1 + (max(row["chunks"], row["number"]) - row["number"] + 0.5) / (row["number"] + 0.5)
+        )
+        for row in rows
+        if row["number"]
+    }
+
+
+def _by_relevance(rows: Sequence[Any], weights: Sequence[float]) -> list[tuple[float, int, Any]]:
+    """BM25, number of words and row of the candidates that have any of them, best first; the usual
+    length of a chunk is theirs."""
+    usual = sum(row["length"] for row in rows) / max(len(rows), 1)
+    found = []
+    for row in rows:
+        longer = _K1 * (1 - _B + _B * row["length"] / usual) if usual else _K1
+        relevance = sum(
+            weight * number * (_K1 + 1) / (number + longer)
+            for number, weight in zip(row["counts"], weights, strict=True)
+        )
+        if relevance > 0:
+            found.append((relevance, sum(map(bool, row["counts"])), row))
+    return sorted(found, key=lambda each: (-each[0], each[2]["id"]))
+
+
+_KNOWN = """
+WITH total AS MATERIALIZED (
+    SELECT CASE WHEN reltuples < {large}
+        THEN (SELECT count(*) FROM (SELECT FROM {table} LIMIT {large}) AS first)
+        ELSE reltuples END AS chunks
+    FROM pg_class WHERE oid = to_regclass('{table}')
+),
+common AS MATERIALIZED (
+    SELECT stats.most_common_elems::text::text[] AS words, stats.most_common_elem_freqs AS parts
+    FROM total CROSS JOIN pg_stats AS stats JOIN pg_class ON relname = stats.tablename
+        AND relnamespace::regnamespace::text = stats.schemaname
+    WHERE chunks >= {large} AND pg_class.oid = to_regclass('{table}') AND stats.attname = 'words'
+)
+SELECT asked.word, total.chunks, coalesce(
+    ({told}) * total.chunks,
+    (SELECT count(*) FROM
+        (SELECT FROM {table} WHERE words @> ARRAY[asked.word] LIMIT {most}) AS counted)
+) AS number
+FROM unnest($1::text[]) AS asked(word) CROSS JOIN total
+"""
+"""What the statistics say is not read where nothing asks for it."""
+_FOUND = """
+WITH RECURSIVE step AS (
+    SELECT 0 AS number, ARRAY[]::text[] AS ids
+    UNION ALL
+    SELECT number + 1, ids || ARRAY(
+        SELECT id FROM (
+            SELECT id, document_id FROM {table}
+            WHERE words @> string_to_array(($4::text[])[number + 1], ' ') OFFSET 0
+        ) AS chunk
+        WHERE id <> ALL(ids) AND ($5::text[] IS NULL OR document_id = ANY($5))
+        LIMIT $6 - cardinality(ids)
+    )
+    FROM step WHERE cardinality(ids) < $6 AND number < cardinality($4)
+)
+SELECT ids FROM step ORDER BY number DESC LIMIT 1
+"""
+"""One combination of words after the other, until there are enough chunks."""
+_OF_FEW = """
+SELECT coalesce(array_agg(id), ARRAY[]::text[])
+FROM (SELECT id FROM {table} WHERE document_id = ANY($1) LIMIT {few}) AS few
+"""
+_COMPARED = """
+SELECT id, cardinality(words) AS length,
+    ARRAY(SELECT cardinality(array_positions(words, asked.word))
+        FROM unnest($1::text[]) WITH ORDINALITY AS asked(word, at) ORDER BY at) AS counts,
+    NULLIF(1 - (vector <=> (SELECT $2::real[]::vector)), 'NaN') AS similarity,
+    CASE WHEN $3 THEN text ELSE '' END AS text
+FROM (
+    SELECT id, words || ARRAY[]::text[] AS words, vector, text
+    FROM {table} WHERE id = ANY(({ids})::text[]) OFFSET 0
+) AS chunk
+"""
+"""With nothing added to them, words are read from beside the table and unpacked once for each
+chunk: else it would be once for each word that is asked for."""

@@ -1,0 +1,226 @@
+"""An index for another embedder, built beside the one that is searched, and swapped in one step.
+
+What comes in meanwhile is written to both (`OpenIndex.write`), the old one first. A document that
+was there before is brought over from the old one's texts, and looked at once more behind that: had
+somebody written it meanwhile, the two differ, and it is brought over again. So when all documents
+have been gone through, the new generation has what the old one has. A second round, which finds
+hardly anything to do, makes good for a writer that died between the two.
+
+Whoever takes over from a process that died goes on behind the last document that was noted. One
+that was only frozen writes no more once another has swapped: each write is asked for just before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexAway
+from switchyard.services.pipeline.index.embedder import Embedder
+from switchyard.services.pipeline.index.generations import (
+    FIRST_TABLE,
+    Generation,
+    Generations,
+    Retired,
+    change,
+)
+from switchyard.services.pipeline.index.opening import OpenIndex, generation_of
+from switchyard.services.pipeline.index.tidying import compact_table
+
+BATCH = 256
+"""Chunks that are brought over at once."""
+ROUNDS = 2
+NOTED_AFTER = 20
+"""Documents after which it is noted how far the building is."""
+RETIRED_FOR = 3600.0
+"""Seconds for which a generation that was replaced is kept: jobs and searches may be at it."""
+_TRIES = 10
+
+
+class AnotherRebuild(PermanentError):
+    """The index is being built anew for another embedder."""
+
+
+class _NotBuilding(Exception):
+    """The generation is not the one being built any more: what it has now is not ours to change."""
+
+
+_Write = Callable[[], Awaitable[None]]
+"""Awaited before each write to the generation that is built. Raises _NotBuilding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a building is."""
+
+    round: int = 1
+    after: str = ""
+    """The document that was done last in this round; empty before the first."""
+
+    @classmethod
+    def of(cls, text: str | None) -> Progress:
+        """As it was noted; from the start where nothing was."""
+        number, _, after = (text or "").partition(" ")
+        return cls(int(number), after) if number.isdigit() else cls()
+
+    def __str__(self) -> str:
+        return f"{self.round} {self.after}"
+
+
+async def begin(index: OpenIndex, embedder: Embedder, *, force: bool = False) -> Generations:
+    """Begin to build a generation of that embedder, unless it is begun or searched already; with
+    `force`, also one of the embedder of the index. Gives the state behind it. Raises AnotherRebuild
+    where one of another embedder is being built, IndexMismatch, IndexAway."""
+
+    def step(now: Generations) -> Generations | None:
+        if now.building is not None:
+            if _is_of(now.building, embedder):
+                return None
+            raise AnotherRebuild(
+                f"the index is being built anew for {now.building.embedder!r}: wait for that "
+                "(`jobctl index show`), or give it up with `jobctl index abandon`"
+            )
+        if _is_of(now.active, embedder) and not force:
+            return None
+        return replace(now, building=generation_of(embedder, f"{FIRST_TABLE}_{now.number + 1}"))
+
+    return await change(index.home, index.wanted, step)
+
+
+async def build(index: OpenIndex, building: Generation, is_over: Callable[[], bool]) -> bool:
+    """Bring all documents over and swap; whether that is done. It is not where `is_over` says that
+    time is up: the next call goes on. Done is also a building that was given up.
+
+    Raises IndexMismatch, IndexAway, and what the embedder raises.
+    """
+
+    async def may_write() -> None:
+        if (await index.generations()).building != building:
+            raise _NotBuilding
+
+    try:
+        return await _build(index, building, is_over, may_write)
+    except _NotBuilding:
+        return True
+
+
+async def _build(
+    index: OpenIndex, building: Generation, is_over: Callable[[], bool], may_write: _Write
+) -> bool:
+    home = index.home
+    embedder = index.embedder_of(building)
+    state = await index.generations()
+    async with home.table(state.active) as source, home.table(building) as target:
+        for progress in _rounds_from(Progress.of(await home.noted(building))):
+            for number, document_id in enumerate(await source.document_ids()):
+                if document_id <= progress.after:
+                    continue
+                if number % NOTED_AFTER == 0:
+                    await may_write()
+                if is_over():
+                    return False
+                await _bring_over(source, target, embedder, document_id, may_write)
+                if number % NOTED_AFTER == NOTED_AFTER - 1:
+                    await home.note(building, str(replace(progress, after=document_id)))
+            await home.note(building, str(Progress(progress.round + 1)))
+        # In this order: who writes a document writes it to the old one first.
+        extra = set(await target.document_ids()) - set(await source.document_ids())
+        for document_id in sorted(extra):
+            await may_write()
+            await target.delete_document(document_id)
+    await change(home, index.wanted, lambda now: _swapped(now, building, index.clock()))
+    return True
+
+
+async def abandon(index: OpenIndex) -> Generation | None:
+    """Give up what is being built; what that was."""
+    given_up: list[Generation] = []
+
+    def step(now: Generations) -> Generations | None:
+        given_up[:] = [now.building] if now.building is not None else []
+        if now.building is None:
+            return None
+        retired = (*now.retired, Retired(now.building, index.clock()))
+        return replace(now, building=None, retired=retired)
+
+    await change(index.home, index.wanted, step)
+    return given_up[0] if given_up else None
+
+
+async def compact(index: OpenIndex) -> list[Generation]:
+    """Compact all generations in use, and remove those that were replaced more than RETIRED_FOR
+    seconds ago; gives these. Raises IndexAway."""
+    state = await index.generations()
+    for generation in state.written:
+        await compact_table(index.home, generation)
+    old = [each for each in state.retired if each.since < index.clock() - RETIRED_FOR]
+    for each in old:
+        await index.home.drop(each.generation)
+
+    def step(now: Generations) -> Generations | None:
+        kept = tuple(each for each in now.retired if each not in old)
+        return None if kept == now.retired else replace(now, retired=kept)
+
+    if old:
+        await change(index.home, index.wanted, step)
+    return [each.generation for each in old]
+
+
+def _rounds_from(progress: Progress) -> list[Progress]:
+    later = [Progress(number) for number in range(progress.round + 1, ROUNDS + 1)]
+    return [progress, *later] if progress.round <= ROUNDS else []
+
+
+async def _bring_over(
+    source: ChunkIndex,
+    target: ChunkIndex,
+    embedder: Embedder,
+    document_id: str,
+    may_write: _Write,
+) -> None:
+    """Make the document's chunks in the target what they are in the source."""
+    for _ in range(_TRIES):
+        if not await _copied(source, target, embedder, document_id, may_write):
+            return
+    raise IndexAway(f"document {document_id} is being written all the time")
+
+
+async def _copied(
+    source: ChunkIndex,
+    target: ChunkIndex,
+    embedder: Embedder,
+    document_id: str,
+    may_write: _Write,
+) -> bool:
+    """Whether something was to be done, and is."""
+    start, has_changed = 0, False
+    while True:
+        texts = await source.texts_of(document_id, start, BATCH)
+        known = {each.chunk.id: each for each in await target.texts_of(document_id, start, BATCH)}
+        missing = [each for each in texts if known.get(each.chunk.id) != each]
+        for title in dict.fromkeys(each.title for each in missing):
+            chunks = [each.chunk for each in missing if each.title == title]
+            vectors = await embedder.embed([chunk.text for chunk in chunks])
+            await may_write()
+            await target.put(title, chunks, vectors)
+            has_changed = True
+        start += len(texts)
+        if len(texts) < BATCH:
+            break
+    if await target.count(document_id) > start:
+        await may_write()
+        await target.drop_from(document_id, start)
+        has_changed = True
+    return has_changed
+
+
+def _swapped(now: Generations, building: Generation, moment: float) -> Generations | None:
+    if now.building != building:
+        return None  # somebody else was first, or has given it up
+    retired = (*now.retired, Retired(now.active, moment))
+    return replace(now, active=building, building=None, retired=retired)
+
+
+def _is_of(generation: Generation, embedder: Embedder) -> bool:
+    return (generation.embedder, generation.dimensions) == (embedder.name, embedder.dimensions)

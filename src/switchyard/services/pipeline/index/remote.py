@@ -1,0 +1,147 @@
+"""An embedding model behind an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from pydantic import SecretStr
+
+from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.llm.client import call, open_api
+from switchyard.services.llm.errors import LlmNonsense, LlmRefused
+from switchyard.services.llm.reading import Reading, field_of
+from switchyard.services.llm.spending import Bill, Purse
+from switchyard.services.pipeline.index.chunk_index import IndexMismatch, way_back
+from switchyard.services.pipeline.index.scale import Scale
+
+if TYPE_CHECKING:
+    import openai
+
+BATCH = 64
+"""Texts in one request, unless JOBS_EMBED_BATCH_SIZE says otherwise."""
+_TOO_MANY = frozenset({400, 413, 422})
+"""What servers answer to more texts, or longer ones together, than they take in one request."""
+_TRIES_TIMEOUT = 2.0
+"""All tries of one request may take this many times one request's time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEmbedder:
+    """Asks a server. `timeout` is seconds for one request."""
+
+    base_url: str
+    model: str
+    dimensions: int
+    timeout: float
+    scale: Scale
+    api_key: SecretStr | None = field(default=None, repr=False)
+    own_model: str | None = None
+    """The model of the settings, where another is asked for. Servers of one model answer with that
+    whatever they are asked for, so this one has to say whose vectors it gives: never do those of
+    two models stand side by side in one index."""
+    purse: Purse | None = None
+    """Who pays, and notes what was paid; None where nobody does."""
+
+    batch_size: int = BATCH
+    """Texts in one request at most."""
+    sizes: dict[tuple[str, str], int] = field(default_factory=dict, repr=False, compare=False)
+    """Texts that servers take in one request, by address and model, of those that have refused
+    more: shared by the embedders of a process."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}-{self.dimensions}"
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Texts of which the server takes fewer in one request are halved until it does.
+
+        Raises RetryableError when the server is away, overloaded or answers nonsense,
+        PermanentError when it refuses or its vectors have another length, IndexMismatch when they
+        are another model's, NoBudget."""
+        key = self.api_key.get_secret_value() if self.api_key else None
+        vectors: list[list[float]] = []
+        server = (self.base_url, self.model)
+        size = first = min(self.batch_size, self.sizes.get(server, self.batch_size))
+        async with open_api(self.base_url, key, self.timeout) as api:
+            while len(vectors) < len(texts):
+                batch = list(texts[len(vectors) : len(vectors) + size])
+                try:
+                    vectors.extend(await self._embedded(api, batch))
+                except LlmRefused as error:
+                    if error.status not in _TOO_MANY:
+                        raise
+                    if len(batch) == 1:
+                        raise self._refusal(error, batch[0], len(vectors), len(texts)) from error
+                    size = (len(batch) + 1) // 2
+        if size < first:  # and every text was taken: it was their number
+            self.sizes[server] = size
+            structlog.get_logger("index").warning(
+                "embedding batch size reduced",
+                model=self.model,
+                texts=size,
+                advice="set JOBS_EMBED_BATCH_SIZE to it",
+            )
+        return vectors
+
+    async def _embedded(self, api: openai.AsyncOpenAI, batch: list[str]) -> list[list[float]]:
+        async def create() -> Any:
+            # Without a format the SDK asks for base64, which few servers speak.
+            asked = {"model": self.model, "input": batch, "encoding_format": "float"}
+            return await api.post("/embeddings", body=asked, cast_to=object)
+
+        async with self._paid(batch) as bill:
+            answer = await call(create, within=self.timeout * _TRIES_TIMEOUT, broken=bill.broke)
+            bill.answer = Reading(self.model).counted(answer)
+        self._check_model(answer)
+        return self._vectors(answer, len(batch))
+
+    def _refusal(self, error: LlmRefused, text: str, place: int, of: int) -> LlmRefused:
+        which = f" text {place + 1} of {of}, of {len(text):,} characters, alone" if of > 1 else ""
+        return LlmRefused(f"the embedding server refuses{which or ' the text'}: {error}")
+
+    def _paid(self, batch: Sequence[str]) -> AbstractAsyncContextManager[Bill]:
+        return (
+            nullcontext(Bill()) if self.purse is None else self.purse.embedding(self.model, batch)
+        )
+
+    def _check_model(self, answer: Any) -> None:
+        said = field_of(answer, "model")
+        if self.own_model is not None and said != self.model:
+            whose = repr(said[:100]) if isinstance(said, str) else "a model that it does not name"
+            raise IndexMismatch(
+                f"the index holds vectors of {self.model!r}, and the server of "
+                f"JOBS_EMBED_BASE_URL, asked for these, answers with those of {whose}: let it "
+                f"serve {self.model!r} besides {self.own_model!r} until the index is rebuilt, or "
+                f"{way_back(self.name, self.dimensions)}"
+            )
+
+    def _vectors(self, answer: Any, expected: int) -> list[list[float]]:
+        data = field_of(answer, "data")
+        if not isinstance(data, list) or len(data) != expected:
+            raise LlmNonsense(f"the embedding server did not answer with {expected} vectors")
+        ordered: list[list[float] | None] = [None] * expected
+        for place, item in enumerate(data):
+            index = field_of(item, "index")
+            at = index if isinstance(index, int) and 0 <= index < expected else place
+            ordered[at] = self._normalised(field_of(item, "embedding"))
+        found = [vector for vector in ordered if vector is not None]
+        if len(found) != expected:
+            raise LlmNonsense("the embedding server numbered its vectors twice")
+        return found
+
+    def _normalised(self, vector: Any) -> list[float]:
+        numbers = isinstance(vector, list) and all(isinstance(x, int | float) for x in vector)
+        if not numbers or not all(math.isfinite(x) for x in vector):
+            raise LlmNonsense("the embedding server answered something that is no vector")
+        if len(vector) != self.dimensions:
+            raise PermanentError(
+                f"model {self.model!r} makes vectors of length {len(vector)}, "
+                f"JOBS_EMBED_DIMENSIONS is {self.dimensions}: set it to {len(vector)}"
+            )
+        length = math.sqrt(sum(x * x for x in vector))
+        return [x / length for x in vector] if length else [float(x) for x in vector]

@@ -1,0 +1,138 @@
+"""Search as its users ask for it: with filters that the ledger answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from switchyard.services.common.errors import InvalidInput
+from switchyard.services.engine.jobs.outcomes import DependencyUnavailable
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import DocumentFilter
+from switchyard.services.pipeline.index.chunk_index import IndexAway
+from switchyard.services.pipeline.index.embedder import Embedder
+from switchyard.services.pipeline.index.modes import Mode
+from switchyard.services.pipeline.index.opening import OpenIndex
+from switchyard.services.pipeline.index.ranking import Hit, search
+
+ANSWERED_WITHIN = 8.0
+"""Seconds that embedder and index have together: somebody waits, and can ask again."""
+
+
+class EmbedderAway(DependencyUnavailable):
+    """What makes the vector of a query has not answered in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which documents to search; fields that are None do not matter, several all hold."""
+
+    document_ids: Collection[str] | None = None
+    source: str | None = None
+    """Where the document came from, as its upload said."""
+    classes: Collection[str] = ()
+    """What it is classified as, each `kind:label`: of several labels of one kind any."""
+    since: float | None = None
+    """Taken in at this time or later, in seconds since the epoch."""
+    until: float | None = None
+    """Taken in before this time."""
+    cites: str | None = None
+    """They cite that work: any key of its node in the graph, or its document's id."""
+    cited_by: str | None = None
+    """That work cites them."""
+
+
+class UnknownWork(InvalidInput):
+    """A filter names a work that the graph does not know."""
+
+    def __init__(self, name: str, key: str) -> None:
+        self.filter = name
+        super().__init__(
+            f"the graph has no node {key!r}: name one as doi:10.1000/182, as arxiv:1605.08386, or "
+            "by its document's id"
+        )
+
+
+async def search_documents(
+    index: OpenIndex,
+    ledger: Ledger,
+    query: str,
+    limit: int,
+    *,
+    mode: Mode = Mode.HYBRID,
+    filters: Filters | None = None,
+    per_document: int | None = None,
+) -> list[Hit]:
+    """The places that answer a query, best first. Raises as
+    `services.pipeline.index.ranking.search` does, and LedgerUnavailable, IndexMismatch,
+    UnknownWork; IndexAway or EmbedderAway also where that one keeps the search from being answered
+    within ANSWERED_WITHIN seconds."""
+    within = await _within(ledger, filters or Filters())
+    if within is not None and not within:
+        return []
+    watched: _Watched | None = None
+    try:
+        async with (
+            answered_soon(index) as limit_of_time,
+            index.searched() as (table, embedder),
+        ):
+            watched = _Watched(embedder)
+            return await search(
+                table, watched, query, limit, mode=mode, within=within, per_document=per_document
+            )
+    except TimeoutError as error:
+        if not limit_of_time.expired():
+            raise
+        said = f"has not answered within {ANSWERED_WITHIN:g} s"
+        if watched is not None and watched.is_asked:
+            raise EmbedderAway(f"the embedder {watched.name!r} {said}") from error
+        raise IndexAway(f"the index at {index.home.where} {said}") from error
+
+
+@asynccontextmanager
+async def answered_soon(index: OpenIndex) -> AsyncIterator[asyncio.Timeout]:
+    """What is asked of the index has to be answered within ANSWERED_WITHIN seconds, or TimeoutError
+    is raised. That its library is loaded does not count: that is done once in a process."""
+    await index.home.load()
+    async with asyncio.timeout(ANSWERED_WITHIN) as limit_of_time:
+        yield limit_of_time
+
+
+class _Watched:
+    """An embedder of which one can tell whether its answer is being waited for."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self.name, self.dimensions = embedder.name, embedder.dimensions
+        self.scale = embedder.scale
+        self._embedder = embedder
+        self.is_asked = False
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        self.is_asked = True
+        vectors = await self._embedder.embed(texts)
+        self.is_asked = False
+        return vectors
+
+
+async def _within(ledger: Ledger, filters: Filters) -> set[str] | None:
+    """The documents that fit; None for all."""
+    within = None if filters.document_ids is None else set(filters.document_ids)
+    if filters.source is not None:
+        page = await ledger.list_documents(source=filters.source, limit=1)
+        from_there = {document.id for document in page.items}
+        within = from_there if within is None else within & from_there
+    if filters.classes or filters.since is not None or filters.until is not None:
+        wanted = DocumentFilter(
+            classes=tuple(filters.classes), since=filters.since, until=filters.until
+        )
+        found = await ledger.document_ids(wanted)
+        within = found if within is None else within & found
+    for name, key in (("cites", filters.cites), ("cited_by", filters.cited_by)):
+        if key is not None:
+            related = await ledger.graph_documents_by(key, cites=name == "cites")
+            if related is None:
+                raise UnknownWork(name, key)
+            within = related if within is None else within & related
+    return within

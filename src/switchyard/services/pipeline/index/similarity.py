@@ -1,0 +1,63 @@
+"""Which documents are like a document, and how much.
+
+Two documents are as similar as the means of their chunks' vectors (cosine). That is symmetric
+and does not depend on what else is in the index. Candidates are the owners of the chunks that
+are nearest to the document's mean and to a few of its chunks, so the whole index is never read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+
+TOP_K = 5
+"""Links that a document gets at most."""
+_PROBES = 8
+"""Chunks, evenly spread, whose neighbours are looked at."""
+_NEIGHBOURS = 50
+"""Chunks looked at for each probe."""
+_CANDIDATES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarDocument:
+    """Another document that is like this one."""
+
+    document_id: str
+    title: str
+    similarity: float
+    """Cosine of the two documents' means, rounded to four places."""
+
+
+async def similar_documents(
+    index: ChunkIndex, document_id: str, *, threshold: float, top_k: int = TOP_K
+) -> list[SimilarDocument]:
+    """The documents most similar to one, best first, at most `top_k`, each at least `threshold`."""
+    mean = (await index.means_of([document_id])).get(document_id)
+    if mean is None:
+        return []
+    some = await index.vectors_at(document_id, _spread(await index.count(document_id), _PROBES))
+    candidates = await index.neighbours([mean, *some], _NEIGHBOURS, excluding=document_id)
+    candidates = candidates[:_CANDIDATES]
+    means = await index.means_of([each.document_id for each in candidates])
+    links = [
+        SimilarDocument(each.document_id, each.title, round(_dot(mean, means[each.document_id]), 4))
+        for each in candidates
+        if each.document_id in means
+    ]
+    links = [link for link in links if link.similarity >= threshold]
+    return sorted(links, key=lambda link: (-link.similarity, link.document_id))[:top_k]
+
+
+def _dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return math.fsum(a * b for a, b in zip(one, other, strict=True))
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most `most` numbers below `count`, evenly spread, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return [round(step * (count - 1) / (most - 1)) for step in range(most)]

@@ -1,0 +1,48 @@
+"""Compacting a table of the index: by a maintenance job, and behind those who write to it.
+
+LanceDB makes a file of every write. A night's compaction is not enough for it: after some hundred
+documents, each further one costs several times as much as the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from switchyard.broker.background import end_tasks
+from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.pipeline.index.generations import Generation, IndexHome
+
+
+class Tidying:
+    """Compacts in the background of a process that writes to an index, one table at a time."""
+
+    def __init__(self, home: IndexHome) -> None:
+        self._home = home
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, generation: Generation) -> None:
+        """Compact its table, unless one is being compacted."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._tidy(generation), name="tidying")
+
+    async def close(self) -> None:
+        """Leave off; what is half done, the next compaction does anew."""
+        if self._task is not None:
+            await end_tasks(self._task)
+
+    async def _tidy(self, generation: Generation) -> None:
+        try:
+            await compact_table(self._home, generation)
+        except (RetryableError, PermanentError, OSError, RuntimeError, ValueError) as error:
+            # The next write begins again, and the maintenance job tells people.
+            structlog.get_logger("index").warning("could not be compacted", error=str(error))
+
+
+async def compact_table(home: IndexHome, generation: Generation) -> None:
+    """Compact its table, unless another process is at it. Raises IndexAway, IndexMismatch."""
+    async with home.compacting(generation) as is_ours:
+        if is_ours:
+            async with home.table(generation) as table:
+                await table.compact()

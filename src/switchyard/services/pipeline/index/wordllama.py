@@ -1,0 +1,127 @@
+"""The offline embedder by meaning: the mean of static vectors of a text's tokens.
+
+Vectors and tokenizer are two files of the package wordllama (MIT). They are read directly: the
+package's own loader looks for the tokenizer in another folder, and then asks the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.pipeline.index.scale import Scale
+
+DIMENSIONS = 256
+"""Of the vectors as they come. The first numbers of each say most, so fewer may be taken."""
+_VECTORS = "weights/l2_supercat_256.safetensors"
+TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
+"""In the folder of the package."""
+_SHORT_WORD = 3
+"""Letters of a word that tell nothing of whether the vocabulary knows the text's language."""
+_LEAST_LETTERS = 1.9
+"""Letters that a token of a known text has on average. English has 3.5 and more, other languages
+in Latin and Cyrillic letters 2 and more; below are other scripts, of which the vocabulary has
+characters or bytes alone, and what is no language. A mean of such crumbs means nothing."""
+WORD_BEGINS = "\u2581"
+"""What a token begins with that begins a word."""
+_BYTE = re.compile("<0x..>")
+_BYTES_OF_A_LETTER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WordllamaEmbedder:
+    """Knows English best. Texts of whose words it has but crumbs are near to nothing."""
+
+    dimensions: int = DIMENSIONS
+
+    def __post_init__(self) -> None:
+        if self.dimensions > DIMENSIONS:
+            raise PermanentError(
+                f"wordllama's vectors have {DIMENSIONS} numbers, JOBS_EMBED_DIMENSIONS is "
+                f"{self.dimensions}: set it to {DIMENSIONS}, or JOBS_EMBED_OFFLINE=hashed"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"wordllama-1-{self.dimensions}"
+
+    @property
+    def scale(self) -> Scale:
+        return Scale(fits=0.15, alike=0.45, weight=0.8)
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Raises PermanentError when the package's files are not there."""
+        return await asyncio.to_thread(self.embed_now, texts)
+
+    def embed_now(self, texts: Sequence[str]) -> list[list[float]]:
+        """`embed`, for callers without an event loop."""
+        model = _model()
+        return [model.vector(text, self.dimensions) for text in texts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    tokenizer: Any
+    vectors: Any
+    """A row for each token."""
+    letters: Any
+    """How many letters or digits each token has."""
+    begins: Any
+    """Whether a word begins with it."""
+
+    def vector(self, text: str, dimensions: int) -> list[float]:
+        import numpy as np
+
+        # One by one: a batch would take all cores, and leave threads behind that no fork survives.
+        tokens = np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        if not self._knows(tokens):
+            return [0.0] * dimensions
+        total = self.vectors[tokens, :dimensions].sum(axis=0, dtype=np.float64)
+        length = float(np.linalg.norm(total))
+        return [float(value) / length for value in total] if length else [0.0] * dimensions
+
+    def _knows(self, tokens: Any) -> bool:
+        import numpy as np
+
+        word = np.cumsum(self.begins[tokens])
+        letters = np.bincount(word, weights=self.letters[tokens])
+        parts = np.bincount(word, weights=self.letters[tokens] > 0)
+        telling = letters > _SHORT_WORD
+        if not telling.any():
+            telling = letters > 0
+        return bool(
+            telling.any() and letters[telling].sum() >= _LEAST_LETTERS * parts[telling].sum()
+        )
+
+
+@lru_cache(maxsize=1)
+def _model() -> _Model:
+    """Some 65 MB with numpy, and half a second, once in a process."""
+    import numpy as np
+    from safetensors.numpy import load_file
+    from tokenizers import Tokenizer
+
+    package = find_spec("wordllama")
+    folder = Path(package.origin).parent if package and package.origin else Path()
+    try:
+        tokenizer = Tokenizer.from_buffer((folder / TOKENIZER).read_bytes())
+        vectors = load_file(folder / _VECTORS)["embedding.weight"]
+    except FileNotFoundError as error:
+        raise PermanentError(
+            "the package wordllama is not there with its vectors: install the pinned requirements "
+            "again, or set JOBS_EMBED_OFFLINE=hashed"
+        ) from error
+    letters = np.zeros(len(vectors))
+    begins = np.zeros(len(vectors), dtype=bool)
+    for token, number in tokenizer.get_vocab().items():
+        is_byte = _BYTE.fullmatch(token)
+        letters[number] = 1 / _BYTES_OF_A_LETTER if is_byte else sum(map(str.isalnum, token))
+        begins[number] = token.startswith(WORD_BEGINS)
+    return _Model(tokenizer, vectors, letters, begins)

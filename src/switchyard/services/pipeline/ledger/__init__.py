@@ -1,0 +1,1 @@
+"""Tables and queries of documents, crawls, the graph and catalogue answers."""

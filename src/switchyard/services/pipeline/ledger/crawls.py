@@ -1,0 +1,328 @@
+"""Crawls, and the pages that they have claimed.
+
+A page is claimed and its job recorded in one transaction, which has the crawl's row for itself: so
+no page has two jobs, no crawl more pages than it may have, and whoever is killed before it leaves
+nothing, after it a job that the scheduler publishes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, func, insert, select, update
+
+from switchyard.services.engine.ledger.sql import operations as ops
+from switchyard.services.engine.ledger.sql.attempting import Cancel
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.codec import clean
+from switchyard.services.engine.ledger.sql.dialect import insert_into
+from switchyard.services.engine.ledger.sql.paging import fetch_page
+from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.results import Page
+from switchyard.services.engine.records.states import FINISHED, State
+from switchyard.services.pipeline.ledger.crawl_tables import crawl_pages, crawls
+from switchyard.services.pipeline.records.crawls import (
+    CrawlPage,
+    CrawlProgress,
+    CrawlRecord,
+    CrawlState,
+    FoundPage,
+    ListedPage,
+)
+
+CANCELLED_AT_ONCE = 500
+"""Jobs that one transaction calls off."""
+_WAITING = (State.SCHEDULED, State.PENDING, State.QUEUED, State.RETRYING)
+_OUTCOME = 300
+"""Characters of what came of a page."""
+
+
+class CrawlBook(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def start_crawl(
+        self, crawl: CrawlRecord, pages: Sequence[FoundPage], *, interval: float
+    ) -> CrawlRecord:
+        """Record a crawl, its first pages and their jobs. The crawl that has its key already, if
+        there is one: nothing is recorded then."""
+
+        def work(connection: Connection) -> CrawlRecord:
+            columns = {
+                "id": crawl.id,
+                "start": json.dumps(crawl.start),
+                "hosts": json.dumps(crawl.hosts),
+                "max_pages": crawl.max_pages,
+                "max_depth": crawl.max_depth,
+                "deadline": crawl.deadline,
+                "created_by": clean(crawl.created_by),
+                "created_at": crawl.created_at,
+                "claimed": 0,
+                "idempotency_key": crawl.idempotency_key,
+            }
+            new = insert_into(connection, crawls).values(**columns).on_conflict_do_nothing()
+            if connection.execute(new).rowcount == 0 and crawl.idempotency_key is not None:
+                return _crawl(connection.execute(_of_key(crawl.idempotency_key)).one())
+            claimed = self._claim(connection, crawl, pages, crawl.created_at, interval)
+            return replace(crawl, claimed=claimed)
+
+        return await self._database.write(work)
+
+    async def claim_pages(
+        self, crawl_id: str, pages: Sequence[FoundPage], now: float, *, interval: float
+    ) -> int:
+        """Take up those of the pages that the crawl does not have, as far as it may go on: each
+        gets its job, due `interval` seconds after the last one of its host. How many those are."""
+
+        def work(connection: Connection) -> int:
+            query = select(crawls).where(crawls.c.id == crawl_id).with_for_update()
+            row = connection.execute(query).one_or_none()
+            crawl = None if row is None else _crawl(row)
+            if crawl is None or crawl.over(now) is not None:
+                return 0
+            return self._claim(connection, crawl, pages, now, interval)
+
+        return await self._database.write(work)
+
+    def _claim(
+        self,
+        connection: Connection,
+        crawl: CrawlRecord,
+        pages: Sequence[FoundPage],
+        now: float,
+        interval: float,
+    ) -> int:
+        found = {_address(each.url): each for each in pages}
+        mine = crawl_pages.c.crawl_id == crawl.id
+        known = select(crawl_pages.c.address).where(mine, crawl_pages.c.address.in_(list(found)))
+        taken = set(connection.execute(known).scalars())
+        room = crawl.max_pages - crawl.claimed
+        new = {address: each for address, each in found.items() if address not in taken}
+        new = dict(list(new.items())[: max(0, room)])
+        if not new:
+            return 0
+        hosts = {each.host for each in new.values()}
+        last = (
+            select(crawl_pages.c.host, func.max(crawl_pages.c.due_at))
+            .where(mine, crawl_pages.c.host.in_(hosts))
+            .group_by(crawl_pages.c.host)
+        )
+        due = {row[0]: max(now, row[1] + interval) for row in connection.execute(last)}
+        rows, records = [], []
+        for address, each in new.items():
+            due_at = due.setdefault(each.host, now)
+            due[each.host] = due_at + interval
+            rows.append(
+                {
+                    "crawl_id": crawl.id,
+                    "address": address,
+                    "job_id": each.job.message.job_id,
+                    "host": each.host,
+                    "depth": each.depth,
+                    "found_by": each.found_by,
+                    "due_at": due_at,
+                    "main": 1,
+                    "url": each.url,
+                }
+            )
+            records.append(ops.Record(replace(each.job.shifted(self.clock.offset), run_at=due_at)))
+        connection.execute(insert(crawl_pages), rows)
+        for answer in self._writer.run(connection, records):
+            if isinstance(answer, LedgerError):
+                raise answer
+        more = update(crawls).where(crawls.c.id == crawl.id)
+        connection.execute(more.values(claimed=crawls.c.claimed + len(rows)))
+        return len(rows)
+
+    async def claim_address(self, crawl_id: str, page: CrawlPage, url: str, host: str) -> bool:
+        """Let a page have another address of the crawl, to which its server sends us on. False
+        where that is another page's."""
+
+        def work(connection: Connection) -> bool:
+            row = {
+                "crawl_id": crawl_id,
+                "address": _address(url),
+                "job_id": page.job_id,
+                "host": host,
+                "depth": page.depth,
+                "found_by": page.found_by,
+                "due_at": page.due_at,
+                "main": 0,
+                "url": url,
+            }
+            # In turn with whoever claims pages of the crawl.
+            connection.execute(select(crawls.c.id).where(crawls.c.id == crawl_id).with_for_update())
+            made = insert_into(connection, crawl_pages).values(**row).on_conflict_do_nothing()
+            connection.execute(made)
+            owner = select(crawl_pages.c.job_id).where(
+                crawl_pages.c.crawl_id == crawl_id, crawl_pages.c.address == row["address"]
+            )
+            return connection.scalar(owner) == page.job_id
+
+        return await self._database.write(work)
+
+    async def crawl_of_key(self, key: str) -> CrawlRecord | None:
+        """The crawl that was asked for under an idempotency key."""
+
+        def work(connection: Connection) -> CrawlRecord | None:
+            row = connection.execute(_of_key(key)).one_or_none()
+            return None if row is None else _crawl(row)
+
+        return await self._database.read(work)
+
+    async def crawl(self, crawl_id: str) -> CrawlRecord | None:
+        def work(connection: Connection) -> CrawlRecord | None:
+            row = connection.execute(select(crawls).where(crawls.c.id == crawl_id)).one_or_none()
+            return None if row is None else _crawl(row)
+
+        return await self._database.read(work)
+
+    async def crawl_page(self, crawl_id: str, url: str) -> CrawlPage | None:
+        """The page of a crawl at that address."""
+        query = select(crawl_pages).where(
+            crawl_pages.c.crawl_id == crawl_id, crawl_pages.c.address == _address(url)
+        )
+
+        def work(connection: Connection) -> CrawlPage | None:
+            row = connection.execute(query).one_or_none()
+            return None if row is None else _page(row)
+
+        return await self._database.read(work)
+
+    async def crawl_progress(self, crawl_id: str) -> CrawlProgress | None:
+        """A crawl, and how its pages stand."""
+
+        def work(connection: Connection) -> CrawlProgress | None:
+            row = connection.execute(select(crawls).where(crawls.c.id == crawl_id)).one_or_none()
+            return None if row is None else _progress(connection, _crawl(row))
+
+        return await self._database.read(work)
+
+    async def list_crawls(
+        self, *, limit: int = 50, cursor: str | None = None
+    ) -> Page[CrawlProgress]:
+        """Crawls, the newest first. Raises ValueError as `list_jobs` does."""
+
+        def work(connection: Connection) -> Page[CrawlProgress]:
+            found = fetch_page(
+                connection, select(crawls), crawls.c.created_at, crawls.c.id, _crawl, limit, cursor
+            )
+            return Page(
+                tuple(_progress(connection, each) for each in found.items), found.next_cursor
+            )
+
+        return await self._database.read(work)
+
+    async def crawl_pages(
+        self, crawl_id: str, *, limit: int = 50, cursor: str | None = None
+    ) -> Page[ListedPage]:
+        """Pages of a crawl, the last due first. Raises ValueError as `list_jobs` does."""
+        query = (
+            select(crawl_pages, jobs.c.state, jobs.c.result, jobs.c.error_message)
+            .select_from(crawl_pages.outerjoin(jobs, jobs.c.id == crawl_pages.c.job_id))
+            .where(crawl_pages.c.crawl_id == crawl_id, crawl_pages.c.main == 1)
+        )
+        return await self._database.read(
+            lambda connection: fetch_page(
+                connection,
+                query,
+                crawl_pages.c.due_at,
+                crawl_pages.c.job_id,
+                _listed,
+                limit,
+                cursor,
+            )
+        )
+
+    async def cancel_crawl(self, crawl_id: str, now: float) -> int | None:
+        """Visit no more pages: those that wait are called off, those that are visited take up no
+        others. How many were called off; None where there is no such crawl."""
+
+        def end(connection: Connection) -> bool:
+            change = update(crawls).where(crawls.c.id == crawl_id)
+            done = connection.execute(change.values(cancelled_at=func.coalesce(_AT, now)))
+            return done.rowcount > 0
+
+        if not await self._database.write(end):
+            return None
+        waiting = (
+            select(jobs.c.id)
+            .join(crawl_pages, crawl_pages.c.job_id == jobs.c.id)
+            .where(
+                crawl_pages.c.crawl_id == crawl_id,
+                crawl_pages.c.main == 1,
+                jobs.c.state.in_(_WAITING),
+            )
+            .limit(CANCELLED_AT_ONCE)
+        )
+        number = 0
+        while True:
+            ids = await self._database.read(
+                lambda connection: list(connection.execute(waiting).scalars())
+            )
+            if not ids:
+                return number
+            await self._committer.submit_many([Cancel(each, now) for each in ids])
+            number += len(ids)
+
+
+_AT = crawls.c.cancelled_at
+
+
+def _of_key(key: str) -> Select[Any]:
+    return select(crawls).where(crawls.c.idempotency_key == key)
+
+
+def _address(url: str) -> str:
+    """Short, whatever the length of the address: it stands in indexes."""
+    return hashlib.sha256(url.encode()).hexdigest()[:32]
+
+
+def _progress(connection: Connection, crawl: CrawlRecord) -> CrawlProgress:
+    query = (
+        select(jobs.c.state, func.count())
+        .select_from(crawl_pages.join(jobs, jobs.c.id == crawl_pages.c.job_id))
+        .where(crawl_pages.c.crawl_id == crawl.id, crawl_pages.c.main == 1)
+        .group_by(jobs.c.state)
+    )
+    pages = {str(row[0]): int(row[1]) for row in connection.execute(query)}
+    state = CrawlState.RUNNING
+    if crawl.cancelled_at is not None:
+        state = CrawlState.CANCELLED
+    elif all(State(each) in FINISHED for each in pages):
+        state = CrawlState.DONE
+    return CrawlProgress(crawl, pages, state)
+
+
+def _crawl(row: Row[Any]) -> CrawlRecord:
+    return CrawlRecord(
+        id=row.id,
+        start=tuple(json.loads(row.start)),
+        hosts=tuple(json.loads(row.hosts)),
+        max_pages=row.max_pages,
+        max_depth=row.max_depth,
+        deadline=row.deadline,
+        created_by=row.created_by,
+        created_at=row.created_at,
+        claimed=row.claimed,
+        cancelled_at=row.cancelled_at,
+        idempotency_key=row.idempotency_key,
+    )
+
+
+def _page(row: Row[Any]) -> CrawlPage:
+    return CrawlPage(row.url, row.depth, row.job_id, row.found_by, row.due_at)
+
+
+def _listed(row: Row[Any]) -> ListedPage:
+    outcome = row.error_message
+    if row.result is not None:
+        result = json.loads(row.result)
+        document = result.get("document_id")
+        outcome = result.get("skipped") or (document and f"document {document}")
+    shown = None if outcome is None else str(outcome)[:_OUTCOME]
+    return ListedPage(_page(row), str(row.state or "gone"), shown)

@@ -1,0 +1,314 @@
+"""Documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    delete,
+    func,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.dialect import insert_into
+from switchyard.services.engine.ledger.sql.paging import fetch_page
+from switchyard.services.engine.ledger.sql.tables import documents
+from switchyard.services.engine.records.requests import DocumentFilter
+from switchyard.services.engine.records.results import Document, Page
+from switchyard.services.pipeline.ledger.class_tables import document_classes, in_classes
+
+
+class Documents(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def upsert_document(
+        self,
+        content_hash: str,
+        *,
+        source: str | None = None,
+        document_id: str | None = None,
+        filename: str | None = None,
+        title: str | None = None,
+        media_type: str | None = None,
+        size_bytes: int | None = None,
+        pipeline: str | None = None,
+        state: str = "queued",
+        instead_of: Document | None = None,
+    ) -> tuple[Document, bool]:
+        """The document with that content, else with that source, else a new one; and whether it
+        is new. Of any number of callers at the same time exactly one is told so.
+
+        A new one gets the source of `instead_of`, which has none from then on, unless another run
+        has taken that one up since it was read.
+        """
+        now = self.clock.time()
+        values = {
+            "id": document_id or str(uuid4()),
+            "content_hash": content_hash,
+            "source": source,
+            "filename": filename,
+            "title": title,
+            "media_type": media_type,
+            "size_bytes": size_bytes,
+            "pipeline": pipeline,
+            "state": state,
+            "completed_stages": "[]",
+            "created_at": now,
+            "updated_at": now,
+        }
+
+        def work(connection: Connection) -> tuple[Document, bool]:
+            if instead_of is not None:
+                connection.execute(
+                    update(documents)
+                    .where(_unchanged(instead_of), documents.c.content_hash != content_hash)
+                    .values(source=None, updated_at=now)
+                )
+            statement = insert_into(connection, documents).values(values)
+            made = connection.execute(
+                statement.on_conflict_do_nothing().returning(documents)
+            ).one_or_none()
+            if made is not None:
+                return _document(made), True
+            found = _same(connection, content_hash, source, documents.c.id == values["id"])
+            return found[0], False
+
+        return await self._database.write(work)
+
+    async def find_document(self, content_hash: str, source: str | None) -> Document | None:
+        """The document with that content, else with that source."""
+
+        def work(connection: Connection) -> Document | None:
+            return next(iter(_same(connection, content_hash, source)), None)
+
+        return await self._database.read(work)
+
+    async def get_document(self, document_id: str) -> Document | None:
+        """One document."""
+
+        def work(connection: Connection) -> Document | None:
+            query = select(documents).where(documents.c.id == document_id)
+            row = connection.execute(query).one_or_none()
+            return None if row is None else _document(row)
+
+        return await self._database.read(work)
+
+    async def list_documents(
+        self,
+        *,
+        state: str | None = None,
+        not_states: Collection[str] = (),
+        source: str | None = None,
+        classes: Collection[str] = (),
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[Document]:
+        """Documents, newest first; those in that state and in none of the others, from that
+        source, with those classes (as in DocumentFilter). Raises ValueError for a limit
+        outside 1 to 1,000 or a cursor that is not from a page before."""
+        query = select(documents)
+        if not_states:
+            query = query.where(documents.c.state.not_in(sorted(not_states)))
+        if state is not None:
+            query = query.where(documents.c.state == state)
+        if source is not None:
+            query = query.where(documents.c.source == source)
+        if classes:
+            query = query.where(in_classes(documents.c.id, classes))
+        return await self._database.read(
+            lambda connection: fetch_page(
+                connection,
+                query,
+                documents.c.created_at,
+                documents.c.id,
+                _document,
+                limit,
+                cursor,
+            )
+        )
+
+    async def documents_after(
+        self, wanted: DocumentFilter, after: tuple[float, str] | None, limit: int
+    ) -> list[Document]:
+        """Documents, oldest first, from behind that `(created_at, id)` on."""
+        key = tuple_(documents.c.created_at, documents.c.id)
+        query = _filtered(select(documents), wanted)
+        if after is not None:
+            query = query.where(key > tuple_(*after))
+        query = query.order_by(documents.c.created_at, documents.c.id).limit(limit)
+        return await self._database.read(
+            lambda connection: [_document(row) for row in connection.execute(query)]
+        )
+
+    async def document_ids(self, wanted: DocumentFilter) -> set[str]:
+        """The ids of these documents."""
+        query = _filtered(select(documents.c.id), wanted)
+        return await self._database.read(lambda connection: set(connection.scalars(query)))
+
+    async def count_documents(self, wanted: DocumentFilter) -> int:
+        """How many there are."""
+        query = _filtered(select(func.count()).select_from(documents), wanted)
+        return await self._database.read(lambda connection: connection.scalar(query) or 0)
+
+    async def set_stage(
+        self,
+        document_id: str,
+        stage: str,
+        state: str,
+        *,
+        completed: bool = False,
+        run_id: str | None = None,
+    ) -> Document | None:
+        """The document is at that stage, in that state; with `completed`, the stage is added to
+        those behind it (once). None when there is no such document.
+
+        With `run_id`, stage and state stay as they are where another run has the document.
+        """
+
+        def work(connection: Connection) -> Document | None:
+            query = select(documents).where(documents.c.id == document_id).with_for_update()
+            row = connection.execute(query).one_or_none()
+            if row is None:
+                return None
+            stages = list(_document(row).completed_stages)
+            if completed and stage not in stages:
+                stages.append(stage)
+            values: dict[str, Any] = {
+                "completed_stages": json.dumps(stages),
+                "updated_at": self.clock.time(),
+            }
+            if run_id is None or row.pipeline in (None, run_id):
+                values |= {"current_stage": stage, "state": state}
+            changed = connection.execute(
+                update(documents)
+                .where(documents.c.id == document_id)
+                .values(values)
+                .returning(documents)
+            )
+            return _document(changed.one())
+
+        return await self._database.write(work)
+
+    async def add_completed_stage(self, document_id: str, stage: str) -> None:
+        """The stage is among those behind the document (once), which stays where it is."""
+
+        def work(connection: Connection) -> None:
+            mine = documents.c.id == document_id
+            row = connection.execute(select(documents).where(mine).with_for_update()).one_or_none()
+            if row is None or stage in (stages := _document(row).completed_stages):
+                return
+            connection.execute(
+                update(documents).where(mine).values(completed_stages=json.dumps([*stages, stage]))
+            )
+
+        await self._database.write(work)
+
+    async def renew_document(
+        self,
+        document: Document,
+        content_hash: str,
+        *,
+        filename: str | None,
+        title: str | None,
+        media_type: str | None,
+        size_bytes: int | None,
+        pipeline: str | None,
+        source: str | None = None,
+    ) -> Document | None:
+        """The document has this content from now on, and its stages are still to come; it keeps
+        its id and its source, or gets `source` where it has none and no other has it. None when
+        it is gone, or another run has it since it was read: of any number of callers at the same
+        time exactly one renews it.
+
+        A document elsewhere with the very same content keeps that hash for itself. What the old
+        content was classified as is forgotten.
+        """
+
+        def work(connection: Connection) -> Document | None:
+            taken = select(documents.c.id).where(
+                documents.c.content_hash == content_hash, documents.c.id != document.id
+            )
+            values = {
+                "filename": filename,
+                "title": title,
+                "media_type": media_type,
+                "size_bytes": size_bytes,
+                "pipeline": pipeline,
+                "state": "queued",
+                "current_stage": None,
+                "completed_stages": "[]",
+                "updated_at": self.clock.time(),
+            }
+            if connection.execute(taken).first() is None:
+                values["content_hash"] = content_hash
+            if source is not None and document.source is None:
+                holder = select(documents.c.id).where(documents.c.source == source)
+                if connection.execute(holder).first() is None:
+                    values["source"] = source
+            renewed = connection.execute(
+                update(documents).where(_unchanged(document)).values(values).returning(documents)
+            ).one_or_none()
+            if renewed is None:
+                return None
+            if document.content_hash != content_hash:
+                connection.execute(
+                    delete(document_classes).where(document_classes.c.document_id == document.id)
+                )
+            return _document(renewed)
+
+        return await self._database.write(work)
+
+
+def _unchanged(document: Document) -> ColumnElement[bool]:
+    """Whether no other run has taken it up since it was read."""
+    return and_(
+        documents.c.id == document.id,
+        documents.c.pipeline.is_not_distinct_from(document.pipeline),
+    )
+
+
+def _same(
+    connection: Connection, content_hash: str, source: str | None, *others: ColumnElement[bool]
+) -> list[Document]:
+    """Documents with that content, then those with that source, or that fit one of the others."""
+    wanted = [documents.c.content_hash == content_hash, *others]
+    if source is not None:
+        wanted.append(documents.c.source == source)
+    found = [_document(row) for row in connection.execute(select(documents).where(or_(*wanted)))]
+    return sorted(found, key=lambda document: document.content_hash != content_hash)
+
+
+def _document(row: Row[Any]) -> Document:
+    columns = row._mapping
+    fields = {column.name: columns[column.name] for column in documents.c}
+    return Document(**{**fields, "completed_stages": tuple(json.loads(fields["completed_stages"]))})
+
+
+def _filtered(query: Select[Any], wanted: DocumentFilter) -> Select[Any]:
+    """The query, for these documents alone."""
+    columns = documents.c
+    if wanted.state is not None:
+        query = query.where(columns.state == wanted.state)
+    if wanted.source_prefix is not None:
+        query = query.where(columns.source.startswith(wanted.source_prefix, autoescape=True))
+    if wanted.classes:
+        query = query.where(in_classes(columns.id, wanted.classes))
+    if wanted.media_type is not None:
+        query = query.where(columns.media_type == wanted.media_type)
+    if wanted.since is not None:
+        query = query.where(columns.created_at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(columns.created_at < wanted.until)
+    return query

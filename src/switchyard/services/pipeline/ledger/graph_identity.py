@@ -1,0 +1,106 @@
+"""Which descriptions are of one node: pure rules, for the transaction that looks nodes up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from switchyard.services.pipeline.records.graph import TRUST, Described, NodeKind
+
+BEST_FIRST = ("doi", "arxiv", "openalex", "wikidata", "document", "title")
+"""Schemes of keys, in the order in which one of them becomes a node's name."""
+ALONE = ("doi", "arxiv", "openalex", "wikidata")
+"""A work has one of each: two that differ there are two works, whatever their titles. Of several
+the first that both have decides."""
+YEARS_APART = 1
+"""A preprint and what is printed of it may be told with years that differ by so much."""
+TELLING_WORDS, TELLING_LENGTH = 4, 20
+"""A title of so many words and characters is enough, where year or author are not known."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A node as a transaction sees it."""
+
+    id: int
+    kind: NodeKind
+    key: str
+    label: str
+    title: str
+    author: str
+    year: int | None
+    told_by: str
+    keys: set[str] = field(default_factory=set)
+    documents: set[str] = field(default_factory=set)
+    """Ids of the documents that are this work."""
+    is_new: bool = False
+    is_changed: bool = False
+
+
+def scheme_of(key: str) -> str:
+    """`doi` of `doi:10.1000/182`."""
+    return key.partition(":")[0]
+
+
+def best_of(keys: Iterable[str]) -> str:
+    """The key that a node goes by."""
+
+    def place(key: str) -> tuple[int, str]:
+        scheme = scheme_of(key)
+        return (BEST_FIRST.index(scheme) if scheme in BEST_FIRST else len(BEST_FIRST), key)
+
+    return min(keys, key=place)
+
+
+def contradict(one: Collection[str], other: Collection[str]) -> bool:
+    """Whether two sets of keys can't be of one work."""
+    for scheme in ALONE:
+        mine = {key for key in one if scheme_of(key) == scheme}
+        others = {key for key in other if scheme_of(key) == scheme}
+        if mine and others:
+            return not mine & others
+    return False
+
+
+def is_telling(title: str) -> bool:
+    """Whether a title alone says which work is meant."""
+    return len(title) >= TELLING_LENGTH and len(title.split()) >= TELLING_WORDS
+
+
+def same_by_title(node: Node, told: Described | Node) -> bool:
+    """Whether both are one work by title, year and first author, as far as these are known.
+
+    Two documents are never: reports of each year have one title, and nothing else to tell them by.
+    """
+    if not node.title or node.title != told.title:
+        return False
+    if node.documents and _documents_of(told) - node.documents:
+        return False
+    years = [year for year in (node.year, told.year) if year is not None]
+    authors = [author for author in (node.author, told.author) if author]
+    if max(years, default=0) - min(years, default=0) > YEARS_APART or len(set(authors)) > 1:
+        return False
+    return len(years) + len(authors) == 4 or is_telling(node.title)
+
+
+def is_weak(node: Node) -> bool:
+    """Whether nothing but its title says which work it is."""
+    return not any(scheme_of(key) in ALONE for key in node.keys)
+
+
+def same_by_key(node: Node, key: str, told: Described) -> bool:
+    """Whether the node that has this key is the one that is told of."""
+    if contradict(node.keys, told.keys):
+        return False
+    return scheme_of(key) != "title" or not (node.documents and _documents_of(told))
+
+
+def trust_of(told_by: str) -> int:
+    """How much a description is worth, more for one that is better."""
+    return [str(each) for each in TRUST].index(told_by) if told_by in TRUST else 0
+
+
+def _documents_of(told: Described | Node) -> set[str]:
+    if isinstance(told, Node):
+        return told.documents
+    return {told.document_id} if told.document_id else set()

@@ -1,0 +1,120 @@
+"""Nodes found by their names, and read; places in listings of the graph."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, select
+
+from switchyard.services.engine.ledger.sql.dialect import among
+from switchyard.services.engine.ledger.sql.paging import MAX_PAGE
+from switchyard.services.engine.records.errors import InvalidCursor
+from switchyard.services.pipeline.ledger.graph_rankings import current_generation
+from switchyard.services.pipeline.ledger.graph_tables import (
+    graph_documents,
+    graph_keys,
+    graph_nodes,
+    graph_ranks,
+)
+from switchyard.services.pipeline.records.graph import GraphNode, NodeKind
+
+
+def node_of(connection: Connection, key: str) -> int | None:
+    """The id of the node that has the key, or that the document is. DOIs may be typed in capital
+    letters, too."""
+    typed = (key, key.casefold())
+    found: int | None = connection.scalar(
+        select(graph_keys.c.node_id).where(graph_keys.c.key.in_(typed)).limit(1)
+    )
+    if found is None:
+        document_id = key.removeprefix("document:")
+        query = select(graph_documents.c.node_id)
+        found = connection.scalar(query.where(graph_documents.c.document_id == document_id))
+    return found
+
+
+def nodes_of(
+    connection: Connection, ids: Collection[int], *, with_keys: bool = False
+) -> dict[int, GraphNode]:
+    """Nodes by their ids; those that are there."""
+    if not ids:
+        return {}
+    ranked = and_(
+        graph_ranks.c.node_id == graph_nodes.c.id,
+        graph_ranks.c.generation == current_generation(),
+    )
+    query: Select[Any] = (
+        select(graph_nodes, graph_ranks.c.rank, graph_ranks.c.community)
+        .select_from(graph_nodes)
+        .outerjoin(graph_ranks, ranked)
+        .where(among(connection, graph_nodes.c.id, ids))
+    )
+    here = select(graph_documents.c.node_id, graph_documents.c.document_id).where(
+        among(connection, graph_documents.c.node_id, ids)
+    )
+    documents: dict[int, list[str]] = {}
+    for node_id, document_id in connection.execute(here):
+        documents.setdefault(node_id, []).append(document_id)
+    keys: dict[int, list[str]] = {}
+    if with_keys:
+        named = select(graph_keys.c.node_id, graph_keys.c.key).where(
+            among(connection, graph_keys.c.node_id, ids)
+        )
+        for node_id, key in connection.execute(named):
+            keys.setdefault(node_id, []).append(key)
+    return {
+        row.id: GraphNode(
+            key=row.key,
+            kind=NodeKind(row.kind),
+            label=row.label,
+            year=row.year,
+            told_by=row.told_by,
+            cited=row.cited,
+            rank=row.rank,
+            community=row.community,
+            documents=tuple(sorted(documents.get(row.id, ()))),
+            keys=tuple(sorted(keys.get(row.id, ()))),
+        )
+        for row in connection.execute(query)
+    }
+
+
+def keys_of(connection: Connection, ids: Iterable[int]) -> dict[int, str]:
+    """The names of nodes."""
+    query = select(graph_nodes.c.id, graph_nodes.c.key)
+    rows = connection.execute(query.where(among(connection, graph_nodes.c.id, ids)))
+    return {row.id: row.key for row in rows}
+
+
+def check_limit(limit: int) -> None:
+    """Raises ValueError for a limit outside 1 to MAX_PAGE."""
+    if not 1 <= limit <= MAX_PAGE:
+        raise ValueError(f"limit must be 1 to {MAX_PAGE}")
+
+
+def encode_place(*place: object) -> str:
+    """The cursor of a place in a listing."""
+    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
+
+
+def decode_place(cursor: str, kinds: Sequence[type]) -> list[Any]:
+    """Raises InvalidCursor for what is not from a page before."""
+    trouble = InvalidCursor(f"{cursor!r} is not a cursor of this listing")
+    try:
+        place = json.loads(base64.urlsafe_b64decode(cursor))
+    except (binascii.Error, ValueError, RecursionError) as error:
+        raise trouble from error
+    if not isinstance(place, list) or len(place) != len(kinds):
+        raise trouble
+    for each, kind in zip(place, kinds, strict=True):
+        numeric = isinstance(each, int | float) and not isinstance(each, bool)
+        fits = numeric if kind is float else isinstance(each, kind) and not isinstance(each, bool)
+        if not fits or (numeric and not -(2**63) < each < 2**63):
+            raise trouble
+        if isinstance(each, str) and not (each.isascii() and each.isprintable()):
+            raise trouble
+    return place

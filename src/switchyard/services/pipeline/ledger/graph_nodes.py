@@ -1,0 +1,361 @@
+"""Nodes of the graph within one transaction: found by what is said of them, made, merged, dropped.
+
+One transaction at a time writes the graph, or two would make one work twice: it holds the counter
+of ids from its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, func, insert, literal, or_, select, update
+
+from switchyard.services.engine.ledger.sql.dialect import among, insert_into
+from switchyard.services.pipeline.ledger.graph_identity import (
+    Node,
+    best_of,
+    contradict,
+    is_weak,
+    same_by_key,
+    same_by_title,
+    trust_of,
+)
+from switchyard.services.pipeline.ledger.graph_tables import (
+    graph_counters,
+    graph_documents,
+    graph_edges,
+    graph_keys,
+    graph_nodes,
+    graph_ranks,
+)
+from switchyard.services.pipeline.records.graph import Described, EdgeKind, NodeKind
+
+ALIKE_AT_MOST = 2_000
+"""Nodes with one of the titles that are compared, at most."""
+_WORKS = (NodeKind.WORK, NodeKind.DOCUMENT)
+
+
+class GraphNodes:
+    """The nodes that one transaction has to do with."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        # Nothing is changed, but whoever else writes the graph waits from here to our end.
+        held = connection.scalar(
+            update(graph_counters)
+            .where(graph_counters.c.name == "id")
+            .values(value=graph_counters.c.value)
+            .returning(graph_counters.c.value)
+        )
+        self._next = int(held or 1)
+        self._nodes: dict[int, Node] = {}
+        self._by_key: dict[str, int] = {}
+        self._by_title: dict[str, list[int]] = {}
+        self._merged: dict[int, int] = {}
+        self._new_keys: list[tuple[str, int]] = []
+        self.better: dict[int, Described] = {}
+        """Works that may be told of better than before, with what is told, for their own edges."""
+
+    def new_id(self) -> int:
+        self._next += 1
+        return self._next
+
+    def now(self, node_id: int) -> int:
+        """The node that it has become."""
+        while node_id in self._merged:
+            node_id = self._merged[node_id]
+        return node_id
+
+    def node(self, node_id: int) -> Node:
+        return self._nodes[self.now(node_id)]
+
+    def load(self, told: Iterable[Described], document_ids: Iterable[str] = ()) -> None:
+        """Read all nodes that these descriptions could be of."""
+        every = list(told)
+        keys = {key for each in every for key in each.keys} - self._by_key.keys()
+        titles = {each.title for each in every if each.title and each.kind in _WORKS}
+        here = {each.document_id for each in every if each.document_id} | set(document_ids)
+        found = set(self._column(graph_keys.c.node_id, graph_keys.c.key, keys))
+        found |= set(self._column(graph_nodes.c.id, graph_nodes.c.title, titles, ALIKE_AT_MOST))
+        found |= set(self._column(graph_documents.c.node_id, graph_documents.c.document_id, here))
+        self._read(found)
+
+    def find(self, told: Described, first: int | None = None) -> int:
+        """The node that is told of: known, or made now. Nodes that prove to be one are merged;
+        `first` is asked before all others."""
+        node_id = None
+        if first is not None and not contradict(self.node(first).keys, told.keys):
+            node_id = self.now(first)
+        for key in told.keys:
+            other = self._by_key.get(key)
+            if other is None or not same_by_key(self.node(other), key, told):
+                continue
+            node_id = self._one_of(node_id, self.now(other), key)
+        if told.kind in _WORKS and told.title:
+            node_id = self._by_title_too(told, node_id)
+        if node_id is None:
+            return self._make(told)
+        self._enrich(self.node(node_id), told)
+        return self.now(node_id)
+
+    def flush(self) -> None:
+        """Write what was made and changed."""
+        new = [_row(each) | {"cited": 0} for each in self._nodes.values() if each.is_new]
+        if new:
+            self._connection.execute(insert(graph_nodes), new)
+        for node in self._nodes.values():
+            if node.is_changed and not node.is_new:
+                changes = update(graph_nodes).where(graph_nodes.c.id == node.id)
+                self._connection.execute(changes.values(_row(node)))
+            node.is_new = node.is_changed = False
+        if self._new_keys:
+            rows = [{"key": key, "node_id": self.now(node_id)} for key, node_id in self._new_keys]
+            statement = insert_into(self._connection, graph_keys).on_conflict_do_nothing()
+            self._connection.execute(statement, rows)
+            self._new_keys.clear()
+        counter = update(graph_counters).where(graph_counters.c.name == "id")
+        self._connection.execute(counter.values(value=self._next))
+
+    def change(self, node_id: int, **values: Any) -> None:
+        """Set attributes of a node that is known here."""
+        node = self.node(node_id)
+        for name, value in values.items():
+            setattr(node, name, value)
+        node.is_changed = True
+
+    def drop_idle(self, node_ids: Iterable[int]) -> None:
+        """Drop those of the nodes that nothing leads to and that are no document, and what was
+        there for their sake alone."""
+        waiting = set(node_ids)
+        while waiting:
+            document = select(graph_documents.c.id).where(
+                graph_documents.c.node_id == graph_nodes.c.id
+            )
+            edge = select(graph_edges.c.target).where(graph_edges.c.target == graph_nodes.c.id)
+            idle = select(graph_nodes.c.id).where(
+                among(self._connection, graph_nodes.c.id, waiting),
+                ~document.exists(),
+                ~edge.exists(),
+            )
+            ids = list(self._connection.scalars(idle))
+            if not ids:
+                return
+            gone = among(self._connection, graph_edges.c.source, ids)
+            targets = select(graph_edges.c.target).where(gone).distinct()
+            waiting = set(self._connection.scalars(targets)) - set(ids)
+            cited = self._cited_by(ids)
+            for column in (
+                graph_edges.c.source,
+                graph_keys.c.node_id,
+                graph_ranks.c.node_id,
+                graph_nodes.c.id,
+            ):
+                table = column.table
+                self._connection.execute(delete(table).where(among(self._connection, column, ids)))
+            self.count_citations(cited)
+
+    def count_citations(self, node_ids: Iterable[int]) -> None:
+        """Count anew how many works cite these."""
+        ids = set(node_ids)
+        if not ids:
+            return
+        edges = graph_edges.alias()
+        count = (
+            select(func.count(edges.c.source.distinct()))
+            .where(edges.c.target == graph_nodes.c.id, edges.c.kind == EdgeKind.CITES)
+            .scalar_subquery()
+        )
+        mine = among(self._connection, graph_nodes.c.id, ids)
+        self._connection.execute(update(graph_nodes).where(mine).values(cited=count))
+
+    def _one_of(self, known: int | None, other: int, key: str) -> int:
+        """Both are told of as one: what they are from now on."""
+        if known is None or known == other:
+            return other
+        one, two = self.node(known), self.node(other)
+        by_title = key.startswith("title:") and bool(one.documents and two.documents)
+        if contradict(one.keys, two.keys) or by_title:
+            return known
+        return self._merge(known, other)
+
+    def _by_title_too(self, told: Described, node_id: int | None) -> int | None:
+        for candidate in list(self._by_title.get(told.title, ())):
+            other = self.now(candidate)
+            if other == node_id or not same_by_title(self.node(other), told):
+                continue
+            if contradict(self.node(other).keys, told.keys):
+                continue
+            if node_id is None:
+                node_id = other
+            elif is_weak(self.node(other)) and same_by_title(self.node(other), self.node(node_id)):
+                node_id = self._merge(node_id, other)
+        return node_id
+
+    def _make(self, told: Described) -> int:
+        node_id = self.new_id()
+        keys = [key for key in told.keys if key not in self._by_key]
+        if told.document_id is not None:
+            name = best_of([*keys, f"document:{told.document_id}"])
+        else:
+            name = best_of(keys) if keys else f"{told.kind}:{node_id}"
+        if not keys and told.document_id is None:
+            keys = [name]
+        node = Node(
+            node_id,
+            told.kind,
+            name,
+            told.label,
+            told.title,
+            told.author,
+            told.year,
+            told.told_by,
+            is_new=True,
+        )
+        self._nodes[node_id] = node
+        self._name(node, keys)
+        if node.title:
+            self._by_title.setdefault(node.title, []).append(node_id)
+        self._is_better(node, told)
+        return node_id
+
+    def _enrich(self, node: Node, told: Described) -> None:
+        before = replace(node)
+        better = trust_of(told.told_by) > trust_of(node.told_by)
+        again = told.told_by == node.told_by and told.told_by != "reference"
+        if (better or again) and told.label:
+            node.label, node.title, node.told_by = told.label, told.title, told.told_by
+        if told.year is not None and (better or again or node.year is None):
+            node.year = told.year
+        if told.author and (better or again or not node.author):
+            node.author = told.author
+        if told.kind is NodeKind.DOCUMENT:
+            node.kind = NodeKind.DOCUMENT
+        self._name(node, [key for key in told.keys if key not in self._by_key])
+        node.is_changed |= replace(node, keys=before.keys) != before
+        if better or again or node.kind is NodeKind.DOCUMENT:
+            self._is_better(node, told)
+
+    def _is_better(self, node: Node, told: Described) -> None:
+        if told.edges and told.document_id is None:
+            self.better[node.id] = told
+
+    def _name(self, node: Node, keys: Sequence[str]) -> None:
+        for key in keys:
+            if contradict(node.keys, (key,)):
+                continue
+            node.keys.add(key)
+            self._by_key[key] = node.id
+            self._new_keys.append((key, node.id))
+        if node.keys:
+            name = best_of([node.key, *node.keys])
+            node.is_changed |= name != node.key
+            node.key = name
+
+    def _merge(self, one: int, other: int) -> int:
+        """Both are one from now on: the older."""
+        self.flush()
+        kept, gone = sorted((one, other))
+        stays, goes = self.node(kept), self.node(gone)
+        touched = {kept} | self._cited_by((kept, gone))
+        for table in (graph_keys, graph_documents):
+            moved = update(table).where(table.c.node_id == gone).values(node_id=kept)
+            self._connection.execute(moved)
+        self._move_edges(gone, kept)
+        for column in (graph_ranks.c.node_id, graph_nodes.c.id):
+            self._connection.execute(delete(column.table).where(column == gone))
+        if trust_of(goes.told_by) > trust_of(stays.told_by):
+            stays.label, stays.title, stays.told_by = goes.label, goes.title, goes.told_by
+        stays.year = goes.year if stays.year is None else stays.year
+        stays.author = stays.author or goes.author
+        stays.keys |= goes.keys
+        stays.documents |= goes.documents
+        if NodeKind.DOCUMENT in (stays.kind, goes.kind):
+            stays.kind = NodeKind.DOCUMENT
+        stays.key = best_of([stays.key, *stays.keys])
+        stays.is_changed = True
+        self._merged[gone] = kept
+        del self._nodes[gone]
+        self._by_key |= dict.fromkeys(goes.keys, kept)
+        if gone in self.better:
+            self.better[kept] = self.better.pop(gone)
+        self.count_citations(touched)
+        return kept
+
+    def _move_edges(self, gone: int, kept: int) -> None:
+        edges = graph_edges.c
+        others = graph_edges.alias()
+        # What is known of the work is told once: by the one that stays, if it says anything.
+        told = select(others.c.target).where(
+            others.c.source == kept, others.c.kind == edges.kind, edges.owner == 0
+        )
+        out = select(
+            literal(kept), edges.kind, edges.target, edges.owner, edges.weight, edges.told_by
+        ).where(edges.source == gone, edges.target != kept, ~told.exists())
+        into = select(
+            edges.source, edges.kind, literal(kept), edges.owner, edges.weight, edges.told_by
+        ).where(edges.target == gone, edges.source != kept, edges.source != gone)
+        names = ["source", "kind", "target", "owner", "weight", "told_by"]
+        for moved in (out, into):
+            copy = insert_into(self._connection, graph_edges).from_select(names, moved)
+            self._connection.execute(copy.on_conflict_do_nothing())
+        either = or_(edges.source == gone, edges.target == gone)
+        self._connection.execute(delete(graph_edges).where(either))
+
+    def _cited_by(self, node_ids: Iterable[int]) -> set[int]:
+        edges = graph_edges.c
+        query = select(edges.target).where(
+            and_(among(self._connection, edges.source, node_ids), edges.kind == EdgeKind.CITES)
+        )
+        return set(self._connection.scalars(query))
+
+    def _read(self, found: set[int]) -> None:
+        ids = found - self._nodes.keys()
+        if not ids:
+            return
+        connection = self._connection
+        rows = connection.execute(
+            select(graph_nodes).where(among(connection, graph_nodes.c.id, ids))
+        )
+        for row in rows:
+            self._nodes[row.id] = Node(
+                row.id,
+                NodeKind(row.kind),
+                row.key,
+                row.label,
+                row.title,
+                row.author,
+                row.year,
+                row.told_by,
+            )
+            if row.title:
+                self._by_title.setdefault(row.title, []).append(row.id)
+        keys = select(graph_keys).where(among(connection, graph_keys.c.node_id, ids))
+        for key, node_id in connection.execute(keys):
+            self._nodes[node_id].keys.add(key)
+            self._by_key[key] = node_id
+        here = select(graph_documents.c.document_id, graph_documents.c.node_id).where(
+            among(connection, graph_documents.c.node_id, ids)
+        )
+        for document_id, node_id in connection.execute(here):
+            self._nodes[node_id].documents.add(document_id)
+
+    def _column(
+        self, wanted: Any, column: Any, values: Iterable[Any], limit: int | None = None
+    ) -> list[int]:
+        query = select(wanted).where(among(self._connection, column, values)).limit(limit)
+        return list(self._connection.scalars(query))
+
+
+def _row(node: Node) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        "kind": str(node.kind),
+        "key": node.key,
+        "label": node.label,
+        "title": node.title,
+        "author": node.author,
+        "year": node.year,
+        "told_by": node.told_by,
+    }

@@ -1,0 +1,329 @@
+"""What is asked of the graph around one node, and over all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    Row,
+    and_,
+    func,
+    literal,
+    select,
+    tuple_,
+    union_all,
+)
+
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.dialect import among
+from switchyard.services.engine.records.results import Page
+from switchyard.services.pipeline.ledger.graph_lookup import (
+    check_limit,
+    decode_place,
+    encode_place,
+    keys_of,
+    node_of,
+    nodes_of,
+)
+from switchyard.services.pipeline.ledger.graph_rankings import current_generation
+from switchyard.services.pipeline.ledger.graph_tables import (
+    graph_documents,
+    graph_edges,
+    graph_nodes,
+    graph_rankings,
+    graph_ranks,
+)
+from switchyard.services.pipeline.records.graph import (
+    Direction,
+    EdgeKind,
+    GraphEdge,
+    GraphNode,
+    GraphSummary,
+    Neighbour,
+    NodeKind,
+    Ranking,
+    Related,
+    RelatedWorks,
+)
+
+SAMPLE = 2_000
+"""Works that cite one, or that it cites, of which a comparison looks at so many."""
+SAMPLE_EDGES = 100_000
+"""Citations that a comparison reads at most."""
+
+_CITES = str(EdgeKind.CITES)
+
+
+class GraphReads(LedgerBase):
+    """All raise LedgerUnavailable when the database is away, and give None where there is no such
+    node. A node is asked for by any of its keys, or by the id of its document."""
+
+    async def graph_node(self, key: str) -> GraphNode | None:
+        """One node, with all its keys."""
+
+        def work(connection: Connection) -> GraphNode | None:
+            node_id = node_of(connection, key)
+            if node_id is None:
+                return None
+            return nodes_of(connection, [node_id], with_keys=True).get(node_id)
+
+        return await self._database.read(work)
+
+    async def graph_neighbours(
+        self,
+        key: str,
+        *,
+        kinds: Collection[EdgeKind] = (),
+        direction: Direction = Direction.BOTH,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[Neighbour] | None:
+        """What hangs together with a node; edges of these kinds, of all where there are none.
+        Raises ValueError for a limit outside 1 to 1,000, InvalidCursor."""
+        check_limit(limit)
+        after = None if cursor is None else decode_place(cursor, (int, str, int))
+
+        def work(connection: Connection) -> Page[Neighbour] | None:
+            node_id = node_of(connection, key)
+            if node_id is None:
+                return None
+            rows = _neighbour_rows(connection, node_id, kinds, direction, limit + 1, after)
+            more, rows = len(rows) > limit, rows[:limit]
+            nodes = nodes_of(connection, {node_id, *(row.other for row in rows)})
+            return Page(
+                items=tuple(_neighbour(nodes, node_id, row) for row in rows if row.other in nodes),
+                next_cursor=encode_place(rows[-1].way, rows[-1].kind, rows[-1].other)
+                if more
+                else None,
+            )
+
+        return await self._database.read(work)
+
+    async def graph_cited(
+        self,
+        *,
+        kind: NodeKind | None = None,
+        community: int | None = None,
+        by_rank: bool = False,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page[GraphNode]:
+        """Works, those that most works cite first, or those of the highest PageRank; of that kind,
+        of that community. Raises ValueError for a limit outside 1 to 1,000, InvalidCursor."""
+        check_limit(limit)
+        by = graph_ranks.c.rank if by_rank else graph_nodes.c.cited
+        query = select(graph_nodes.c.id, by.label("by")).select_from(graph_nodes)
+        ranked = and_(
+            graph_ranks.c.node_id == graph_nodes.c.id,
+            graph_ranks.c.generation == current_generation(),
+        )
+        if by_rank or community is not None:
+            query = query.join(graph_ranks, ranked)
+        if not by_rank:
+            query = query.where(graph_nodes.c.cited > 0)
+        if community is not None:
+            query = query.where(graph_ranks.c.community == community)
+        if kind is not None:
+            query = query.where(graph_nodes.c.kind == str(kind))
+        if cursor is not None:
+            query = query.where(
+                tuple_(by, graph_nodes.c.id) < tuple_(*decode_place(cursor, (float, int)))
+            )
+        query = query.order_by(by.desc(), graph_nodes.c.id.desc()).limit(limit + 1)
+
+        def work(connection: Connection) -> Page[GraphNode]:
+            rows = connection.execute(query).all()
+            more, rows = len(rows) > limit, rows[:limit]
+            nodes = nodes_of(connection, [row.id for row in rows])
+            return Page(
+                items=tuple(nodes[row.id] for row in rows if row.id in nodes),
+                next_cursor=encode_place(rows[-1].by, rows[-1].id) if more else None,
+            )
+
+        return await self._database.read(work)
+
+    async def graph_cocited(self, key: str, limit: int = 20) -> RelatedWorks | None:
+        """Works that are cited together with one, by how many. Raises ValueError as above."""
+        check_limit(limit)
+        return await self._related(key, graph_edges.c.source, graph_edges.c.target, limit)
+
+    async def graph_coupled(self, key: str, limit: int = 20) -> RelatedWorks | None:
+        """Works that cite what one cites, by how much of it. Raises ValueError as above."""
+        check_limit(limit)
+        return await self._related(key, graph_edges.c.target, graph_edges.c.source, limit)
+
+    async def graph_documents_by(
+        self, key: str, *, cites: bool, limit: int = 10_000
+    ) -> set[str] | None:
+        """Documents that cite that work; without `cites`, those that it cites. Some of them, where
+        there are more than `limit`."""
+        mine, theirs = (
+            (graph_edges.c.target, graph_edges.c.source)
+            if cites
+            else (graph_edges.c.source, graph_edges.c.target)
+        )
+
+        def work(connection: Connection) -> set[str] | None:
+            node_id = node_of(connection, key)
+            if node_id is None:
+                return None
+            query = (
+                select(graph_documents.c.document_id)
+                .distinct()
+                .join(graph_edges, theirs == graph_documents.c.node_id)
+                .where(mine == node_id, graph_edges.c.kind == _CITES)
+                .limit(limit)
+            )
+            return set(connection.scalars(query))
+
+        return await self._database.read(work)
+
+    async def graph_labels(self, document_ids: Collection[str]) -> dict[str, str]:
+        """What the documents are called in the graph; those that it does not know are absent."""
+
+        def work(connection: Connection) -> dict[str, str]:
+            query = (
+                select(graph_documents.c.document_id, graph_nodes.c.label)
+                .join(graph_nodes, graph_nodes.c.id == graph_documents.c.node_id)
+                .where(among(connection, graph_documents.c.document_id, document_ids))
+            )
+            return {row.document_id: row.label for row in connection.execute(query)}
+
+        return await self._database.read(work)
+
+    async def graph_summary(self) -> GraphSummary:
+        """How many nodes and edges of each kind there are: it counts them, each time."""
+
+        def work(connection: Connection) -> GraphSummary:
+            shown = select(graph_rankings).where(
+                graph_rankings.c.generation == current_generation()
+            )
+            ranking = connection.execute(shown).mappings().one_or_none()
+            return GraphSummary(
+                nodes=_counts(connection, graph_nodes.c.kind),
+                edges=_counts(connection, graph_edges.c.kind),
+                ranking=None if ranking is None else Ranking(**ranking),
+            )
+
+        return await self._database.read(work)
+
+    async def graph_nodes_after(self, after: int, limit: int) -> list[tuple[int, GraphNode]]:
+        """All nodes in the order of their ids, some of them, from behind that id on."""
+        query = select(graph_nodes.c.id).where(graph_nodes.c.id > after)
+        query = query.order_by(graph_nodes.c.id).limit(limit)
+
+        def work(connection: Connection) -> list[tuple[int, GraphNode]]:
+            ids = list(connection.scalars(query))
+            return sorted(nodes_of(connection, ids).items())
+
+        return await self._database.read(work)
+
+    async def graph_edges_after(
+        self, after: Sequence[Any] | None, limit: int
+    ) -> tuple[list[GraphEdge], Sequence[Any] | None]:
+        """All edges in one order, some of them; and where to go on, None behind the last."""
+        edges = graph_edges.c
+        place = (edges.source, edges.kind, edges.target, edges.owner)
+        query = select(graph_edges).order_by(*place).limit(limit)
+        if after is not None:
+            query = query.where(tuple_(*place) > tuple_(*after))
+
+        def work(connection: Connection) -> tuple[list[GraphEdge], Sequence[Any] | None]:
+            rows = connection.execute(query).all()
+            keys = keys_of(connection, {end for row in rows for end in (row.source, row.target)})
+            more = tuple(rows[-1][:4]) if len(rows) == limit else None
+            return [edge for row in rows if (edge := _edge(keys, row)) is not None], more
+
+        return await self._database.read(work)
+
+    async def _related(self, key: str, near: Any, far: Any, limit: int) -> RelatedWorks | None:
+        """Works at the far end of citations whose near end is that of a citation of the node."""
+        edges = graph_edges.alias()
+        here = edges.c[far.name]
+        among_them = edges.c[near.name]
+
+        def work(connection: Connection) -> RelatedWorks | None:
+            node_id = node_of(connection, key)
+            if node_id is None:
+                return None
+            mine = select(near).where(far == node_id, graph_edges.c.kind == _CITES).distinct()
+            shared = list(connection.scalars(mine.limit(SAMPLE + 1)))
+            sampled, shared = len(shared) > SAMPLE, shared[:SAMPLE]
+            pairs = (
+                select(among_them, here)
+                .where(among(connection, among_them, shared), edges.c.kind == _CITES)
+                .distinct()
+                .limit(SAMPLE_EDGES + 1)
+                .subquery()
+            )
+            total = connection.scalar(select(func.count()).select_from(pairs)) or 0
+            other = pairs.c[far.name]
+            count = func.count().label("shared")
+            query = select(other.label("other"), count).where(other != node_id).group_by(other)
+            query = query.order_by(count.desc(), other).limit(limit)
+            rows = connection.execute(query).all()
+            nodes = nodes_of(connection, [row.other for row in rows])
+            works = [Related(nodes[row.other], row.shared) for row in rows if row.other in nodes]
+            return RelatedWorks(works, sampled or total > SAMPLE_EDGES)
+
+        return await self._database.read(work)
+
+
+def _counts(connection: Connection, kind: Any) -> dict[str, int]:
+    rows = connection.execute(select(kind.label("kind"), func.count().label("rows")).group_by(kind))
+    return {row.kind: row.rows for row in rows}
+
+
+def _neighbour_rows(
+    connection: Connection,
+    node_id: int,
+    kinds: Collection[EdgeKind],
+    direction: Direction,
+    limit: int,
+    after: Sequence[Any] | None,
+) -> Sequence[Row[Any]]:
+    """One row for each neighbour and kind, those that the edges lead to first."""
+    parts = []
+    for way, mine, theirs in (
+        (0, graph_edges.c.source, graph_edges.c.target),
+        (1, graph_edges.c.target, graph_edges.c.source),
+    ):
+        if direction is not Direction.BOTH and (direction is Direction.IN) != bool(way):
+            continue
+        if after is not None and after[0] > way:
+            continue
+        query = select(
+            literal(way).label("way"),
+            graph_edges.c.kind,
+            theirs.label("other"),
+            # Two documents of one work may both tell an edge: it is one.
+            func.max(graph_edges.c.weight).label("weight"),
+            func.min(graph_edges.c.told_by).label("told_by"),
+        ).where(mine == node_id)
+        if kinds:
+            query = query.where(graph_edges.c.kind.in_(sorted(map(str, kinds))))
+        if after is not None and after[0] == way:
+            query = query.where(tuple_(graph_edges.c.kind, theirs) > tuple_(*after[1:]))
+        grouped = query.group_by(graph_edges.c.kind, theirs).order_by(graph_edges.c.kind, theirs)
+        parts.append(select(grouped.limit(limit).subquery()))
+    if not parts:
+        return []
+    found = union_all(*parts).subquery()
+    ordered = select(found).order_by(found.c.way, found.c.kind, found.c.other).limit(limit)
+    return connection.execute(ordered).all()
+
+
+def _neighbour(nodes: dict[int, GraphNode], node_id: int, row: Row[Any]) -> Neighbour:
+    here, there = nodes[node_id].key, nodes[row.other].key
+    source, target = (there, here) if row.way else (here, there)
+    edge = GraphEdge(source, target, EdgeKind(row.kind), row.weight, row.told_by)
+    return Neighbour(nodes[row.other], edge, Direction.IN if row.way else Direction.OUT)
+
+
+def _edge(keys: dict[int, str], row: Row[Any]) -> GraphEdge | None:
+    if row.source not in keys or row.target not in keys:
+        return None  # merged just now
+    kind = EdgeKind(row.kind)
+    return GraphEdge(keys[row.source], keys[row.target], kind, row.weight, row.told_by)

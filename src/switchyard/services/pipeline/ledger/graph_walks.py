@@ -1,0 +1,293 @@
+"""Ways through the graph: what is near a node, and how two hang together. All within bounds, as
+one work may be cited by a million others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select
+
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.dialect import among
+from switchyard.services.pipeline.ledger.graph_lookup import node_of, nodes_of
+from switchyard.services.pipeline.ledger.graph_tables import graph_edges
+from switchyard.services.pipeline.records.graph import (
+    Direction,
+    EdgeKind,
+    GraphEdge,
+    GraphNode,
+    GraphPath,
+    GraphPaths,
+    Neighbourhood,
+)
+
+MAX_DEPTH = 4
+"""Edges between a node and the farthest of its neighbourhood."""
+MAX_NEARBY = 500
+"""Nodes of a neighbourhood."""
+EDGES_OF_ONE = 200
+"""Edges that are followed from one node of a neighbourhood."""
+MAX_PATH = 8
+"""Edges of a path."""
+MAX_PATHS = 10
+MAX_SEEN = 50_000
+"""Edges that the search for a path looks at, in each direction of each level."""
+MAX_SHOWN_EDGES = 5_000
+"""Edges of a neighbourhood."""
+
+Step = tuple[int, int]
+"""From a node to the next."""
+
+
+class GraphWalks(LedgerBase):
+    """All raise LedgerUnavailable when the database is away, and give None where there is no such
+    node. `kinds` are the kinds of edges that are followed, all where there are none."""
+
+    async def graph_neighbourhood(
+        self,
+        key: str,
+        *,
+        depth: int = 1,
+        kinds: Collection[EdgeKind] = (),
+        direction: Direction = Direction.BOTH,
+        limit: int = 100,
+    ) -> Neighbourhood | None:
+        """The nodes within `depth` edges, `limit` at most, and the edges between them. Raises
+        ValueError for a depth outside 1 to 4, a limit outside 1 to 500."""
+        if not 1 <= depth <= MAX_DEPTH:
+            raise ValueError(f"depth must be 1 to {MAX_DEPTH}")
+        if not 1 <= limit <= MAX_NEARBY:
+            raise ValueError(f"limit must be 1 to {MAX_NEARBY}")
+
+        def work(connection: Connection) -> Neighbourhood | None:
+            start = node_of(connection, key)
+            if start is None:
+                return None
+            distances, truncated = _around(connection, start, depth, kinds, direction, limit)
+            nodes = nodes_of(connection, distances)
+            order = [each for each in distances if each in nodes]
+            rows = _between(connection, nodes, kinds)
+            return Neighbourhood(
+                nodes=[nodes[each] for each in order],
+                distances=[distances[each] for each in order],
+                edges=[_edge(nodes, row) for row in rows[:MAX_SHOWN_EDGES]],
+                truncated=truncated or len(rows) > MAX_SHOWN_EDGES,
+            )
+
+        return await self._database.read(work)
+
+    async def graph_paths(
+        self,
+        start: str,
+        end: str,
+        *,
+        kinds: Collection[EdgeKind] = (),
+        direction: Direction = Direction.BOTH,
+        longest: int = 6,
+        limit: int = 3,
+    ) -> GraphPaths | None:
+        """The shortest ways from one node to the other, of `longest` edges at most; by default
+        edges are followed both ways. Raises ValueError for a length outside 1 to 8, a limit outside
+        1 to 10."""
+        if not 1 <= longest <= MAX_PATH:
+            raise ValueError(f"longest must be 1 to {MAX_PATH}")
+        if not 1 <= limit <= MAX_PATHS:
+            raise ValueError(f"limit must be 1 to {MAX_PATHS}")
+
+        def work(connection: Connection) -> GraphPaths | None:
+            ends = node_of(connection, start), node_of(connection, end)
+            if ends[0] is None or ends[1] is None:
+                return None
+            search = _Search(connection, kinds, direction)
+            ways = search.between(ends[0], ends[1], longest, limit)
+            nodes = nodes_of(connection, {each for way in ways for each in way})
+            edges = _joining(connection, nodes, ways, kinds, direction)
+            paths = [path for way in ways if (path := _path(nodes, edges, way)) is not None]
+            return GraphPaths(paths, complete=not search.given_up and len(paths) == len(ways))
+
+        return await self._database.read(work)
+
+
+class _Search:
+    """A search from both ends at once, level by level, always from the end that has fewer."""
+
+    def __init__(
+        self, connection: Connection, kinds: Collection[EdgeKind], direction: Direction
+    ) -> None:
+        self._connection = connection
+        self._kinds = kinds
+        self._direction = direction
+        self.given_up = False
+
+    def between(self, start: int, end: int, longest: int, limit: int) -> list[list[int]]:
+        if start == end:
+            return [[start]]
+        # Of each node that was reached from an end: the nodes before it on a shortest way.
+        before: tuple[dict[int, list[int]], dict[int, list[int]]] = ({start: []}, {end: []})
+        fronts: list[set[int]] = [{start}, {end}]
+        for _ in range(longest):
+            side = 0 if len(fronts[0]) <= len(fronts[1]) else 1
+            steps = self._steps(fronts[side], _turned(self._direction, side))
+            reached: dict[int, list[int]] = {}
+            for here, there in steps:
+                if there not in before[side]:
+                    reached.setdefault(there, []).append(here)
+            before[side].update(reached)
+            fronts[side] = set(reached)
+            met = sorted(reached.keys() & before[1 - side].keys())
+            if met:
+                # All nodes in the middle are as far from both ends: any of these ways is shortest.
+                return _ways(before, met, limit)
+            if not reached or self.given_up:
+                return []
+        return []
+
+    def _steps(self, front: Iterable[int], direction: Direction) -> list[Step]:
+        rows = _steps(self._connection, front, self._kinds, direction, MAX_SEEN + 1)
+        self.given_up |= len(rows) > MAX_SEEN
+        return sorted(set(rows[:MAX_SEEN]))
+
+
+def _ways(
+    before: tuple[dict[int, list[int]], dict[int, list[int]]], met: Sequence[int], limit: int
+) -> list[list[int]]:
+    ways: list[list[int]] = []
+    for middle in met:
+        for head in _back(before[0], middle, limit):
+            for tail in _back(before[1], middle, limit):
+                way = [*reversed(head), *tail[1:]]
+                if way not in ways:
+                    ways.append(way)
+                if len(ways) == limit:
+                    return ways
+    return ways
+
+
+def _back(before: dict[int, list[int]], node: int, limit: int) -> list[list[int]]:
+    """Ways from a node back to the end from which it was reached."""
+    ways = [[node]]
+    while before[ways[0][-1]]:
+        ways = [[*way, each] for way in ways for each in before[way[-1]]][:limit]
+    return ways
+
+
+def _around(
+    connection: Connection,
+    start: int,
+    depth: int,
+    kinds: Collection[EdgeKind],
+    direction: Direction,
+    limit: int,
+) -> tuple[dict[int, int], bool]:
+    """The distance of each node around the start, and whether some were left out."""
+    distances, front, truncated = {start: 0}, [start], False
+    for distance in range(1, depth + 1):
+        following: list[int] = []
+        for here in front:
+            steps = _steps(connection, [here], kinds, direction, EDGES_OF_ONE + 1)
+            truncated |= len(steps) > EDGES_OF_ONE
+            for _, there in steps[:EDGES_OF_ONE]:
+                if there in distances:
+                    continue
+                if len(distances) == limit:
+                    return distances, True
+                distances[there] = distance
+                following.append(there)
+        front = following
+    return distances, truncated
+
+
+def _steps(
+    connection: Connection,
+    front: Iterable[int],
+    kinds: Collection[EdgeKind],
+    direction: Direction,
+    limit: int,
+) -> list[Step]:
+    """Steps from these nodes to others, so many at most in each direction."""
+    nodes = list(front)
+    found: list[Step] = []
+    edges = graph_edges.c
+    for way, here, there in (
+        (Direction.OUT, edges.source, edges.target),
+        (Direction.IN, edges.target, edges.source),
+    ):
+        if direction not in (way, Direction.BOTH):
+            continue
+        query = select(here, there).where(among(connection, here, nodes))
+        if kinds:
+            query = query.where(edges.kind.in_(sorted(map(str, kinds))))
+        found += [(row[0], row[1]) for row in connection.execute(query.limit(limit))]
+    return found
+
+
+def _between(
+    connection: Connection, ids: Iterable[int], kinds: Collection[EdgeKind]
+) -> list[Row[Any]]:
+    """The edges between these nodes."""
+    nodes = list(ids)
+    edges = graph_edges.c
+    query = select(
+        edges.source,
+        edges.target,
+        edges.kind,
+        func.max(edges.weight).label("weight"),
+        func.min(edges.told_by).label("told_by"),
+    ).where(
+        among(connection, edges.source, nodes),
+        # A sum has no index: a work that a million others cite is not read from that end.
+        among(connection, edges.target + 0, nodes),
+    )
+    if kinds:
+        query = query.where(edges.kind.in_(sorted(map(str, kinds))))
+    place = (edges.source, edges.kind, edges.target)
+    query = query.group_by(*place).order_by(*place).limit(MAX_SHOWN_EDGES + 1)
+    return list(connection.execute(query))
+
+
+def _joining(
+    connection: Connection,
+    nodes: dict[int, GraphNode],
+    ways: Sequence[Sequence[int]],
+    kinds: Collection[EdgeKind],
+    direction: Direction,
+) -> dict[Step, GraphEdge]:
+    """For each step of the ways, an edge that joins its ends."""
+    wanted = {step for way in ways for step in pairwise(way)}
+    joining: dict[Step, GraphEdge] = {}
+    for row in _between(connection, nodes, kinds):
+        edge = _edge(nodes, row)
+        if direction is not Direction.IN and (row.source, row.target) in wanted:
+            joining[row.source, row.target] = edge
+        if direction is not Direction.OUT and (row.target, row.source) in wanted:
+            joining.setdefault((row.target, row.source), edge)
+    return joining
+
+
+def _path(
+    nodes: dict[int, GraphNode], edges: dict[Step, GraphEdge], way: Sequence[int]
+) -> GraphPath | None:
+    """None where somebody has changed the graph just now."""
+    steps = list(pairwise(way))
+    if not (nodes.keys() >= set(way) and edges.keys() >= set(steps)):
+        return None
+    return GraphPath([nodes[each] for each in way], [edges[step] for step in steps])
+
+
+def _edge(nodes: dict[int, GraphNode], row: Row[Any]) -> GraphEdge:
+    return GraphEdge(
+        nodes[row.source].key,
+        nodes[row.target].key,
+        EdgeKind(row.kind),
+        row.weight,
+        row.told_by,
+    )
+
+
+def _turned(direction: Direction, side: int) -> Direction:
+    """From the far end, edges are followed against the direction in which they are walked."""
+    if side == 0 or direction is Direction.BOTH:
+        return direction
+    return Direction.IN if direction is Direction.OUT else Direction.OUT

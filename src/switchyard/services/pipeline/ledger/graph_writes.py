@@ -1,0 +1,259 @@
+"""What each document adds to the graph, replaced as a whole whenever it is told again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.dialect import among, insert_into
+from switchyard.services.engine.ledger.sql.tables import documents
+from switchyard.services.pipeline.ledger.graph_nodes import GraphNodes
+from switchyard.services.pipeline.ledger.graph_tables import (
+    graph_documents,
+    graph_edges,
+    graph_nodes,
+)
+from switchyard.services.pipeline.records.graph import Described, EdgeKind, NewEdge, NodeKind
+
+_WORK_ITSELF = 0
+"""Owner of what is known of a work that is only cited."""
+
+
+class GraphWrites(LedgerBase):
+    """All raise LedgerUnavailable when the database is away."""
+
+    async def put_in_graph(
+        self, document: Described, edges: Mapping[EdgeKind, Sequence[NewEdge]]
+    ) -> None:
+        """The document is in the graph as it is described, and has these edges of these kinds, and
+        no others of them; its edges of other kinds stay. Twice is the same as once.
+
+        Whatever else is described as the same work becomes one node with it, with all edges.
+        Raises ValueError for a description without a document.
+        """
+        document_id = document.document_id
+        if document_id is None:
+            raise ValueError("describe a document: one with a document_id")
+        kinds = {str(kind): each for kind, each in edges.items()}
+
+        def work(connection: Connection) -> None:
+            told = [edge for each in kinds.values() for edge in each]
+            nodes = GraphNodes(connection)
+            targets = [edge.target for edge in told]
+            nodes.load(
+                [document, *targets, *(edge.target for each in targets for edge in each.edges)]
+            )
+            owner, source, left = _place(connection, nodes, document, document_id)
+            rows: dict[tuple[str, int], dict[str, Any]] = {}
+            found = [
+                (kind, edge, _find(connection, nodes, edge.target))
+                for kind, each in kinds.items()
+                for edge in each
+            ]
+            _tell_works(connection, nodes)
+            nodes.flush()
+            source = nodes.now(source)
+            for kind, edge, node_id in found:
+                target = nodes.now(node_id)
+                known = rows.get((kind, target))
+                if target != source and (known is None or known["weight"] < edge.weight):
+                    rows[kind, target] = _edge(source, kind, target, owner, edge)
+            before = _cited(connection, source)
+            mine = (graph_edges.c.source == source) & graph_edges.c.kind.in_(list(kinds))
+            removed = connection.scalars(
+                delete(graph_edges)
+                .where(mine, graph_edges.c.owner == owner)
+                .returning(graph_edges.c.target)
+            )
+            left |= set(removed)
+            if rows:
+                connection.execute(insert(graph_edges), list(rows.values()))
+                left |= _without_hearsay(connection, source, {kind for kind, _ in rows})
+            _count(connection, before, _cited(connection, source))
+            nodes.drop_idle(left - {target for _, target in rows})
+
+        await self._database.write(work)
+
+    async def drop_from_graph(self, document_id: str) -> bool:
+        """The document is gone: its edges go, and it itself, unless others cite the work. False
+        where it was not in the graph."""
+
+        def work(connection: Connection) -> bool:
+            nodes = GraphNodes(connection)
+            gone = connection.execute(
+                delete(graph_documents)
+                .where(graph_documents.c.document_id == document_id)
+                .returning(graph_documents.c.id, graph_documents.c.node_id)
+            ).one_or_none()
+            if gone is None:
+                return False
+            before = _cited(connection, gone.node_id)
+            removed = connection.scalars(
+                delete(graph_edges)
+                .where(graph_edges.c.source == gone.node_id, graph_edges.c.owner == gone.id)
+                .returning(graph_edges.c.target)
+            )
+            left = {gone.node_id, *removed}
+            _count(connection, before, _cited(connection, gone.node_id))
+            _no_document(connection, gone.node_id)
+            nodes.drop_idle(left)
+            return True
+
+        return await self._database.write(work)
+
+    async def graph_strays(self, limit: int = 100) -> list[str]:
+        """Documents that the graph has and the ledger has not: they were deleted."""
+        here = select(documents.c.id).where(documents.c.id == graph_documents.c.document_id)
+        query = select(graph_documents.c.document_id).where(~here.exists()).limit(limit)
+        return await self._database.read(lambda connection: list(connection.scalars(query)))
+
+
+def _place(
+    connection: Connection, nodes: GraphNodes, document: Described, document_id: str
+) -> tuple[int, int, set[int]]:
+    """The document's owner id, its node, and nodes that may have become idle."""
+    row = _row_of(connection, document_id)
+    if row is None:
+        node_id = nodes.find(document)
+        return _add(connection, nodes, document_id, node_id), node_id, set()
+    owner, before = row
+    node_id = nodes.find(document, first=before)
+    before = nodes.now(before)
+    if node_id == before:
+        return owner, node_id, set()
+    # Another work than it was taken for: it moves, with all that it says.
+    nodes.flush()
+    mine = graph_documents.c.id == owner
+    connection.execute(update(graph_documents).where(mine).values(node_id=node_id))
+    nodes.node(before).documents.discard(document_id)
+    nodes.node(node_id).documents.add(document_id)
+    said = (graph_edges.c.source == before) & (graph_edges.c.owner == owner)
+    connection.execute(delete(graph_edges).where(said, graph_edges.c.target == node_id))
+    connection.execute(update(graph_edges).where(said).values(source=node_id))
+    nodes.count_citations(_cited(connection, node_id) | {node_id})
+    if not nodes.node(before).documents:
+        nodes.change(before, kind=NodeKind.WORK)
+    return owner, node_id, {before}
+
+
+def _find(connection: Connection, nodes: GraphNodes, target: Described) -> int:
+    """The node of an edge's target; one that is a document becomes that document's node."""
+    if target.document_id is None:
+        return nodes.find(target)
+    row = _row_of(connection, target.document_id)
+    if row is not None:
+        return nodes.find(target, first=row[1])
+    node_id = nodes.find(target)
+    _add(connection, nodes, target.document_id, node_id)
+    return node_id
+
+
+def _row_of(connection: Connection, document_id: str) -> tuple[int, int] | None:
+    query = select(graph_documents.c.id, graph_documents.c.node_id)
+    row = connection.execute(
+        query.where(graph_documents.c.document_id == document_id)
+    ).one_or_none()
+    return None if row is None else (row.id, row.node_id)
+
+
+def _add(connection: Connection, nodes: GraphNodes, document_id: str, node_id: int) -> int:
+    owner = nodes.new_id()
+    node = nodes.node(node_id)
+    node.documents.add(document_id)
+    row = {"id": owner, "document_id": document_id, "node_id": node.id}
+    connection.execute(insert(graph_documents).values(row))
+    return owner
+
+
+def _tell_works(connection: Connection, nodes: GraphNodes) -> None:
+    """Write what others know of works, where it is better than before. Of a document that is what
+    it does not tell itself. All works at once: a document cites dozens."""
+    found = []
+    while nodes.better:
+        node_id, told = nodes.better.popitem()
+        found.append((node_id, told, [(edge, nodes.find(edge.target)) for edge in told.edges]))
+    if not found:
+        return
+    nodes.flush()
+    rows: dict[int, list[dict[str, Any]]] = {}
+    for node_id, told, targets in found:
+        source = nodes.now(node_id)
+        if nodes.node(source).documents:
+            told_itself, hearsay = _known_of(connection, source)
+            if hearsay and told.told_by == "reference":
+                continue
+            targets = [each for each in targets if each[0].kind not in told_itself]
+            if not targets:
+                continue
+        rows[source] = [
+            _edge(source, edge.kind, nodes.now(target), _WORK_ITSELF, edge)
+            for edge, target in targets
+        ]
+    if not rows:
+        return
+    before = delete(graph_edges).where(
+        among(connection, graph_edges.c.source, rows), graph_edges.c.owner == _WORK_ITSELF
+    )
+    removed = set(connection.scalars(before.returning(graph_edges.c.target)))
+    statement = insert_into(connection, graph_edges).on_conflict_do_nothing()
+    connection.execute(statement, [row for each in rows.values() for row in each])
+    nodes.drop_idle(removed)
+
+
+def _known_of(connection: Connection, source: int) -> tuple[set[str], bool]:
+    """The kinds of edges that a document tells itself, and whether others tell some."""
+    query = select(graph_edges.c.kind, graph_edges.c.owner).where(graph_edges.c.source == source)
+    rows = connection.execute(query.distinct()).all()
+    hearsay = any(row.owner == _WORK_ITSELF for row in rows)
+    return {row.kind for row in rows if row.owner != _WORK_ITSELF}, hearsay
+
+
+def _without_hearsay(connection: Connection, source: int, kinds: Iterable[str]) -> set[int]:
+    """A document that tells its authors itself needs nobody else's word; gives whom they named."""
+    hearsay = delete(graph_edges).where(
+        graph_edges.c.source == source,
+        graph_edges.c.owner == _WORK_ITSELF,
+        graph_edges.c.kind.in_(list(kinds)),
+    )
+    return set(connection.scalars(hearsay.returning(graph_edges.c.target)))
+
+
+def _no_document(connection: Connection, node_id: int) -> None:
+    """Where it was the last document of the work, the work is one that is only cited."""
+    others = select(graph_documents.c.id).where(graph_documents.c.node_id == node_id)
+    connection.execute(
+        update(graph_nodes)
+        .where(graph_nodes.c.id == node_id, ~others.exists())
+        .values(kind=str(NodeKind.WORK))
+    )
+
+
+def _edge(source: int, kind: str, target: int, owner: int, edge: NewEdge) -> dict[str, Any]:
+    return {
+        "source": source,
+        "kind": str(kind),
+        "target": target,
+        "owner": owner,
+        "weight": edge.weight,
+        "told_by": edge.told_by,
+    }
+
+
+def _cited(connection: Connection, source: int) -> set[int]:
+    query = select(graph_edges.c.target).where(
+        graph_edges.c.source == source, graph_edges.c.kind == EdgeKind.CITES
+    )
+    return set(connection.scalars(query))
+
+
+def _count(connection: Connection, before: set[int], after: set[int]) -> None:
+    """Count citations of one work that came or went, by and by: a much-cited work has too many to
+    count them all each time."""
+    for changed, by in ((after - before, 1), (before - after, -1)):
+        if changed:
+            mine = among(connection, graph_nodes.c.id, changed)
+            count = update(graph_nodes).where(mine)
+            connection.execute(count.values(cited=graph_nodes.c.cited + by))

@@ -1,0 +1,1 @@
+"""Plain values that the pipeline's ledger keeps."""

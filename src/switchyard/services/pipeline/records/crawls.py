@@ -1,0 +1,97 @@
+"""Crawls and their pages, as the ledger keeps them. Times are seconds since the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from switchyard.services.engine.records.requests import NewJob
+
+MOST_STARTS = 100
+MOST_HOSTS = 100
+MOST_DEPTH = 100
+LONGEST_CRAWL = 30 * 24 * 3600.0
+"""Seconds that a crawl may take."""
+
+
+class CrawlState(StrEnum):
+    """How a crawl stands."""
+
+    RUNNING = "running"
+    """Pages of it wait, or are visited."""
+    DONE = "done"
+    """All its pages have ended."""
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class CrawlRecord:
+    """A crawl: where it begins, and how far it may go."""
+
+    id: str
+    start: tuple[str, ...]
+    hosts: tuple[str, ...]
+    """Hosts whose pages belong to it, as `services.pipeline.crawls.bounds` reads them."""
+    max_pages: int
+    max_depth: int
+    """Links on the way from a start address to a page."""
+    deadline: float
+    """When it visits no more pages."""
+    created_by: str
+    created_at: float
+    claimed: int = 0
+    """Pages that have a job."""
+    cancelled_at: float | None = None
+    idempotency_key: str | None = None
+
+    def over(self, now: float) -> str | None:
+        """Why it visits no more pages; None while it does."""
+        if self.cancelled_at is not None:
+            return "the crawl was cancelled"
+        return "the crawl's time is up" if now >= self.deadline else None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPage:
+    """A page that a crawl may visit, and the job that would visit it."""
+
+    url: str
+    host: str
+    depth: int
+    job: NewJob
+    found_by: str | None = None
+    """The job of the page that has the link; None for a start address."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrawlPage:
+    """A page that a crawl visits: nobody else in the crawl does."""
+
+    url: str
+    depth: int
+    job_id: str
+    found_by: str | None
+    due_at: float
+    """Not visited before that time."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrawlProgress:
+    """A crawl, and how its pages stand."""
+
+    crawl: CrawlRecord
+    pages: Mapping[str, int]
+    """By the state of their jobs: those without are left out."""
+    state: CrawlState
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPage:
+    """A page in a listing."""
+
+    page: CrawlPage
+    state: str
+    """Its job's."""
+    outcome: str | None
+    """What came of it, in words; None while nothing has."""

@@ -1,0 +1,288 @@
+"""Pages that are filled from top to bottom, column by column, and what stands on them.
+
+What is drawn is noted in reading order as it is drawn: the truth that reading can be scored by.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from switchyard.services.pipeline.samples.letters import Letters, pymupdf
+from switchyard.services.pipeline.samples.phrases import Prose
+
+WIDTH, HEIGHT = 595.0, 842.0
+MARGIN = 60.0
+GUTTER = 24.0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Something that stands on a page."""
+
+    kind: str
+    """heading, paragraph, table, figure, caption, footnote, box, reference, header or footer."""
+    page: int
+    """From 1."""
+    text: str
+    rows: tuple[tuple[str, ...], ...] = ()
+    """Of a table."""
+    continued: bool = False
+    """It goes on from the block of the same kind before it, on the page or column before."""
+
+    def as_json(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"kind": self.kind, "page": self.page, "text": self.text}
+        if self.rows:
+            told["rows"] = [list(row) for row in self.rows]
+        if self.continued:
+            told["continued"] = True
+        return told
+
+
+@dataclass(slots=True)
+class _Column:
+    x: float
+    width: float
+    bottom: float
+
+
+@dataclass(slots=True)
+class Canvas:
+    """A document that grows. `finish` gives its bytes."""
+
+    random: Random
+    prose: Prose
+    columns: int = 1
+    running_head: str | None = None
+    size: float = 10.5
+    """Of the body's letters, in points."""
+    blocks: list[Block] = field(default_factory=list)
+    furniture: list[Block] = field(default_factory=list)
+    """What repeats on each page and is no part of the text."""
+    _document: Any = None
+    _page: Any = None
+    _shape: Any = None
+    _here: list[_Column] = field(default_factory=list)
+    _at: int = 0
+    _y: float = 0.0
+    _top: float = 0.0
+    """Where the page's columns begin."""
+    _footnotes: list[Block] = field(default_factory=list)
+    _letters: Letters = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._document = pymupdf().open()
+        self._letters = Letters.chosen(self.random, self.prose)
+        self.new_page()
+
+    # --- pages ------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """Of the page, from 1."""
+        return int(self._document.page_count)
+
+    def new_page(self) -> None:
+        self._end_page()
+        self._page = self._document.new_page(width=WIDTH, height=HEIGHT)
+        for face in self._letters.faces:
+            if face.file is not None:
+                self._page.insert_font(fontname=face.name, fontbuffer=face.file)
+        self._shape = self._page.new_shape()
+        self._columns_from(MARGIN + 20)
+        if self.running_head is not None:
+            shown = (("header", self.running_head, 36.0), ("footer", str(self.number), 812.0))
+            for kind, text, y in shown:
+                self._write(text, MARGIN, y, WIDTH - 2 * MARGIN, 8.5)
+                self.furniture.append(Block(kind, self.number, text))
+
+    def _columns_from(self, top: float) -> None:
+        width = (WIDTH - 2 * MARGIN - GUTTER * (self.columns - 1)) / self.columns
+        lefts = [MARGIN + at * (width + GUTTER) for at in range(self.columns)]
+        if self.prose.is_rtl:
+            lefts.reverse()
+        self._here = [_Column(left, width, HEIGHT - MARGIN - 20) for left in lefts]
+        self._at, self._y, self._top = 0, top, top
+
+    def _end_page(self) -> None:
+        if self._shape is not None:
+            self._shape.commit()
+        self.blocks.extend(self._footnotes)
+        self._footnotes = []
+
+    def _next_column(self) -> None:
+        if self._at + 1 < len(self._here):
+            self._at += 1
+            self._y = self._top
+        else:
+            self.new_page()
+
+    def _room(self, height: float) -> bool:
+        """Whether so much fits below; the next column or page begins where it does not."""
+        if self._y + height <= self._here[self._at].bottom:
+            return True
+        self._next_column()
+        return False
+
+    # --- what stands on them ----------------------------------------------------------------
+
+    def title(self, text: str, byline: str = "") -> None:
+        """Over all columns of the page, which begin below it."""
+        for line in self._letters.wrapped(text, WIDTH - 2 * MARGIN, 19, bold=True):
+            self._write(line, MARGIN, self._y + 19, WIDTH - 2 * MARGIN, 19, bold=True)
+            self._y += 25
+        self.blocks.append(Block("heading", self.number, text))
+        if byline:
+            self._write(byline, MARGIN, self._y + 11, WIDTH - 2 * MARGIN, 11)
+            self._y += 20
+            self.blocks.append(Block("paragraph", self.number, byline))
+        self._columns_from(self._y + 10)
+
+    def heading(self, text: str) -> None:
+        self._y += 6
+        self._room(13 * 1.5 + 3 * self.size * 1.35)
+        self._flow("heading", text, 13, bold=True)
+        self._y += 2
+
+    def paragraph(self, text: str, kind: str = "paragraph") -> None:
+        self._flow(kind, text, self.size)
+        self._y += self.size * 0.7
+
+    def footnote(self, mark: str, text: str) -> None:
+        """At the foot of the column; left out where there is no room for it."""
+        column = self._here[self._at]
+        lines = self._letters.wrapped(f"{mark} {text}", column.width, 8)
+        height = len(lines) * 10 + 8
+        if self._y + height + 60 > column.bottom:
+            return
+        column.bottom -= height
+        y = column.bottom + 6
+        self._shape.draw_line((column.x, y - 4), (column.x + 60, y - 4))
+        self._shape.finish(width=0.4)
+        for line in lines:
+            y += 10
+            self._write(line, column.x, y, column.width, 8)
+        self._footnotes.append(Block("footnote", self.number, f"{mark} {text}"))
+
+    def box(self, heading: str, text: str) -> None:
+        """A shaded box of its own, in the column."""
+        column = self._here[self._at]
+        size, inner = 9.0, column.width - 16
+        lines = self._letters.wrapped(text, inner, size)
+        height = 24 + len(lines) * size * 1.35
+        if not self._room(height):
+            column = self._here[self._at]
+        frame = (column.x, self._y, column.x + column.width, self._y + height)
+        self._shape.draw_rect(pymupdf().Rect(frame))
+        self._shape.finish(fill=(0.92, 0.94, 0.97), color=(0.6, 0.6, 0.7), width=0.5)
+        y = self._y + 14
+        self._write(heading, column.x + 8, y, inner, 10, bold=True)
+        for line in lines:
+            y += size * 1.35
+            self._write(line, column.x + 8, y, inner, size)
+        self.blocks.append(Block("box", self.number, f"{heading}\n{text}"))
+        self._y += height + 10
+
+    def table(self, caption: str, rows: Sequence[Sequence[str]], *, ruled: bool) -> None:
+        """The first row is its head; it is repeated where the table goes on, on another page."""
+        self._room(60)
+        if caption:
+            self._flow("caption", caption, 9)
+        head, rest, continued = rows[0], list(rows[1:]), False
+        while rest:
+            column = self._here[self._at]
+            lines = int((column.bottom - self._y) // 16) - 1
+            if lines < 1:
+                self._next_column()
+                continue
+            part, rest = rest[:lines], rest[lines:]
+            shown = [tuple(head), *(tuple(row) for row in part)]
+            self._grid(shown, column, ruled)
+            text = "\n".join(" ".join(row) for row in shown)
+            self.blocks.append(Block("table", self.number, text, tuple(shown), continued))
+            continued = True
+            if rest:
+                self._next_column()
+        self._y += 12
+
+    def _grid(self, rows: Sequence[Sequence[str]], column: _Column, ruled: bool) -> None:
+        widths = [0.4, *([0.6 / (len(rows[0]) - 1)] * (len(rows[0]) - 1))]
+        for number, row in enumerate(rows):
+            x = column.x + (column.width if self.prose.is_rtl else 0)
+            for width, cell in zip(widths, row, strict=True):
+                each = width * column.width
+                left = x - each if self.prose.is_rtl else x
+                self._write(cell, left + 3, self._y + 11, each - 6, 9, bold=number == 0)
+                if ruled:
+                    frame = (left, self._y, left + each, self._y + 16)
+                    self._shape.draw_rect(pymupdf().Rect(frame))
+                    self._shape.finish(width=0.5)
+                x = left if self.prose.is_rtl else x + each
+            self._y += 16
+
+    def figure(self, draw: Callable[[Any, Any, Any], list[str]], caption: str) -> None:
+        """A drawing by `draw` (page, shape, frame), which gives the words on it; below it its
+        caption."""
+        column = self._here[self._at]
+        if not self._room(190):
+            column = self._here[self._at]
+        frame = pymupdf().Rect(column.x + 4, self._y, column.x + column.width - 4, self._y + 150)
+        labels = draw(self._page, self._shape, frame)
+        self.blocks.append(Block("figure", self.number, " ".join(labels)))
+        self._y += 156
+        self._flow("caption", caption, 9)
+        self._y += 10
+
+    def gap(self, height: float) -> None:
+        self._y += height
+
+    # --- letters ----------------------------------------------------------------------------
+
+    def _flow(self, kind: str, text: str, size: float, *, bold: bool = False) -> None:
+        """Lines one below the other, on over columns and pages."""
+        leading = size * 1.35
+        lines = self._letters.wrapped(text, self._here[self._at].width, size, bold=bold)
+        part: list[str] = []
+        continued = False
+        where = (self.number, self._at)
+        for line in lines:
+            self._room(leading)
+            if (self.number, self._at) != where and part:
+                self.blocks.append(Block(kind, where[0], self._letters.joined(part), (), continued))
+                part, continued = [], True
+            where = (self.number, self._at)
+            column = self._here[self._at]
+            self._write(line, column.x, self._y + size, column.width, size, bold=bold)
+            self._y += leading
+            part.append(line)
+        self.blocks.append(Block(kind, where[0], self._letters.joined(part), (), continued))
+
+    def _write(
+        self, line: str, x: float, y: float, width: float, size: float, *, bold: bool = False
+    ) -> None:
+        """One line, with its feet at `y`."""
+        shown = line.replace("\u00ad", "-")
+        if self.prose.is_rtl and shown.isascii():
+            x += width - self._letters.length(shown, size, bold)
+        if not self.prose.is_rtl or shown.isascii():
+            font = self._letters.face(bold).name
+            self._shape.insert_text((x, y), shown, fontname=font, fontsize=size)
+            return
+        # "left" is where a line begins, to MuPDF: with `rtl`, that is to the right.
+        style = f"margin:0;text-align:left;font-size:{size}px;font-weight:{700 if bold else 400}"
+        box = pymupdf().Rect(x - 2, y - size * 1.2, x + width, y + size)
+        self._page.insert_htmlbox(box, f'<p dir="rtl" style="{style}">{html.escape(shown)}</p>')
+
+    # --- done -------------------------------------------------------------------------------
+
+    def finish(self, title: str, author: str) -> Any:
+        """The document, all of it drawn."""
+        self._end_page()
+        self._shape = None
+        # Dates would make other bytes, and so another document, of each run.
+        self._document.set_metadata({"title": title, "author": author})
+        self._document.subset_fonts()
+        return self._document

@@ -1,0 +1,123 @@
+"""The letters of a sample: their fonts, how wide words are, and where lines end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Self
+
+from switchyard.services.common.errors import Misconfigured
+from switchyard.services.pipeline.samples.phrases import Prose
+
+_HYPHENATED = frozenset({"en", "de", "fr", "es"})
+_VOWELS = frozenset("aeiouyäöüéèáíóú")
+_SCRIPTS = {"ru": "CYRILLIC", "zh": "HAN"}
+
+
+class SamplesNeedPyMuPDF(Misconfigured):
+    """Sample PDFs are drawn with PyMuPDF, which is not installed here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """A font: its name on the page, its measures, and its file where the page has to bring it."""
+
+    name: str
+    measures: Any
+    file: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """The body's and the bold font of one document."""
+
+    prose: Prose
+    faces: tuple[Face, Face]
+    """The body's, the bold one."""
+    _lengths: dict[tuple[str, bool], float] = field(default_factory=dict)
+    """Of words, per point of their size: measuring is slow."""
+
+    @classmethod
+    def chosen(cls, random: Random, prose: Prose) -> Self:
+        """Serif or not by chance; what the script needs where these do not have it."""
+        library = pymupdf()
+        script = _SCRIPTS.get(prose.language)
+        if script is not None:
+            font = library.Font(script=getattr(library.mupdf, f"UCDN_SCRIPT_{script}"))
+            face = Face(f"F{prose.language}", font, font.buffer)
+            return cls(prose, (face, face))
+        body, bold = ("tiro", "tibo") if random.random() < 0.5 else ("helv", "hebo")
+        return cls(prose, (Face(body, library.Font(body)), Face(bold, library.Font(bold))))
+
+    def face(self, bold: bool) -> Face:
+        return self.faces[bold]
+
+    def joined(self, lines: Sequence[str]) -> str:
+        """The text that was wrapped into these lines."""
+        if not self.prose.is_spaced:
+            return "".join(lines)
+        text = ""
+        for line in lines:
+            text = text[:-1] + line if text.endswith("\u00ad") else f"{text} {line}".lstrip()
+        return text.replace("\u00ad", "-")
+
+    def wrapped(self, text: str, width: float, size: float, *, bold: bool = False) -> list[str]:
+        """Lines that fit. One that ends within a word ends with a soft hyphen."""
+        if not self.prose.is_spaced:
+            return self._by_letters(text, width, size, bold)
+        lines, line, room = [], "", width
+        space = self.length(" ", size, bold)
+        for word in text.split():
+            length = self.length(word, size, bold)
+            if not line or space + length <= room:
+                line = f"{line} {word}" if line else word
+                room -= space + length if room < width else length
+                continue
+            at = self._break(word, room - space, size, bold)
+            if at:
+                line, word = f"{line} {word[:at]}\u00ad", word[at:]
+            lines.append(line)
+            line, room = word, width - self.length(word, size, bold)
+        return [*lines, line]
+
+    def _by_letters(self, text: str, width: float, size: float, bold: bool) -> list[str]:
+        lines, line, room = [], "", width
+        for letter in text:
+            length = self.length(letter, size, bold)
+            # A line does not begin with a mark.
+            if length > room and letter not in "，。、：）":
+                lines.append(line)
+                line, room = "", width
+            line += letter
+            room -= length
+        return [*lines, line]
+
+    def _break(self, word: str, room: float, size: float, bold: bool) -> int:
+        """Behind how many letters of a long word the line ends; 0 for none."""
+        if self.prose.language not in _HYPHENATED or len(word) < 9 or not word[:-1].isalpha():
+            return 0
+        for at in range(len(word) - 4, 3, -1):
+            is_place = word[at - 1] in _VOWELS and word[at] not in _VOWELS
+            if is_place and self.length(f"{word[:at]}-", size, bold) <= room:
+                return at
+        return 0
+
+    def length(self, text: str, size: float, bold: bool) -> float:
+        """Of a text in one line, in points."""
+        kept = self._lengths.get((text, bold))
+        if kept is None:
+            kept = self._lengths[text, bold] = float(self.face(bold).measures.text_length(text, 1))
+        return kept * size
+
+
+def pymupdf() -> Any:
+    """PyMuPDF. Raises SamplesNeedPyMuPDF."""
+    try:
+        import pymupdf as library
+    except ImportError as error:
+        raise SamplesNeedPyMuPDF(
+            "sample PDFs are drawn with PyMuPDF, which is not installed here: "
+            "run `pip install 'pymupdf<2'`"
+        ) from error
+    return library

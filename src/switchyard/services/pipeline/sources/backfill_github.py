@@ -1,0 +1,117 @@
+"""Repositories of GitHub as a source: of an organisation, of a search, or of a list."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, ClassVar, Self
+from urllib.parse import quote
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from switchyard.broker import patterns
+from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable, asked
+from switchyard.services.pipeline.sources.asking import SourceClient
+from switchyard.services.pipeline.sources.document import mapping
+from switchyard.services.pipeline.sources.errors import SourceNonsense
+from switchyard.services.pipeline.sources.github import github_server, repository_name
+
+PAGE_SIZE = 100
+DEEPEST = 1000
+"""Results of a search that GitHub gives."""
+_JSON = "application/vnd.github+json"
+
+
+class GithubOptions(BaseModel):
+    """Options of the source `github`; one of them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    org: str | None = Field(default=None, pattern=patterns.GITHUB_ORG)
+    """An organisation: all its repositories."""
+    query: str | None = Field(default=None, min_length=1, max_length=256)
+    """In GitHub's language: `topic:ocr language:python stars:>100`; the first 1,000."""
+    repositories: list[Annotated[str, AfterValidator(repository_name)]] | None = Field(
+        default=None, min_length=1, max_length=10_000
+    )
+    """`owner/name` each."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if sum(each is not None for each in (self.org, self.query, self.repositories)) != 1:
+            raise ValueError("give one of org, query and repositories")
+        return self
+
+
+class GithubBackfill(Source):
+    """The cursor is a page and a place in it."""
+
+    name: ClassVar[str] = "github"
+    Options = GithubOptions
+    options: GithubOptions
+    job_type: ClassVar[str | None] = "ingest_github"
+
+    @property
+    def title(self) -> str:
+        options = self.options
+        if options.repositories is not None:
+            return f"github {len(options.repositories):,} repositories"
+        return f"github {options.org or options.query}"
+
+    async def total(self) -> int | None:
+        if self.options.repositories is not None:
+            return len(self.options.repositories)
+        async with asked(github_server(self.context.settings), self.context) as client:
+            if self.options.query is not None:
+                found = await self._page(client, 1, 1)
+                count = found.get("total_count")
+            else:
+                path = f"/orgs/{quote(self.options.org or '')}"
+                about = await client.get(path, accept=_JSON)
+                count = mapping(about.json(), "organisation", "GitHub").get("public_repos")
+            return min(count, DEEPEST) if isinstance(count, int) else None
+
+    async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
+        page, done = (cursor["page"], cursor["done"]) if cursor else (1, 0)
+        if self.options.repositories is not None:
+            for number, name in enumerate(self.options.repositories[done:], start=done + 1):
+                yield _item(name, {"page": 1, "done": number})
+            return
+        async with asked(github_server(self.context.settings), self.context) as client:
+            while True:
+                found = await self._page(client, page, PAGE_SIZE)
+                listed = found.get("items")
+                if not isinstance(listed, list):
+                    raise SourceNonsense("GitHub's answer is no list of repositories")
+                for number, each in enumerate(listed[done:], start=done + 1):
+                    place = {"page": page, "done": number}
+                    try:
+                        name = repository_name(each["full_name"])
+                    except (ValueError, KeyError, TypeError, AttributeError):
+                        yield Unusable(f"page {page}, {number}", "a repository without name", place)
+                        continue
+                    yield _item(name, place)
+                total = found.get("total_count", 0)
+                if len(listed) < PAGE_SIZE:
+                    return
+                if self.options.query is not None and page * PAGE_SIZE >= DEEPEST:
+                    if isinstance(total, int) and total > DEEPEST:
+                        why = f"GitHub gives the first {DEEPEST:,} results of {total:,}: divide it"
+                        yield Unusable("the rest of the search", why, place)
+                    return
+                page, done = page + 1, 0
+
+    async def _page(self, client: SourceClient, page: int, size: int) -> dict[str, Any]:
+        numbers = {"per_page": str(size), "page": str(page)}
+        if self.options.query is not None:
+            # By the day of creation, in GitHub's words; what is new does not shift the pages.
+            asked_for = {"q": self.options.query, **numbers}
+            answer = await client.get("/search/repositories", asked_for, accept=_JSON)
+            return dict(mapping(answer.json(), "search", "GitHub"))
+        order = {"sort": "created", "direction": "asc"}
+        path = f"/orgs/{quote(self.options.org or '')}/repos"
+        answer = await client.get(path, {**order, **numbers}, accept=_JSON)
+        return {"items": answer.json()}
+
+
+def _item(name: str, cursor: Cursor) -> Item:
+    return Item(name.lower(), {"repository": name}, cursor)

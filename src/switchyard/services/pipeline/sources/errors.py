@@ -1,0 +1,39 @@
+"""What can go wrong between a job and a server that it asks for something.
+
+RetryableError
+├── SourceUnavailable   can't be reached, too slow, 5xx, cut off
+├── SourceNonsense      an answer that is none: another content type, broken, empty, without an end
+└── SourceBusy          not now: the fleet's next request is due later, or the server said so
+PermanentError
+├── SourceRefused       the server refuses the request: a malformed id or query, no right to it
+└── SourceNotFound      there is no such thing
+"""
+
+from __future__ import annotations
+
+from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
+
+
+class SourceUnavailable(RetryableError):
+    """The server can't be reached, is too slow, or broke down over the request."""
+
+
+class SourceNonsense(RetryableError):
+    """The server, or something before it, answered with something that can't be right."""
+
+
+class SourceBusy(RetryableError):
+    """No request may be sent now. A job snoozes for `wait`, which uses up no attempt."""
+
+    def __init__(self, message: str, *, wait: float) -> None:
+        self.wait = wait
+        """Seconds until there is a chance."""
+        super().__init__(message, after=wait, counts=False)
+
+
+class SourceRefused(PermanentError):
+    """The server will say the same again; the text is what it says."""
+
+
+class SourceNotFound(PermanentError):
+    """The server has nothing of that name."""

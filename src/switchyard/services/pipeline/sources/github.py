@@ -1,0 +1,159 @@
+"""Repositories of GitHub: description, topics, releases and README, through its REST API.
+
+As https://docs.github.com/en/rest/using-the-rest-api/best-practices-for-using-the-rest-api asks for
+it: one request after the other, conditional ones (which are free when nothing has changed), and a
+pause when either of the rate limits is reached.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from urllib.parse import quote
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from switchyard.services.pipeline.sources.asking import SourceClient, SourceServer
+from switchyard.services.pipeline.sources.document import (
+    LONGEST_TEXT,
+    DocumentSource,
+    FoundDocument,
+    is_prose,
+    mapping,
+    words,
+)
+from switchyard.services.pipeline.sources.errors import SourceNonsense, SourceNotFound
+
+if TYPE_CHECKING:
+    from switchyard.services.common.settings import Settings
+
+RELEASES = 10
+"""The newest that are taken in."""
+LONGEST_NOTES = 20_000
+"""Characters of one release's notes."""
+_JSON = "application/vnd.github+json"
+_RAW = "application/vnd.github.raw+json"
+_NAME = re.compile(
+    r"(?:https?://(?:www\.)?github\.com/|git@github\.com:)?"
+    r"(?P<owner>[A-Za-z0-9](?:[A-Za-z0-9_-]{0,38}))/(?P<name>[A-Za-z0-9._-]{1,100}?)(?:\.git)?/?",
+    re.ASCII,
+)
+_ABOUT = ("description", "homepage", "language", "default_branch", "html_url", "created_at")
+
+
+def repository_name(text: str) -> str:
+    """`owner/name` of a repository, from that or from its address. Raises ValueError."""
+    found = _NAME.fullmatch(text.strip())
+    if found is None or found["name"] in (".", ".."):
+        raise ValueError(f"{text[:100]!r} is no repository: use owner/name")
+    return f"{found['owner']}/{found['name']}"
+
+
+class IngestGithub(BaseModel):
+    """Payload of `ingest_github`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    repository: Annotated[str, AfterValidator(repository_name)] = Field(max_length=300)
+    """`owner/name`, or its address."""
+    force: bool = False
+    """Run the stages again although the document is as it was."""
+
+
+def github_server(settings: Settings) -> SourceServer:
+    """The API of the settings, with their token."""
+    headers = {"X-GitHub-Api-Version": "2022-11-28"}
+    if settings.github_token is not None:
+        headers["Authorization"] = f"Bearer {settings.github_token.get_secret_value()}"
+    return SourceServer(
+        "github",
+        label="GitHub",
+        base_url=settings.github_base_url.rstrip("/"),
+        interval=settings.github_interval,
+        headers=headers,
+    )
+
+
+class GithubSource(DocumentSource):
+    """One document for each repository, whatever it is called by: `github:owner/name`."""
+
+    name: ClassVar[str] = "github"
+    label: ClassVar[str] = "GitHub"
+
+    def server(self, settings: Settings) -> SourceServer:
+        return github_server(settings)
+
+    async def find(self, wanted: IngestGithub, client: SourceClient) -> FoundDocument:
+        asked = f"/repos/{quote(wanted.repository)}"
+        answer = await client.get(asked, accept=_JSON, conditional=True)
+        about = mapping(answer.json(), "repository", self.label)
+        try:
+            name = repository_name(str(about.get("full_name")))
+        except ValueError as error:
+            raise SourceNonsense("GitHub's repository has no name") from error
+        readme = await _optional(client, f"{asked}/readme", _RAW)
+        releases = await client.get(
+            f"{asked}/releases", {"per_page": str(RELEASES)}, accept=_JSON, conditional=True
+        )
+        listed = releases.json()
+        if not isinstance(listed, list):
+            raise SourceNonsense("GitHub's answer is no list of releases")
+        newest = [each for each in listed if isinstance(each, dict)][:RELEASES]
+        return FoundDocument(
+            id=name.lower(),
+            title=name,
+            text=_text(name, about, readme, newest),
+            metadata=_metadata(name, about, newest),
+        )
+
+
+async def _optional(client: SourceClient, path: str, accept: str) -> str:
+    try:
+        return (await client.get(path, accept=accept, conditional=True)).text()
+    except SourceNotFound:
+        return ""
+
+
+def _text(name: str, about: Mapping[str, Any], readme: str, releases: list[dict[str, Any]]) -> str:
+    parts = [f"# {name}"]
+    if is_prose(about.get("description")):
+        parts.append(about["description"].strip())
+    if topics := words(about.get("topics")):
+        parts.append(f"Topics: {', '.join(topics)}")
+    if readme.strip():
+        parts.append(readme.strip())
+    for release in releases:
+        if release.get("draft"):
+            continue
+        tag = str(release.get("tag_name") or "")[:200]
+        title = release["name"].strip()[:300] if is_prose(release.get("name")) else ""
+        parts.append(f"## Release {tag}" + (f": {title}" if title and title != tag else ""))
+        if is_prose(release.get("body")):
+            parts.append(release["body"].strip()[:LONGEST_NOTES])
+    return "\n\n".join(parts)[:LONGEST_TEXT] + "\n"
+
+
+def _metadata(
+    name: str, about: Mapping[str, Any], releases: list[dict[str, Any]]
+) -> dict[str, Any]:
+    licence = about.get("license")
+    found: dict[str, Any] = {"repository": name}
+    found |= {key: about[key][:2000] for key in _ABOUT if is_prose(about.get(key))}
+    found["topics"] = words(about.get("topics"))
+    if isinstance(licence, dict) and is_prose(licence.get("spdx_id")):
+        found["license"] = licence["spdx_id"][:100]
+    for flag in ("fork", "archived", "private"):
+        found[flag] = about.get(flag) is True
+    if isinstance(stars := about.get("stargazers_count"), int):
+        found["stars"] = stars
+    found["releases"] = [
+        {
+            key: each[key][:300]
+            for key in ("tag_name", "name", "published_at", "html_url")
+            if is_prose(each.get(key))
+        }
+        for each in releases
+        if not each.get("draft")
+    ]
+    return found

@@ -1,0 +1,129 @@
+"""Models and data sets of the Hugging Face hub: the card, and what the hub says beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from urllib.parse import quote
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from switchyard.services.pipeline.sources.asking import SourceClient, SourceServer
+from switchyard.services.pipeline.sources.document import (
+    LONGEST_TEXT,
+    DocumentSource,
+    FoundDocument,
+    is_prose,
+    mapping,
+    words,
+)
+from switchyard.services.pipeline.sources.errors import SourceNonsense, SourceNotFound
+
+if TYPE_CHECKING:
+    from switchyard.services.common.settings import Settings
+
+Kind = Literal["model", "dataset"]
+_NAME = re.compile(
+    r"(?:https?://huggingface\.co/(?:datasets/)?)?"
+    r"(?P<id>(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95})/?",
+    re.ASCII,
+)
+_FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n.*?^---[ \t]*(?:\r?\n|\Z)", re.S | re.M)
+_ABOUT = ("author", "sha", "lastModified", "pipeline_tag", "library_name", "createdAt")
+
+
+def hub_name(text: str) -> str:
+    """`owner/name`, or `name` of the oldest models. Raises ValueError."""
+    found = _NAME.fullmatch(text.strip())
+    if found is None or ".." in found["id"]:
+        raise ValueError(f"{text[:100]!r} is no name of the hub: use owner/name")
+    return found["id"]
+
+
+class IngestHuggingface(BaseModel):
+    """Payload of `ingest_huggingface`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: Annotated[str, AfterValidator(hub_name)] = Field(max_length=300)
+    """`owner/name`, or its address."""
+    kind: Kind = "model"
+    force: bool = False
+    """Run the stages again although the document is as it was."""
+
+
+def hub_server(settings: Settings) -> SourceServer:
+    """The hub of the settings, with their token."""
+    token = settings.hf_token
+    return SourceServer(
+        "huggingface",
+        label="Hugging Face",
+        base_url=settings.hf_base_url.rstrip("/"),
+        interval=settings.hf_interval,
+        headers={"Authorization": f"Bearer {token.get_secret_value()}"} if token else {},
+    )
+
+
+class HuggingfaceSource(DocumentSource):
+    """One document for each: `huggingface:model/owner/name`."""
+
+    name: ClassVar[str] = "huggingface"
+    label: ClassVar[str] = "Hugging Face"
+    requests: ClassVar[int] = 2
+
+    def server(self, settings: Settings) -> SourceServer:
+        return hub_server(settings)
+
+    async def find(self, wanted: IngestHuggingface, client: SourceClient) -> FoundDocument:
+        answer = await client.get(f"/api/{wanted.kind}s/{quote(wanted.id)}", conditional=True)
+        about = mapping(answer.json(), wanted.kind, self.label)
+        try:
+            name = hub_name(str(about.get("id")))
+        except ValueError as error:
+            raise SourceNonsense(f"Hugging Face's {wanted.kind} has no name") from error
+        below = "" if wanted.kind == "model" else "/datasets"
+        card = ""
+        try:
+            path = f"{below}/{quote(name)}/raw/main/README.md"
+            card = (await client.get(path, accept="text/plain", conditional=True)).text()
+        except SourceNotFound:
+            card = ""
+        return FoundDocument(
+            id=f"{wanted.kind}/{name}",
+            title=name,
+            text=_text(name, about, card),
+            metadata=_metadata(name, wanted.kind, about),
+        )
+
+
+def _text(name: str, about: Mapping[str, Any], card: str) -> str:
+    parts = [f"# {name}"]
+    if is_prose(about.get("description")):  # data sets have one
+        parts.append(about["description"].strip())
+    if tags := _tags(about):
+        parts.append(f"Tags: {', '.join(tags)}")
+    body = _FRONT_MATTER.sub("", card, count=1).strip()
+    if body:
+        parts.append(body)
+    return "\n\n".join(parts)[:LONGEST_TEXT] + "\n"
+
+
+def _tags(about: Mapping[str, Any]) -> list[str]:
+    """Tags for people; those with a colon (`license:mit`, `region:us`) are for machines."""
+    return [tag for tag in words(about.get("tags")) if ":" not in tag]
+
+
+def _metadata(name: str, kind: Kind, about: Mapping[str, Any]) -> dict[str, Any]:
+    card = about.get("cardData")
+    found: dict[str, Any] = {"id": name, "kind": kind, "tags": words(about.get("tags"))}
+    found |= {key: about[key][:500] for key in _ABOUT if is_prose(about.get(key))}
+    for key in ("license", "language", "datasets", "base_model"):
+        value = card.get(key) if isinstance(card, dict) else None
+        if is_prose(value):
+            found[key] = str(value)[:500]
+        elif listed := words(value):
+            found[key] = listed
+    for flag in ("private", "gated", "disabled"):
+        found[flag] = about.get(flag) not in (None, False)
+    return found

@@ -1,0 +1,62 @@
+"""What a server's answer says of its limits: pure, so its rules are tested as a table.
+
+RFC 9110's `Retry-After`; the `x-ratelimit-…` headers of GitHub and those who copied it; the
+`RateLimit` header of the IETF's draft, as the Hugging Face hub has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+
+from switchyard.services.engine.jobs.retry import parse_retry_after
+from switchyard.services.pipeline.sources.pace import LONGEST_PAUSE
+
+_EPOCH = 1_000_000_000
+"""A reset beyond this is a time, below it a number of seconds."""
+_MARGIN = 1.0
+"""Seconds after a reset: servers count whole seconds."""
+_REMAINING = ("x-ratelimit-remaining", "x-rate-limit-remaining")
+_RESET = ("x-ratelimit-reset", "x-rate-limit-reset")
+
+
+def refused_for_now(
+    status: int, headers: Mapping[str, str], body: bytes, *, otherwise: float, now: float
+) -> float | None:
+    """Seconds for which the server is to be left alone; None when it is no question of limits.
+
+    `otherwise` is for a server that does not say how long; `now` is in seconds since 1970.
+    """
+    after = parse_retry_after(headers.get("retry-after", ""))
+    left_alone = after if after is not None else nothing_left(headers, now=now)
+    if status == 429:
+        return otherwise if left_alone is None else left_alone
+    if status == 503:
+        return after
+    if status == 403:  # GitHub's, for both of its limits
+        if left_alone is None and b"rate limit" in body[:2000].lower():
+            return otherwise
+        return left_alone
+    return None
+
+
+def nothing_left(headers: Mapping[str, str], *, now: float) -> float | None:
+    """Seconds until the server answers again, when this was the last request that it answers;
+    None when there are more, or it does not say."""
+    if any(headers.get(name, "").strip() == "0" for name in _REMAINING):
+        found = next((headers[name] for name in _RESET if name in headers), "").strip()
+        if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", found):
+            reset = float(found)
+            left = reset - _server_time(headers, now) if reset > _EPOCH else reset
+            return min(max(left, 0.0) + _MARGIN, LONGEST_PAUSE)
+    draft = re.search(r";\s*r=0\s*;\s*t=(\d{1,9})", headers.get("ratelimit", "")[:1000])
+    return None if draft is None else min(int(draft[1]) + _MARGIN, LONGEST_PAUSE)
+
+
+def _server_time(headers: Mapping[str, str], now: float) -> float:
+    """A reset is a time of the server's clock; ours may differ."""
+    try:
+        return parsedate_to_datetime(headers.get("date", "")).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return now

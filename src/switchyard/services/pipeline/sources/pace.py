@@ -1,0 +1,192 @@
+"""When the next request to a server may be sent: one rule for all processes together.
+
+Leases in the ledger keep it, named by the server: `arxiv.connection` is held while a request is
+under way, `arxiv.pause` until the next one may begin. Who waits for them has a place, of which
+there are two: the one whose turn is next, and one behind, so that no turn is lost; all others are
+sent away at once, or they would keep their workers from other work. What a process holds it renews:
+when it is killed, others have it within six seconds (ledger/leases.py), whatever the server's own
+time limit.
+
+Language models' servers have a gate of their own (services/llm/gate.py): they take many requests
+at once, and how many is found out; these take one after the other, at an interval that is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+from uuid import uuid4
+
+from switchyard.services.pipeline.sources.errors import SourceBusy
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.ledger import Ledger
+
+LONGEST_PAUSE = 3600.0
+"""Seconds; whatever a server asks for, somebody looks again after that."""
+_POLL = 0.2
+"""Seconds between looks at what another one has."""
+_MARGIN = 5.0
+"""Seconds that a connection may be held longer than its request may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTurn:
+    """The permission for one request, while its context lasts."""
+
+    _pause: Callable[[float], Awaitable[None]]
+
+    async def pause(self, seconds: float) -> float:
+        """Nobody begins another request for so long, LONGEST_PAUSE at most. Gives the seconds."""
+        kept = min(seconds, LONGEST_PAUSE)
+        await self._pause(kept)
+        return kept
+
+
+class RequestPace(Protocol):
+    """Lets requests pass, one after the other."""
+
+    def turn(self, *, takes: float) -> AbstractAsyncContextManager[RequestTurn]:
+        """Wait until a request may begin that takes at most `takes` seconds. Raises SourceBusy
+        when the wait would exceed the pace's patience."""
+        ...
+
+    def row(self, *, takes: float) -> AbstractAsyncContextManager[None]:
+        """Wait for the right to several requests, one after the other, that belong together: at
+        the interval, and nobody's in between. Whoever needs three requests for one thing would
+        else begin anew each time that the third has no turn. Raises SourceBusy."""
+        ...
+
+
+class FleetPace:
+    """The pace of all processes that share a ledger."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        name: str,
+        *,
+        label: str,
+        interval: float,
+        patience: float,
+        waits_for_place: bool,
+    ) -> None:
+        self._ledger = ledger
+        self._connection = f"{name}.connection"
+        self._next = f"{name}.pause"
+        self._places = (f"{name}.place.1", f"{name}.place.2")
+        self._label = label
+        self._interval = interval
+        """Seconds from one request's beginning to the next one's."""
+        self._patience = patience
+        """Seconds that a caller is kept waiting."""
+        self._waits_for_place = waits_for_place
+        """Or is sent away when both places are taken."""
+        self._in_a_row = False
+
+    @asynccontextmanager
+    async def turn(self, *, takes: float) -> AsyncIterator[RequestTurn]:
+        """As in RequestPace. Raises LedgerUnavailable too."""
+        holder = str(uuid4())
+        # In a row, the interval is waited for: without it there would be no second request.
+        waits = max(self._patience, self._interval + 1) if self._in_a_row else self._patience
+        until = time.monotonic() + waits
+        async with self._connected(holder, takes, until):
+            await self._wait(holder, until)
+
+            async def pause(seconds: float) -> None:
+                # The holder's own lease, or one that has run out: nobody else takes it meanwhile.
+                await self._ledger.acquire_lease(self._next, holder, max(seconds, self._interval))
+
+            yield RequestTurn(pause)
+
+    @asynccontextmanager
+    async def row(self, *, takes: float) -> AsyncIterator[None]:
+        """As in RequestPace. Raises LedgerUnavailable too."""
+        async with self._connected(str(uuid4()), takes, time.monotonic() + self._patience):
+            self._in_a_row = True
+            try:
+                yield
+            finally:
+                self._in_a_row = False
+
+    @asynccontextmanager
+    async def _connected(self, holder: str, takes: float, until: float) -> AsyncIterator[None]:
+        """Hold the connection, with a place while it is waited for."""
+        self._refuse_long(await self._ledger.lease_remaining(self._next), until)
+        if self._in_a_row:
+            yield
+            return
+        held = self._patience + takes + _MARGIN
+        async with (
+            self._holding(self._places, holder, held, until if self._waits_for_place else 0.0),
+            self._holding((self._connection,), holder, held, until),
+        ):
+            yield
+
+    @asynccontextmanager
+    async def _holding(
+        self, names: Sequence[str], holder: str, seconds: float, until: float
+    ) -> AsyncIterator[None]:
+        """Hold one of these leases, waited for as long as it is not `until`, for `seconds`."""
+        while not (name := await self._take(names, holder)):
+            if time.monotonic() >= until:
+                raise SourceBusy(f"others are waiting to ask {self._label}", wait=self._interval)
+            await asyncio.sleep(_POLL)
+        async with self._ledger.keeping_lease(name, holder, most=seconds):
+            yield
+
+    async def _take(self, names: Sequence[str], holder: str) -> str | None:
+        for name in names:
+            if await self._ledger.acquire_lease(name, holder):
+                return name
+        return None
+
+    async def _wait(self, holder: str, until: float) -> None:
+        while not await self._ledger.acquire_lease(self._next, holder, self._interval):
+            left = await self._ledger.lease_remaining(self._next)
+            self._refuse_long(left, until)
+            await asyncio.sleep(left + 0.005)
+
+    def _refuse_long(self, left: float, until: float) -> None:
+        if time.monotonic() + left > until:
+            raise SourceBusy(
+                f"the next request to {self._label} is due in {left:.0f} s for the whole fleet",
+                wait=left,
+            )
+
+
+class LocalPace:
+    """The pace of one client, where there is no ledger to share one."""
+
+    def __init__(self, *, label: str, interval: float, patience: float) -> None:
+        self._label = label
+        self._interval = interval
+        self._patience = patience
+        self._connection = asyncio.Lock()
+        self._next = 0.0
+
+    @asynccontextmanager
+    async def turn(self, *, takes: float) -> AsyncIterator[RequestTurn]:
+        """As in RequestPace."""
+        async with self._connection:
+            left = max(0.0, self._next - time.monotonic())
+            if left > self._patience:
+                said = f"the next request to {self._label} is due in {left:.0f} s"
+                raise SourceBusy(said, wait=left)
+            await asyncio.sleep(left)
+            self._next = time.monotonic() + self._interval
+
+            async def pause(seconds: float) -> None:
+                self._next = time.monotonic() + max(seconds, self._interval)
+
+            yield RequestTurn(pause)
+
+    @asynccontextmanager
+    async def row(self, *, takes: float) -> AsyncIterator[None]:
+        """As in RequestPace: nobody else is here who could come in between."""
+        yield

@@ -1,0 +1,154 @@
+"""A document's text in pieces that an embedder can take in and a reader can be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid5
+
+from switchyard.services.pipeline.text.plain import count_words, paragraphs, sentences
+
+CHUNK_WORDS = 180
+"""Words that a chunk has at most."""
+OVERLAP_WORDS = 40
+"""Words at the end of a chunk, in whole sentences, with which the next begins again."""
+_MAX_SENTENCE_CHARACTERS = 2_000
+_MAX_FIGURE_CHARACTERS = 4_000
+_CHUNK_NAMESPACE = UUID("8f1e4c1a-6f0b-5d8e-9a57-3b1f0c9d2e64")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a document."""
+
+    id: str
+    document_id: str
+    index: int
+    """Number in the document, from 0."""
+    page: int
+    """Page on which it begins, from 1."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Sentence:
+    page: int
+    text: str
+    words: int
+    opens_paragraph: bool
+
+
+def chunk_id(document_id: str, index: int) -> str:
+    """The same for the same place in the same document: a repeat overwrites, never doubles."""
+    return str(uuid5(_CHUNK_NAMESPACE, f"{document_id}/{index}"))
+
+
+def figure_chunks(
+    document_id: str, first: int, figures: Sequence[Mapping[str, Any]]
+) -> list[Chunk]:
+    """A chunk for each figure that was described, numbered from `first`: behind those of the
+    text."""
+    texts = [
+        (each["page"], f"{each.get('caption') or ''}\n\n{each['description']}".strip())
+        for each in figures
+        if each.get("description")
+    ]
+    return [
+        Chunk(chunk_id(document_id, index), document_id, index, page, text[:_MAX_FIGURE_CHARACTERS])
+        for index, (page, text) in enumerate(texts, first)
+    ]
+
+
+def split(document_id: str, pages: Sequence[Mapping[str, Any]]) -> list[Chunk]:
+    """The chunks of a document, whose pages have `page` (a number) and `text`.
+
+    Chunks are whole sentences in their order, with overlap; a paragraph that still fits begins a
+    new chunk rather than being cut once the chunk is half full.
+    """
+    found: list[Chunk] = []
+    current: list[_Sentence] = []
+    size = 0
+    fresh = 0  # sentences in `current` that are in no chunk yet
+
+    def close() -> None:
+        nonlocal current, size, fresh
+        index = len(found)
+        text = _joined(current)
+        found.append(Chunk(chunk_id(document_id, index), document_id, index, current[0].page, text))
+        current = _tail(current)
+        size = sum(sentence.words for sentence in current)
+        fresh = 0
+
+    for sentence in _all_sentences(pages):
+        full = size + sentence.words > CHUNK_WORDS
+        good_place = sentence.opens_paragraph and size >= 0.8 * CHUNK_WORDS
+        if fresh and (full or good_place):
+            close()
+            if size + sentence.words > CHUNK_WORDS:
+                current, size = [], 0  # overlap and a very long sentence do not go together
+        current.append(sentence)
+        size += sentence.words
+        fresh += 1
+    if fresh:
+        close()
+    return found
+
+
+def _all_sentences(pages: Sequence[Mapping[str, Any]]) -> Iterator[_Sentence]:
+    for page in pages:
+        for paragraph in paragraphs(page["text"]):
+            opens = True
+            for sentence in sentences(paragraph):
+                for piece in _pieces(sentence):
+                    yield _Sentence(page["page"], piece, _size(piece), opens)
+                    opens = False
+
+
+def _pieces(sentence: str) -> Iterator[str]:
+    """A sentence, or what a chunk can hold of it: tables and data have no sentence ends."""
+    if len(sentence) <= _MAX_SENTENCE_CHARACTERS and _size(sentence) <= CHUNK_WORDS:
+        yield sentence
+        return
+    piece: list[str] = []
+    size = length = 0
+    for word in sentence.split(" "):
+        for start in range(0, len(word), _MAX_SENTENCE_CHARACTERS):
+            part = word[start : start + _MAX_SENTENCE_CHARACTERS]
+            words = _size(part)
+            if piece and (
+                size + words > CHUNK_WORDS or length + len(part) + 1 > _MAX_SENTENCE_CHARACTERS
+            ):
+                yield " ".join(piece)
+                piece, size, length = [], 0, 0
+            piece.append(part)
+            size += words
+            length += len(part) + 1
+    if piece:
+        yield " ".join(piece)
+
+
+def _size(text: str) -> int:
+    """Length in words, of which none counts for more than a dozen characters: what looks like one
+    endless word is data."""
+    return max(count_words(text), len(text) // 12, 1)
+
+
+def _joined(chunk: Sequence[_Sentence]) -> str:
+    text = ""
+    for sentence in chunk:
+        glue = ("\n\n" if sentence.opens_paragraph else " ") if text else ""
+        text += glue + sentence.text
+    return text
+
+
+def _tail(chunk: Sequence[_Sentence]) -> list[_Sentence]:
+    """The last sentences that make up the overlap; none when the chunk is one sentence."""
+    kept: list[_Sentence] = []
+    size = 0
+    for sentence in reversed(chunk[1:]):
+        size += sentence.words
+        if size > OVERLAP_WORDS:
+            break
+        kept.insert(0, sentence)
+    return kept

@@ -1,0 +1,154 @@
+"""The text of a document's pages as Markdown, from lines with their places.
+
+The lines of a page are put into the order of reading (`layout`) and into paragraphs; what stands
+on page after page is left out, tables become Markdown tables (`tables`) and headlines headings.
+Every step takes time in proportion to n log n of a page's lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from switchyard.services.pipeline.text.layout import Line, blocks_of, paragraphs_of
+from switchyard.services.pipeline.text.legibility import marked
+from switchyard.services.pipeline.text.overprint import without_copies
+from switchyard.services.pipeline.text.plain import clean, unwrap
+from switchyard.services.pipeline.text.running import without_running
+from switchyard.services.pipeline.text.tables import rows_with_tables, with_tables
+from switchyard.services.pipeline.text.vertical import laid_level
+
+_LARGER = 1.15
+"""From how much larger letters than the text's on, a line is a heading."""
+_LEVELS = 4
+_HEADLINE_WORDS = 24
+_RTL = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]")
+_OPEN_END = re.compile(r"[^\W\d_][-\u2010]$|[\w,;]$")
+
+
+@dataclass(frozen=True, slots=True)
+class PageLines:
+    """What stands on a page."""
+
+    width: float
+    height: float
+    lines: Sequence[Line]
+    pictures: float = 0.0
+    """Part of the page that pictures cover, 0 to 1, of a page on which there is little text, and
+    none that says what they show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """An entry of a document's own outline."""
+
+    level: int
+    """From 1."""
+    title: str
+    page: int
+    """From 1; 0 where the file does not say."""
+
+
+def compose(pages: Sequence[PageLines], outline: Sequence[Heading] = ()) -> list[str]:
+    """The text of each page, in Markdown: blank lines between paragraphs, each one line."""
+    pages = [replace(page, lines=without_copies(page.lines)) for page in pages]
+    kept = without_running(pages)
+    levels = _levels(kept)
+    titles = {_key(entry.title): min(entry.level, 6) for entry in outline}
+    return [
+        _page_text(replace(page, lines=lines), levels, titles)
+        for page, lines in zip(pages, kept, strict=True)
+    ]
+
+
+def _page_text(page: PageLines, levels: Mapping[float, int], titles: Mapping[str, int]) -> str:
+    level_lines = laid_level(page.lines, page.width)
+    if level_lines is not None:
+        lines = level_lines
+    else:
+        lines = _mirrored(page) if _is_right_to_left(page.lines) else list(page.lines)
+    found: list[str] = []
+    may_go_on = False  # the last paragraph was cut by the end of a column
+    for block in blocks_of(with_tables(lines)):
+        for number, paragraph in enumerate(paragraphs_of(rows_with_tables(block))):
+            if paragraph[0].is_table:
+                found.append(paragraph[0].text)
+                may_go_on = False
+                continue
+            text = unwrap("\n".join(line.text for line in paragraph))
+            level = _level_of(paragraph, text, levels, titles)
+            if level:
+                found.append(f"{'#' * level} {text}")
+            elif number == 0 and may_go_on and text[:1].islower() and _OPEN_END.search(found[-1]):
+                found[-1] = unwrap(f"{found[-1]}\n{text}")
+            elif text:
+                found.append(text)
+            may_go_on = not level and bool(found)
+    return "\n\n".join(found)
+
+
+# --- headings -------------------------------------------------------------------------------
+
+
+def _levels(pages: Sequence[Sequence[Line]]) -> dict[float, int]:
+    """The level of a heading by the size of its letters, for sizes that only headings have."""
+    printed: dict[float, int] = {}
+    for lines in pages:
+        for line in lines:
+            printed[line.size] = printed.get(line.size, 0) + len(line.text)
+    letters: Counter[float] = Counter()
+    for size, count in printed.items():
+        letters[_rounded(size)] += count
+    if not letters:
+        return {}
+    usual = letters.most_common(1)[0][0]
+    larger = sorted((size for size in letters if size > _LARGER * usual), reverse=True)
+    levels = {size: min(number, _LEVELS) for number, size in enumerate(larger, 1)}
+    return levels | {usual: 0}
+
+
+def _level_of(
+    paragraph: Sequence[Line], text: str, levels: Mapping[float, int], titles: Mapping[str, int]
+) -> int:
+    """The level of a heading; 0 for a paragraph that is none."""
+    if not text or len(text) > 200 or text.count(" ") >= _HEADLINE_WORDS or text.isdecimal():
+        return 0
+    if titles and (level := titles.get(_key(text))):
+        return level
+    size = _rounded(paragraph[0].size)
+    if level := levels.get(size, 0):
+        return level if any(map(str.isalpha, text)) else 0
+    is_short = len(paragraph) == 1 and text.count(" ") < 12 and text[-1] not in ".,;:!?"
+    if is_short and paragraph[0].bold and size in levels:
+        return min(max(levels.values()) + 1, 6)
+    return 0
+
+
+def _rounded(size: float) -> float:
+    return round(size * 2) / 2
+
+
+def _key(title: str) -> str:
+    """A title as it is compared: outlines lack the numbers or the spaces that the page has."""
+    return "".join(char for char in title.casefold() if char.isalpha())
+
+
+# --- right to left --------------------------------------------------------------------------
+
+
+def _is_right_to_left(lines: Sequence[Line]) -> bool:
+    letters = "".join([line.text for line in lines])
+    return not letters.isascii() and len(_RTL.findall(letters)) > len(letters) * 0.4
+
+
+def _mirrored(page: PageLines) -> list[Line]:
+    """The page as in a mirror: its columns and rows are then read from the left."""
+    return [replace(line, x0=page.width - line.x1, x1=page.width - line.x0) for line in page.lines]
+
+
+def cleaned(text: str) -> str:
+    """The text of one line, as later steps may take it."""
+    text = clean(text if text.isprintable() else marked(text))
+    return text if text.isprintable() else " ".join(text.split())

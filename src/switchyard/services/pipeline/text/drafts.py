@@ -1,0 +1,106 @@
+"""What was read of a long document, kept range by range: whoever takes over from a process that
+died goes on behind the last one.
+
+Ranges lie in the storage, as each is larger than a job's check-point may be, and they are found
+by a redrive, and by another worker, as well. They are by-products: what nobody needs any more is
+cleaned away (`services/common/files/expiry.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.keys import page_key
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import NotStored
+from switchyard.services.pipeline.text.composing import PageLines
+from switchyard.services.pipeline.text.layout import Line
+
+RANGE = 100
+"""Pages that are kept together; a document that has no more is read at once, in about a second."""
+DRAFTS_VERSION = 6
+"""Of their form, and of how lines are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What was read of a range of pages."""
+
+    pages: Sequence[PageLines | str]
+    """The reason in place of a page that can't be read."""
+    repaired: bool
+    """The file's damage had been mended by then."""
+
+
+class Drafts:
+    """The ranges of one document, as one stage reads it."""
+
+    def __init__(
+        self, storage: Storage, folder: str, stage: str, input_hash: str, *, least: int = RANGE + 1
+    ) -> None:
+        """`folder` is the document's id, or what stands for it; what was made of another input
+        is not used. A document of fewer pages than `least` is not kept."""
+        self.least = least
+        self._storage = storage
+        self._folder = folder
+        self._stage = stage
+        self._hash = content_hash([input_hash, DRAFTS_VERSION, RANGE])
+        self._seen: list[str] = []
+        self.given = 0
+        """Pages that did not have to be read again."""
+
+    def kept(self, first: int, last: int) -> Draft | None:
+        """These pages, from 1; None where they have to be read."""
+        try:
+            kept = json.loads(self._storage.get(self._key(first)))
+            if kept["input_hash"] != self._hash or len(kept["pages"]) != last - first + 1:
+                return None
+            draft = Draft([_page(page) for page in kept["pages"]], bool(kept["repaired"]))
+        except NotStored:
+            return None
+        except (ValueError, KeyError, TypeError):  # somebody's hand: reading again mends it
+            return None
+        self._seen.append(self._key(first))
+        self.given += len(draft.pages)
+        return draft
+
+    def keep(self, first: int, draft: Draft) -> None:
+        """Raises what the storage raises."""
+        kept = {
+            "input_hash": self._hash,
+            "repaired": draft.repaired,
+            "pages": [_as_json(page) for page in draft.pages],
+        }
+        encoded = json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode()
+        self._storage.put(self._key(first), encoded)
+        self._seen.append(self._key(first))
+
+    def drop(self) -> None:
+        """The whole is kept now: remove the ranges."""
+        while self._seen:
+            self._storage.delete(self._seen.pop())
+
+    def _key(self, first: int) -> str:
+        return page_key(self._folder, self._stage, first)
+
+
+def _as_json(page: PageLines | str) -> Any:
+    if isinstance(page, str):
+        return page
+    return {
+        "size": [page.width, page.height],
+        "pictures": page.pictures,
+        "lines": [astuple(line) for line in page.lines],
+    }
+
+
+def _page(kept: Any) -> PageLines | str:
+    if isinstance(kept, str):
+        return kept
+    width, height = kept["size"]
+    lines = [Line(*line) for line in kept["lines"]]
+    return PageLines(width, height, lines, float(kept["pictures"]))

@@ -1,0 +1,142 @@
+"""A stored original as text: one form for PDF, images, plain text and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from switchyard.services.common.files.errors import CorruptDocument, DocumentTooLarge
+from switchyard.services.common.files.media import IMAGES, PDF, decode_text
+from switchyard.services.pipeline.text.drafts import Drafts
+from switchyard.services.pipeline.text.images import count_pages
+from switchyard.services.pipeline.text.legibility import is_gibberish
+from switchyard.services.pipeline.text.pages import Limits, PdfPage
+from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
+from switchyard.services.pipeline.text.plain import (
+    clean,
+    count_words,
+    has_words,
+    paragraphs,
+    shorten,
+)
+
+
+def extract(
+    data: bytes,
+    media_type: str,
+    *,
+    title: str | None,
+    filename: str | None,
+    extractor: ExtractorName = "pymupdf",
+    drafts: Drafts | None = None,
+    on_page: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """The output of the stage `extract_text`, as JSON.
+
+    `title` is what the sender named; else it comes from the document, else from `filename`.
+    `drafts` and `on_page` are as in `read_pdf`.
+    Raises CorruptDocument, EncryptedDocument, DocumentTooLarge, UnsupportedDocument, MemoryError.
+    """
+    outline: list[dict[str, Any]] = []
+    if media_type == PDF:
+        read = read_pdf(data, extractor=extractor, drafts=drafts, on_page=on_page)
+        pages, found, metadata = read.pages, read.title, read.metadata
+        needs_ocr, repaired = read.needs_ocr, read.repaired
+        outline = [asdict(entry) for entry in read.outline]
+    elif media_type in IMAGES:
+        limits = Limits()
+        count = count_pages(data, pixels=limits.page_pixels, pages=limits.pages)
+        pages = tuple(PdfPage(number, "", is_scan=True) for number in range(1, count + 1))
+        found, metadata, needs_ocr, repaired = None, {}, True, False
+    else:
+        pages = (PdfPage(1, _plain(data)),)
+        found, metadata, needs_ocr, repaired = None, {}, False, False
+    texts = [page.text for page in pages]
+    return {
+        "title": _title(title, found, texts, filename),
+        "media_type": media_type,
+        "metadata": metadata,
+        "page_count": len(pages),
+        **_counts(pages),
+        "needs_ocr": needs_ocr,
+        "repaired": repaired,
+        "outline": outline,
+        "pages": [{"page": page.number, "text": page.text} for page in pages],
+    }
+
+
+def with_ocr(
+    text: Mapping[str, Any],
+    read: Mapping[int, str | None],
+    *,
+    title: str | None,
+    filename: str | None,
+) -> dict[str, Any]:
+    """The output of `extract_text` with what OCR has read, by page; None is one that can't be
+    read, and keeps the text that it had. Titles are as in `extract`; one that was only the file's
+    name gives way to a headline.
+    """
+    by_ocr = set(text.get("ocr_pages", ()))
+    unreadable = set(text.get("unreadable_pages", ()))
+    broken, scanned = set(text.get("broken_pages", ())), set(text.get("scanned_pages", ()))
+    pages = []
+    for page in text["pages"]:
+        number = page["page"]
+        anew = read.get(number)
+        is_read_anew = anew is not None and not is_gibberish(anew)
+        is_unreadable = number in unreadable and not (is_read_anew and has_words(anew or ""))
+        found = page["text"] if anew is None or is_unreadable else anew
+        is_lost = read[number] is None if number in read else number in broken
+        is_broken = is_lost and (not found or number in scanned or number in broken)
+        is_scan = number in scanned and number not in read
+        pages.append(PdfPage(number, found, is_broken, is_scan, is_unreadable))
+    texts = [page.text for page in pages]
+    if len(texts) and text["title"] == _title(None, None, [], filename):
+        named = _title(title, None, texts, filename)
+    else:
+        named = text["title"]
+    return dict(text) | {
+        "title": named,
+        **_counts(pages),
+        "needs_ocr": False,
+        "ocr_pages": sorted(by_ocr | {number for number, found in read.items() if found}),
+        "pages": [{"page": page.number, "text": page.text} for page in pages],
+    }
+
+
+def _counts(pages: Sequence[PdfPage]) -> dict[str, Any]:
+    return {
+        "word_count": sum(count_words(page.text) for page in pages),
+        "character_count": sum(len(page.text) for page in pages),
+        "pages_without_text": [page.number for page in pages if not page.text],
+        "broken_pages": [page.number for page in pages if page.is_broken],
+        "scanned_pages": [page.number for page in pages if page.is_scan],
+        "unreadable_pages": [page.number for page in pages if page.is_unreadable],
+    }
+
+
+def _plain(data: bytes) -> str:
+    text = clean(decode_text(data))
+    if not has_words(text):
+        raise CorruptDocument("the text has no words")
+    limit = Limits().characters
+    if len(text) > limit:
+        raise DocumentTooLarge(f"the text has {len(text):,} characters, {limit:,} are allowed")
+    return text
+
+
+def _title(given: str | None, found: str | None, texts: Sequence[str], filename: str | None) -> str:
+    candidates = (
+        clean(given or ""),
+        found or "",
+        _first_line(texts),
+        clean((filename or "").rpartition("/")[2]),
+    )
+    return next((shorten(text, 300) for text in candidates if text), "Untitled")
+
+
+def _first_line(texts: Sequence[str]) -> str:
+    """The first paragraph, where it looks like a headline."""
+    first = next((block for text in texts for block in paragraphs(text)), "").lstrip("# ")
+    return first if count_words(first) <= 20 and not first.endswith(".") else ""

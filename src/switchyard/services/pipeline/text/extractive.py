@@ -1,0 +1,139 @@
+"""A summary without a language model: the sentences of the text that say most of it.
+
+Deterministic. A sentence scores by how frequent its content words are in the whole text, by its
+place (openings of documents and paragraphs announce), and by words it shares with the title;
+sentences are then taken one by one, each against its likeness to those taken before (maximal
+marginal relevance), and put back into the text's order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from switchyard.services.pipeline.text.plain import (
+    SENTENCE_ENDS,
+    content_words,
+    count_words,
+    paragraphs,
+    sentences,
+    shorten,
+)
+
+MAX_SENTENCES = 5
+MAX_WORDS = 150
+MAX_CANDIDATES = 2_000
+"""Sentences that are compared; of a longer text every second, every fourth, and so on."""
+_RELEVANCE = 0.7
+"""What a sentence's own score weighs against its likeness to those already taken."""
+_MIN_WORDS, _MAX_WORDS_OF_ONE = 5, 60
+_MAX_CHARACTERS_OF_ONE = 1_000
+"""A longer sentence is data: its few words have no end."""
+_GLANCE = 10_000
+"""Characters of a text without sentences in which its beginning is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    place: int
+    """Number of the sentence in the text."""
+    opens_paragraph: bool
+    is_complete: bool
+    """It ends as sentences do; cells of a table and headings do not."""
+    text: str
+    terms: Counter[str]
+
+
+def summarize(pages: Sequence[str], title: str | None = None) -> str:
+    """At most MAX_SENTENCES sentences of the text, joined; empty for a text without words."""
+    candidates = _candidates(pages)
+    if not candidates:
+        beginning = "".join(page + " " for page in pages)[:_GLANCE]
+        return shorten(" ".join(beginning.split()), 600)
+    scores = _scores(candidates, title)
+    chosen = _choose(candidates, scores)
+    return " ".join(candidate.text for candidate in sorted(chosen, key=lambda each: each.place))
+
+
+def _candidates(pages: Sequence[str]) -> list[_Candidate]:
+    found: list[_Candidate] = []
+    place = eligible = 0
+    step = 1
+    for page in pages:
+        for paragraph in paragraphs(page):
+            if paragraph.startswith("#"):
+                continue  # a heading
+            for index, sentence in enumerate(sentences(paragraph)):
+                place += 1
+                if len(sentence) > _MAX_CHARACTERS_OF_ONE:
+                    continue
+                if _MIN_WORDS <= count_words(sentence) <= _MAX_WORDS_OF_ONE:
+                    terms = Counter(content_words(sentence))
+                    if not terms:
+                        continue
+                    if eligible % step == 0:
+                        complete = sentence.rstrip("'\"”’»)]")[-1:] in SENTENCE_ENDS
+                        found.append(_Candidate(place, index == 0, complete, sentence, terms))
+                    eligible += 1
+                    if len(found) > MAX_CANDIDATES:  # thinned out at once: they are heavy
+                        found = found[::2]
+                        step *= 2
+    return found
+
+
+def _scores(candidates: Sequence[_Candidate], title: str | None) -> list[float]:
+    frequency: Counter[str] = Counter()
+    for candidate in candidates:
+        frequency.update(candidate.terms)
+    most = max(frequency.values())
+    title_terms = set(content_words(title or ""))
+    last = max(candidates[-1].place, 1)
+    found = []
+    for candidate in candidates:
+        terms = candidate.terms
+        weight = sum(math.sqrt(frequency[term] / most) for term in terms) / math.sqrt(len(terms))
+        shared = len(title_terms & terms.keys()) / len(title_terms) if title_terms else 0.0
+        weight *= 1 if candidate.is_complete else 0.4
+        near_start = math.exp(-3 * (candidate.place - 1) / last)
+        found.append(
+            weight * (1 + 0.3 * near_start + 0.15 * candidate.opens_paragraph + 0.5 * shared)
+        )
+    highest = max(found)
+    return [score / highest for score in found]
+
+
+def _choose(candidates: Sequence[_Candidate], scores: Sequence[float]) -> list[_Candidate]:
+    chosen: list[_Candidate] = []
+    likeness = [0.0] * len(candidates)
+    """Of each candidate to the nearest chosen one."""
+    left = set(range(len(candidates)))
+    words_left = MAX_WORDS
+    while left and len(chosen) < MAX_SENTENCES:
+        # Ties go to the earlier sentence, so the result never depends on the set's order.
+        best = max(
+            left,
+            key=lambda at: (_RELEVANCE * scores[at] - (1 - _RELEVANCE) * likeness[at], -at),
+        )
+        left.remove(best)
+        candidate = candidates[best]
+        size = count_words(candidate.text)
+        if likeness[best] > 0.8 or (chosen and size > words_left):
+            continue
+        chosen.append(candidate)
+        words_left -= size
+        for at in left:
+            likeness[at] = max(likeness[at], _cosine(candidates[at].terms, candidate.terms))
+    return chosen
+
+
+def _cosine(one: Counter[str], other: Counter[str]) -> float:
+    product = sum(count * other[term] for term, count in one.items() if term in other)
+    if not product:
+        return 0.0
+    return product / (_length(one) * _length(other))
+
+
+def _length(terms: Counter[str]) -> float:
+    return math.sqrt(sum(count * count for count in terms.values()))

@@ -1,0 +1,284 @@
+"""Figures and tables of a document, cut out as pictures, with their captions.
+
+Runs in a process of its own, like all that opens foreign files. The pictures are drawn and encoded
+here, whatever the file has in their place: what is handed on is ours.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any, Literal
+
+from switchyard.services.common.files.errors import (
+    CorruptDocument,
+    DocumentTooLarge,
+    UnsupportedDocument,
+)
+from switchyard.services.common.files.media import IMAGES, PDF
+from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.pipeline.text.pages import Box, Limits
+from switchyard.services.pipeline.text.plain import clean, unwrap
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from switchyard.services.pipeline.text.ocr import Original
+
+FIGURES_VERSION = "figures-3"
+MOST_FIGURES = 100
+SIDE = 1_500
+"""Pixels that a picture is long and wide at most."""
+MEMORY_MB = 2048
+MEDIA_TYPES = {"png": "image/png", "jpg": "image/jpeg"}
+"""By suffix: how pictures are encoded."""
+_DPI = 150
+_MOST_PIXELS = 24_000_000
+"""Of a page that is drawn before it is cut into pieces."""
+_LONG = 2
+"""How many times as long as wide a page is at least that is cut into pieces."""
+_MOST_PIECES = 12
+_OVERLAP = 150
+"""Pixels that two pieces share, so that a line is whole in one of them."""
+_MOST_PNG = 400_000
+"""Bytes of a PNG; what would be larger is a photograph, and becomes a JPEG."""
+_MOST_DRAWINGS = 5_000
+"""Lines and areas of a page in which figures are looked for: a map has a million."""
+_LEAST = 50.0
+"""Points that a figure is wide and high at least; what is smaller is an ornament."""
+_WHOLE = 0.85
+"""Part of a page: a picture that is larger is the page, scanned."""
+_NEAR = 45.0
+"""Points between a figure and its caption."""
+_CAPTION = re.compile(
+    r"\s*(?:fig(?:ure|\.|s\.)?|abb(?:ildung|\.)|tab(?:le|elle|leau|la|\.)|figura|chart|plate"
+    r"|рис(?:унок|\.)|таблица|图|表|איור|טבלה)\s*\.?\s*\d",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure or a table, cut out."""
+
+    page: int
+    """From 1."""
+    kind: Literal["figure", "table", "image"]
+    """`image`: a page of an image file."""
+    caption: str
+    """Empty where none was found."""
+    width: int
+    height: int
+    suffix: str
+    content: bytes
+
+
+def cut(original: Original) -> list[Picture]:
+    """The figures of a document, from the first page on, at most MOST_FIGURES. Pages that can't be
+    read have none.
+
+    Raises CorruptDocument, EncryptedDocument, DocumentTooLarge, UnsupportedDocument, NotStored and
+    MemoryError.
+    """
+    data = original.storage.get(original.key)
+    if original.media_type in IMAGES:
+        return _of_image(data)
+    if original.media_type != PDF:
+        raise UnsupportedDocument("plain text has no figures")
+    return _of_pdf(data)
+
+
+class NoSuchPage(PermanentError):
+    """The document has fewer pages."""
+
+
+def page_pictures(original: Original, number: int) -> list[Picture]:
+    """A whole page, from 1, as a picture; a long one in pieces that overlap, in their order. Raises
+    NoSuchPage, and as `cut`."""
+    from PIL import Image as Images
+
+    from switchyard.services.pipeline.text import images
+    from switchyard.services.pipeline.text.pdf import extractor_named
+
+    data = original.storage.get(original.key)
+    limits = Limits()
+    if original.media_type in IMAGES:
+        drawn = images.draw(data, number, pixels=limits.page_pixels, side=SIDE, area=_MOST_PIXELS)
+    elif original.media_type == PDF:
+        with extractor_named(original.extractor).opening(data, limits) as pdf:
+            if number > (count := pdf.page_count):
+                raise NoSuchPage(f"the document has no page {number}: it has {count}")
+            drawn = Images.fromarray(pdf.draw(number, dpi=_DPI, side=SIDE, area=_MOST_PIXELS))
+    else:
+        raise UnsupportedDocument("plain text has no pictures")
+    return [_encoded(piece, number, "image", "") for piece in _pieces(drawn)]
+
+
+def _pieces(drawn: Image) -> list[Image]:
+    """The picture in the size that models look at: a long one in pieces, as its print would be lost
+    if it were made smaller as a whole."""
+    short, long = sorted(drawn.size)
+    if long <= max(SIDE, _LONG * short):
+        drawn.thumbnail((SIDE, SIDE))
+        return [drawn]
+    scale = min(1.0, SIDE / short, _MOST_PIECES * (SIDE - _OVERLAP) / long)
+    drawn.thumbnail((ceil(drawn.width * scale), ceil(drawn.height * scale)))
+    wide, high = drawn.size
+    return [
+        drawn.crop(
+            (0, start, wide, min(start + SIDE, high))
+            if high > wide
+            else (start, 0, min(start + SIDE, wide), high)
+        )
+        for start in range(0, max(max(wide, high) - _OVERLAP, 1), SIDE - _OVERLAP)
+    ]
+
+
+def _of_image(data: bytes) -> list[Picture]:
+    from switchyard.services.pipeline.text import images
+
+    limits = Limits()
+    found: list[Picture] = []
+    count = images.count_pages(data, pixels=limits.page_pixels, pages=limits.pages)
+    for number in range(1, min(count, MOST_FIGURES) + 1):
+        try:
+            drawn = images.draw(
+                data, number, pixels=limits.page_pixels, side=SIDE, area=_MOST_PIXELS
+            )
+        except CorruptDocument:
+            if count == 1:
+                raise
+            continue
+        found.extend(_encoded(piece, number, "image", "") for piece in _pieces(drawn))
+    return found[:MOST_FIGURES]
+
+
+def _of_pdf(data: bytes) -> list[Picture]:
+    from switchyard.services.pipeline.text import mupdf
+
+    limits = Limits()
+    found: list[Picture] = []
+    with mupdf.opened(data, limits) as (library, document):
+        for number in range(1, document.page_count + 1):
+            try:
+                with mupdf.opened_page(library, document, data, number, limits) as page:
+                    found.extend(_of_page(library, page, number, MOST_FIGURES - len(found)))
+            except (CorruptDocument, DocumentTooLarge):
+                continue
+            if len(found) >= MOST_FIGURES:
+                break
+    return found
+
+
+def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:
+    turned = page.rotation
+    page.set_rotation(0)  # of a turned page, some boxes would be as it is shown, others as it lies
+    texts = [(block[:4], block[4]) for block in page.get_text("blocks") if block[6] == 0]
+    found = [tuple(table.bbox) for table in _tables(page)]
+    drawn_boxes = _drawn(page, found)
+    page.set_rotation(turned)
+
+    def as_shown(box: Box) -> Box:
+        x0, y0, x1, y1 = library.Rect(box) * page.rotation_matrix
+        return x0, y0, x1, y1
+
+    blocks = [(as_shown(box), text) for box, text in texts]
+    tables = [as_shown(box) for box in found]
+    boxes = _merged([*map(as_shown, drawn_boxes), *tables])
+    cut_out = []
+    for box in sorted(boxes, key=lambda box: (box[1], box[0]))[:most]:
+        clip = library.Rect(box) & page.rect
+        if clip.is_empty or min(clip.width, clip.height) < 1:
+            continue  # it lies beside the page: a pixmap of nothing is an error
+        zoom = min(_DPI / 72, SIDE / max(clip.width, clip.height, 1))
+        drawn = page.get_pixmap(
+            matrix=library.Matrix(zoom, zoom), clip=clip, colorspace=library.csRGB, alpha=False
+        )
+        is_table = any(_shared(box, table) > 0.5 for table in tables)
+        cut_out.append(
+            _encoded(
+                drawn.pil_image(), number, "table" if is_table else "figure", _caption(box, blocks)
+            )
+        )
+    return cut_out
+
+
+def _tables(page: Any) -> list[Any]:
+    if len(page.get_cdrawings()) > _MOST_DRAWINGS:
+        return []
+    found = page.find_tables(strategy="lines_strict").tables
+    return [table for table in found if table.row_count > 1 and table.col_count > 1]
+
+
+def _drawn(page: Any, tables: Sequence[Box]) -> list[Box]:
+    """Pictures, and what lines and areas make up."""
+    images = [tuple(info["bbox"]) for info in page.get_image_info()]
+    drawings = page.get_drawings() if len(page.get_cdrawings()) <= _MOST_DRAWINGS else []
+    clusters = [tuple(box) for box in page.cluster_drawings(drawings=drawings)] if drawings else []
+    area = page.rect.width * page.rect.height or 1.0
+    return [
+        box
+        for box in (*images, *clusters)
+        if box[2] - box[0] >= _LEAST
+        and box[3] - box[1] >= _LEAST
+        and (box[2] - box[0]) * (box[3] - box[1]) <= _WHOLE * area
+        and not any(_shared(box, table) > 0.8 for table in tables)
+    ]
+
+
+def _merged(boxes: Sequence[Box]) -> list[Box]:
+    """Those that overlap as one."""
+    found: list[Box] = []
+    for box in boxes[:500]:
+        joined = box
+        while near := [each for each in found if _overlap(each, joined)]:
+            found = [each for each in found if each not in near]
+            for each in near:
+                joined = (
+                    min(joined[0], each[0]),
+                    min(joined[1], each[1]),
+                    max(joined[2], each[2]),
+                    max(joined[3], each[3]),
+                )
+        found.append(joined)
+    return found
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def _shared(one: Box, other: Box) -> float:
+    """How much of the first is in the other, from 0 to 1."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    area = (one[2] - one[0]) * (one[3] - one[1])
+    return width * height / area if width > 0 and height > 0 and area else 0.0
+
+
+def _caption(box: Box, blocks: Sequence[tuple[Box, str]]) -> str:
+    """The nearest text below or above that begins as captions do."""
+    near: list[tuple[float, str]] = []
+    for (x0, y0, x1, y1), text in blocks:
+        if x1 < box[0] or x0 > box[2] or not _CAPTION.match(text):
+            continue
+        distance = y0 - box[3] if y0 >= box[3] - 5 else box[1] - y1
+        if -10 <= distance <= _NEAR:
+            near.append((distance, text))
+    return unwrap(clean(min(near)[1]))[:1_000] if near else ""
+
+
+def _encoded(
+    drawn: Image, page: int, kind: Literal["figure", "table", "image"], caption: str
+) -> Picture:
+    buffer = io.BytesIO()
+    drawn = drawn.convert("RGB")
+    drawn.save(buffer, "PNG", optimize=False)
+    suffix = "png"
+    if buffer.tell() > _MOST_PNG:
+        buffer, suffix = io.BytesIO(), "jpg"
+        drawn.save(buffer, "JPEG", quality=85)
+    return Picture(page, kind, caption, drawn.width, drawn.height, suffix, buffer.getvalue())

@@ -1,0 +1,186 @@
+"""Pictures that come as documents: measured before anything is decoded, and drawn for OCR."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import ceil
+from typing import TYPE_CHECKING
+
+from switchyard.services.common.files.errors import (
+    CorruptDocument,
+    DocumentTooLarge,
+    UnsupportedDocument,
+)
+from switchyard.services.pipeline.text.pages import fitting
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_FORMATS = ("PNG", "JPEG", "TIFF", "WEBP")
+_LIGHT = 160
+"""Shades, of 256, above which nothing is read on white paper."""
+_COMPRESSION = 259
+"""Tag of a TIFF."""
+_COMPRESSIONS = {
+    9: "JBIG",
+    10: "JBIG",
+    32766: "NeXT",
+    33003: "JPEG 2000",
+    33005: "JPEG 2000",
+    34661: "JBIG",
+    34712: "JPEG 2000",
+    34887: "LERC",
+    34892: "lossy JPEG of DNG",
+    34933: "PNG",
+    34934: "JPEG XR",
+    50001: "WebP",
+    50002: "JPEG XL",
+    52546: "JPEG XL",
+}
+"""Of a TIFF, that are in use and that Pillow does not undo."""
+_TIFF, _BIG = (b"II", b"MM"), (b"+\0", b"\0+")
+"""How one begins, and what follows in one of 64 bits."""
+
+
+def count_pages(data: bytes, *, pixels: int, pages: int) -> int:
+    """How many pages an image has: those of a TIFF, else one. Nothing is decoded.
+
+    Raises CorruptDocument, UnsupportedDocument, and DocumentTooLarge for more than that many
+    pages, or pixels on one of them.
+    """
+    with _opened(data) as image:
+        # A TIFF says of no page how many there are: each is looked up behind the one before.
+        for number in range(pages):
+            _check(image, number + 1, pixels)
+            if image.format != "TIFF" or not _has_next(image, number + 1):
+                return number + 1
+    raise DocumentTooLarge(f"the image has more than the {pages:,} pages allowed")
+
+
+def draw(data: bytes, number: int, *, pixels: int, side: int, area: int = 0) -> Image:
+    """A page of an image, from 1, upright, in colour, at most `side` pixels long and wide, or of at
+    most `area` pixels.
+
+    Raises CorruptDocument, UnsupportedDocument, DocumentTooLarge, MemoryError.
+    """
+    from PIL import ImageOps
+
+    with _opened(data) as image:
+        if number > 1 and not _has_next(image, number - 1):
+            raise CorruptDocument(f"the image has no page {number}")
+        _check(image, number, pixels)
+        scale = fitting(*image.size, side, area)
+        wanted = ceil(image.width * scale), ceil(image.height * scale)
+        image.draft("RGB", wanted)  # a JPEG is decoded at a fraction of its size
+        # Not by `thumbnail` alone: palettes and 16 bits have no smooth way of being made smaller.
+        drawn: Image = _in_colour(image)
+        if scale < 1:
+            drawn.thumbnail(wanted)
+        return ImageOps.exif_transpose(drawn)
+
+
+def _in_colour(image: Image) -> Image:
+    from PIL import Image as Images
+
+    if image.mode.startswith("I;16"):
+        image = image.point(lambda value: value / 256).convert("L")
+    elif image.mode in ("I", "F"):
+        image = _in_shades(image)
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        alpha = image.convert("RGBA")
+        visible = alpha.getchannel("A")
+        paper = Images.new("RGB", image.size, "black" if _is_light(alpha, visible) else "white")
+        paper.paste(alpha, mask=visible)
+        return paper
+    return image.convert("RGB")
+
+
+def _in_shades(image: Image) -> Image:
+    """Numbers in shades of grey: of whatever range they are, a picture does not say."""
+    low, high = image.getextrema()
+    if not isinstance(low, int | float) or not isinstance(high, int | float) or not high > low:
+        return image.convert("L")
+    scale, offset = 255 / (high - low), -low * 255 / (high - low)
+    return image.point(lambda value: value * scale + offset).convert("L")
+
+
+def _is_light(image: Image, visible: Image) -> bool:
+    """Whether all that is to be seen would be lost on white paper."""
+    from PIL import ImageStat
+
+    seen = visible.point([0] * 128 + [255] * 128)
+    if seen.getbbox() is None:
+        return False
+    ((darkest, _),) = ImageStat.Stat(image.convert("L"), seen).extrema
+    return bool(darkest > _LIGHT)
+
+
+def _has_next(image: Image, number: int) -> bool:
+    """Go to the page of that number, from 0; whether there is one."""
+    try:
+        image.seek(number)
+    except EOFError:
+        return False
+    return True
+
+
+def _check(image: Image, number: int, pixels: int) -> None:
+    width, height = image.size
+    if width * height > pixels:
+        raise DocumentTooLarge(
+            f"page {number} of the image has {width} × {height} pixels, {pixels:,} are allowed"
+        )
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[Image]:
+    from PIL import Image as Images
+    from PIL import UnidentifiedImageError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of sizes that are within our own limit
+        try:
+            with Images.open(io.BytesIO(data), formats=_FORMATS) as image:
+                yield image
+        except Images.DecompressionBombError as error:
+            most = 2 * (Images.MAX_IMAGE_PIXELS or 0)  # Pillow's own limit
+            said = f"the image has more than the {most:,} pixels allowed"
+            raise DocumentTooLarge(said) from error
+        except (CorruptDocument, DocumentTooLarge, MemoryError):
+            raise
+        # Its readers of damaged files raise whatever they run into.
+        except Exception as error:
+            if (method := _unread_compression(data)) is not None:
+                raise UnsupportedDocument(
+                    f"the TIFF is compressed with {method}, which can't be read here: save it "
+                    "with LZW or without compression, or as PNG or PDF, and send that"
+                ) from error
+            if isinstance(error, UnidentifiedImageError):
+                raise CorruptDocument("the image is corrupt: its head can't be read") from error
+            said = str(error).strip() or type(error).__name__
+            raise CorruptDocument(f"the image is corrupt: {said[:200]}") from error
+
+
+def _unread_compression(data: bytes) -> str | None:
+    """How a page of a TIFF is compressed that Pillow does not undo; None where it undoes all."""
+    from PIL import TiffImagePlugin as Tiff
+
+    if not data.startswith(_TIFF):
+        return None
+    seen: set[int] = set()
+    try:
+        directory = Tiff.ImageFileDirectory_v2(data[: 16 if data[2:4] in _BIG else 8])
+        while directory.next and directory.next not in seen:
+            seen.add(directory.next)
+            file = io.BytesIO(data)
+            file.seek(directory.next)
+            directory.load(file)
+            method = directory.get(_COMPRESSION, 1)
+            if method in _COMPRESSIONS or method not in Tiff.COMPRESSION_INFO:
+                return _COMPRESSIONS.get(method, f"method {method}")
+    except Exception:  # the file is damaged besides, as the first error says
+        return None
+    return None

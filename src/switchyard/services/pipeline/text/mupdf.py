@@ -1,0 +1,430 @@
+"""PDFs read with PyMuPDF (AGPL): the default, which mends the most of what is damaged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+from unicodedata import combining
+
+from switchyard.services.common.files.errors import CorruptDocument, EncryptedDocument
+from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.pipeline.text.bidi import RIGHT_TO_LEFT, Glyph, text_in_order
+from switchyard.services.pipeline.text.composing import Heading, PageLines, cleaned
+from switchyard.services.pipeline.text.layout import Line
+from switchyard.services.pipeline.text.legibility import is_text
+from switchyard.services.pipeline.text.pages import (
+    NEEDS_PASSWORD,
+    Box,
+    Drawn,
+    Limits,
+    OpenPdf,
+    check_count,
+    check_pixels,
+    fitting,
+    has_end,
+    is_sparse,
+    pictures_of,
+    with_open_pages,
+)
+from switchyard.services.pipeline.text.raised import is_raised, raised
+from switchyard.services.pipeline.text.xfa import text_of_form
+
+_APART = 1.0
+"""Sizes of a letter between two pieces of a line from right to left, at most."""
+_NO_WIDTH = 0.01
+_BOLD = 16
+"""Flag of a span."""
+_LOST = re.compile(
+    r"^.*(?:non-page object|not a stream|cannot load|read error|premature end|syntax error"
+    r"|unknown filter|cannot draw text).*",
+    re.MULTILINE,
+)
+"""The warnings after which part of a page, or all of it, is left out."""
+_METADATA = {"format": "format"} | {
+    name: f"info:{name[0].upper()}{name[1:]}"
+    for name in (
+        *("title", "author", "subject", "keywords", "creator", "producer"),
+        *("creationDate", "modDate", "trapped"),
+    )
+}
+"""By the name that it has here: MuPDF's own."""
+_PART = re.compile(r"\((\w+)\)\s*(\d{1,10}) \d+ R")
+"""Of an XFA form: its name and the number of its stream."""
+_PICTURES = frozenset(("fill-image", "fill-imgmask"))
+_TEXTS = frozenset(("fill-text", "stroke-text", "ignore-text"))
+
+
+class PyMuPDFNotInstalled(PermanentError):
+    """It was left out, because of its licence, of a process that is asked to use it."""
+
+
+@contextmanager
+def opening(data: bytes, limits: Limits) -> Iterator[OpenPdf]:
+    """See `pdf.Extractor`."""
+    with opened(data, limits) as (library, document):
+        yield _Pdf(library, document, data, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pdf:
+    """See `pages.OpenPdf`."""
+
+    library: Any
+    document: Any
+    data: bytes
+    limits: Limits
+
+    @property
+    def page_count(self) -> int:
+        return int(self.document.page_count)
+
+    @property
+    def repaired(self) -> bool:
+        return bool(self.document.is_repaired)
+
+    @property
+    def outline(self) -> list[Heading]:
+        from switchyard.services.pipeline.text.mupdf_outline import read_outline
+
+        return read_outline(self.library, self.document)
+
+    @property
+    def form(self) -> str | None:
+        packets = _form_parts(self.library, self.document)
+        return None if packets is None else text_of_form(packets)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        found = {}
+        for name, key in _METADATA.items():
+            with suppress(RuntimeError, ValueError, self.library.mupdf.FzErrorBase):  # not said
+                found[name] = self.library.mupdf.fz_lookup_metadata2(self.document.this, key)
+        return found
+
+    def page(self, number: int) -> PageLines:
+        with _reading(self.library, self.data, f"page {number}"):
+            self.library.TOOLS.reset_mupdf_warnings()
+            page = self.document.load_page(number - 1)
+            _check_pixels(self.library, page, number, self.limits)
+            lines = _lines(self.library, page)
+            if not lines:
+                _check_not_lost(self.library.TOOLS.mupdf_warnings(), page)
+            rect = page.rect
+            width, height = rect.width, rect.height
+            has_place = is_sparse(width, height, lines)
+            pictures = pictures_of(width, height, _drawn(page)) if has_place else 0.0
+            return PageLines(width, height, lines, pictures)
+
+    def draw(self, number: int, *, dpi: int, side: int, area: int = 0) -> Any:
+        import numpy as np
+
+        with opened_page(self.library, self.document, self.data, number, self.limits) as page:
+            width, height = page.rect.width * dpi / 72, page.rect.height * dpi / 72
+            zoom = dpi / 72 * fitting(width, height, side, area)
+            drawn = page.get_pixmap(
+                matrix=self.library.Matrix(zoom, zoom), colorspace=self.library.csRGB, alpha=False
+            )
+            return np.frombuffer(drawn.samples, np.uint8).reshape(drawn.h, drawn.w, 3).copy()
+
+
+@contextmanager
+def opened(data: bytes, limits: Limits) -> Iterator[tuple[Any, Any]]:
+    """The library, and a PDF opened with it. Raises as `Extractor.opening`."""
+    library = _library()
+    data = with_open_pages(data)
+    with _reading(library, data, "it"), _open(library, data) as document:
+        _check_document(document, data, limits)
+        yield library, document
+
+
+@contextmanager
+def opened_page(
+    library: Any, document: Any, data: bytes, number: int, limits: Limits
+) -> Iterator[Any]:
+    """A page of it, from 1, that may be drawn. Raises CorruptDocument, DocumentTooLarge,
+    MemoryError."""
+    with _reading(library, data, f"page {number}"):
+        page = document.load_page(number - 1)
+        _check_pixels(library, page, number, limits)
+        yield page
+
+
+def _open(library: Any, data: bytes) -> Any:
+    """The document, which is a PDF or an error: `library.open` goes by what the content looks like,
+    whatever type it is told, and lays out an EPUB, HTML or SVG; and it reads the outline at once.
+    """
+    low = library.mupdf
+    document = library.open()  # an empty PDF, whose place the file takes
+    document.stream = data  # is read from as long as the document is open
+    stream = low.fz_open_memory(low.python_buffer_data(data), len(data))
+    document.this = low.FzDocument(low.pdf_open_document_with_stream(stream))
+    return document
+
+
+def _library() -> Any:
+    """PyMuPDF, which is half typed: its objects are `Any` here. Raises PyMuPDFNotInstalled."""
+    try:
+        import pymupdf
+    except ImportError as error:
+        raise PyMuPDFNotInstalled(
+            "PyMuPDF is not installed here: set JOBS_PDF_EXTRACTOR=pypdfium2 to read PDFs without "
+            "it, or run `pip install 'pymupdf<2'`; then redrive the job"
+        ) from error
+
+    library: Any = pymupdf
+    # Its complaints would go to the worker's stderr, without saying of which document.
+    library.TOOLS.mupdf_display_errors(False)
+    library.TOOLS.mupdf_display_warnings(False)
+    library.no_recommend_layout()  # it would print an advertisement
+    return library
+
+
+@contextmanager
+def _reading(library: Any, data: bytes, what: str) -> Iterator[None]:
+    """Turn what the library raises over a damaged document into an error that says so.
+
+    MuPDF's own errors come in two forms, as RuntimeError and, where PyMuPDF forgot to translate
+    them, as they are; these can't be pickled either, so they must not leave this module.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, LookupError, library.mupdf.FzErrorBase) as error:
+        said = _first_line(error)
+        if "alloc" in said or "memory" in said:  # malloc, calloc, realloc … failed
+            raise MemoryError(f"reading the PDF took too much memory ({said})") from error
+        cut = "" if has_end(data) else ", and its end is missing"
+        raise CorruptDocument(f"the PDF is corrupt: {what} can't be read{cut} ({said})") from error
+
+
+def _check_not_lost(said: str, page: Any) -> None:
+    """Raises ValueError where MuPDF goes on with an empty page instead of one that it can't read.
+    Most of its warnings are of something else: a font, a profile of colours, a tag."""
+    lost = _LOST.search(said)
+    if lost is not None and not page.get_images() and not page.get_bboxlog():
+        raise ValueError(lost.group())
+
+
+def _check_document(document: Any, data: bytes, limits: Limits) -> None:
+    if document.needs_pass:
+        raise EncryptedDocument(NEEDS_PASSWORD)
+    if document.is_repaired and not has_end(data):
+        # MuPDF finds some of the pages in such a file; half a document must not pass for one.
+        raise CorruptDocument(f"the PDF is truncated: it ends after {len(data):,} bytes")
+    check_count(document.page_count, limits)
+
+
+def _check_pixels(library: Any, page: Any, number: int, limits: Limits) -> None:
+    rect = page.rect
+    drawn = [("", rect.width * 150 / 72, rect.height * 150 / 72)]
+    images = [("an image of ", width, height) for width, height in _image_sizes(library, page)]
+    check_pixels(number, drawn + images, limits)
+
+
+def _image_sizes(library: Any, page: Any) -> list[tuple[int, int]]:
+    """Width and height of the images in a page's resources and in those of its forms, in pixels.
+
+    PyMuPDF's own list of them, with all that it knows of each, takes five times as long, which is
+    much where there are hundreds of forms; and it ends at the second use of one.
+    """
+    low = library.mupdf
+    get, value = low.ll_pdf_dict_gets, low.ll_pdf_dict_get_val
+    of_page = low.pdf_page_from_fz_page(page.this).obj().m_internal
+    waiting = [low.ll_pdf_dict_gets_inheritable(of_page, "Resources")]
+    found: list[tuple[int, int]] = []
+    seen: set[int] = set()
+    while waiting:
+        objects = get(waiting.pop(), "XObject")
+        for at in range(low.ll_pdf_dict_len(objects)):
+            each = value(objects, at)
+            xref = low.ll_pdf_to_num(each)
+            if not xref or xref in seen:  # images and forms are streams, which have a number
+                continue
+            seen.add(xref)
+            if low.ll_pdf_to_name(get(each, "Subtype")) == "Image":
+                width, height = (
+                    low.ll_pdf_to_int(low.ll_pdf_dict_getsa(each, name, name[0]))
+                    for name in ("Width", "Height")
+                )
+                found.append((width, height))
+            resources = get(each, "Resources")
+            if resources:
+                waiting.append(resources)
+    return found
+
+
+def _form_parts(library: Any, document: Any) -> dict[str, bytes] | None:
+    """Return the parts of an XFA form that are read; None for any other PDF."""
+    found: dict[str, bytes] = {}
+    with suppress(RuntimeError, ValueError, library.mupdf.FzErrorBase):  # damaged: as far as it is
+        catalog = document.pdf_catalog()
+        if document.xref_get_key(catalog, "NeedsRendering") != ("bool", "true"):
+            return None
+        kind, said = document.xref_get_key(catalog, "AcroForm/XFA")
+        if kind not in {"array", "xref"}:
+            return None
+        parts = _PART.findall(said) if kind == "array" else [("template", said.split()[0])]
+        for name, xref in parts:
+            if name in {"template", "datasets"}:
+                found[name] = document.xref_stream(int(xref)) or b""
+        return found
+    return found or None
+
+
+def _lines(library: Any, page: Any) -> list[Line]:
+    flags = library.TEXT_PRESERVE_WHITESPACE | library.TEXT_MEDIABOX_CLIP
+    found = _lines_with(flags, page)
+    if any("\ufffd" in line.text for line in found):
+        # A font without a map to Unicode, whose codes may be those of letters all the same.
+        guessing = flags | library.TEXT_CID_FOR_UNKNOWN_UNICODE
+        guessed = _lines_with(guessing, page)
+        if is_text(" ".join(line.text for line in guessed)):
+            found, flags = guessed, guessing
+    if any(RIGHT_TO_LEFT.search(line.text) for line in found if not line.text.isascii()):
+        return _lines_with(flags, page, by_glyphs=True)
+    return found
+
+
+def _lines_with(flags: int, page: Any, *, by_glyphs: bool = False) -> list[Line]:
+    """Return the lines of a page; with `by_glyphs`, the letters of those from right to left are
+    put into their order by their places."""
+    found: list[Line] = []
+    # Ligatures in letters, and without images, which may take minutes to decode: not set.
+    text_page = page.get_textpage(flags=int(flags))
+    blocks = (text_page.extractRAWDICT() if by_glyphs else text_page.extractDICT())["blocks"]
+    if page.rotation:
+        _turn(blocks, page.rotation_matrix)
+    if by_glyphs:
+        blocks = [{"lines": _whole_rows(blocks)}]
+    # The inner loop of reading: what most lines don't need is not asked for.
+    for block in blocks:
+        for line in block.get("lines", ()):
+            spans = line["spans"]
+            longest = spans[0]
+            if len(spans) == 1:
+                text = cleaned(longest["text"])
+            else:
+                longest = max(spans, key=_span_length)
+                text = cleaned(_joined(spans, longest))
+            if not text:
+                continue
+            x0, y0, x1, y1 = line["bbox"]
+            size = longest["size"]
+            if by_glyphs and line["dir"][0] >= 0.5 and RIGHT_TO_LEFT.search(text):
+                text = cleaned(text_in_order(_glyphs(spans), size))
+            if line["dir"][0] < 0.5:  # upright: as wide as its letters are high
+                found.append(Line(x0, y0, x1, y1, text, size))
+                continue
+            # A font may say that its letters are as high as three lines.
+            if y1 - y0 > 1.6 * size:
+                middle = (y0 + y1) / 2
+                y0, y1 = middle - 0.6 * size, middle + 0.6 * size
+            bold = longest["flags"] & _BOLD != 0
+            if bold and len(spans) > 1:
+                bold = all(span["flags"] & _BOLD for span in spans if span["text"].strip())
+            found.append(Line(x0, y0, x1, y1, text, size, bold))
+    return found
+
+
+def _turn(blocks: list[Any], matrix: Any) -> None:
+    """Put the lines where a page shows them that is turned for that: they come as they are in the
+    file."""
+    for block in blocks:
+        for line in block.get("lines", ()):
+            line["bbox"] = _turned(line["bbox"], matrix)
+            x, y = line["dir"]
+            line["dir"] = (matrix.a * x + matrix.c * y, matrix.b * x + matrix.d * y)
+            for span in line["spans"]:
+                span["origin"] = _turned((*span["origin"], *span["origin"]), matrix)[:2]
+                for char in span.get("chars", ()):
+                    char["bbox"] = _turned(char["bbox"], matrix)
+
+
+def _turned(box: Box, matrix: Any) -> Box:
+    x0, y0, x1, y1 = box
+    xs = [matrix.a * x + matrix.c * y + matrix.e for x, y in ((x0, y0), (x1, y1))]
+    ys = [matrix.b * x + matrix.d * y + matrix.f for x, y in ((x0, y0), (x1, y1))]
+    return min(xs), min(ys), max(xs), max(ys)
+
+
+def _whole_rows(blocks: list[Any]) -> list[Any]:
+    """Return the lines of all blocks, each span with its text; those of one row that has letters
+    from right to left are one: they come in a piece for each direction."""
+    found: list[Any] = []
+    for block in blocks:
+        for line in block.get("lines", ()):
+            for span in line["spans"]:
+                span["text"] = "".join(char["c"] for char in span["chars"])
+            line["rtl"] = any(RIGHT_TO_LEFT.search(span["text"]) for span in line["spans"])
+            last = found[-1] if found else None
+            if last is not None and (line["rtl"] or last["rtl"]) and _are_beside(last, line):
+                last["spans"] += line["spans"]
+                last["rtl"] = True
+                (a0, b0, a1, b1), (x0, y0, x1, y1) = last["bbox"], line["bbox"]
+                last["bbox"] = (min(a0, x0), min(b0, y0), max(a1, x1), max(b1, y1))
+            else:
+                found.append(line)
+    return found
+
+
+def _are_beside(line: Any, other: Any) -> bool:
+    (a0, b0, a1, b1), (x0, y0, x1, y1) = line["bbox"], other["bbox"]
+    size = max(line["spans"][0]["size"], other["spans"][0]["size"])
+    shared = min(b1, y1) - max(b0, y0)
+    return bool(
+        shared > 0.6 * min(b1 - b0, y1 - y0)
+        and max(x0 - a1, a0 - x1) < _APART * size
+        and line["dir"][0] >= 0.5
+        and other["dir"][0] >= 0.5
+    )
+
+
+def _glyphs(spans: list[Any]) -> list[Glyph]:
+    """Return the glyphs of a line. The further letters of a ligature have no width, and stand
+    behind its first one, or before it where the library has turned their order."""
+    found: list[Glyph] = []
+    before: list[Any] = []
+    for span in spans:
+        for char in span["chars"]:
+            x0, _, x1, _ = char["bbox"]
+            has_no_width = x1 - x0 <= _NO_WIDTH
+            if has_no_width and found and abs(found[-1].x1 - x0) < 0.1:
+                found[-1] = replace(found[-1], text=found[-1].text + char["c"])
+            elif not has_no_width or combining(char["c"]):
+                own = [each["c"] for each in reversed(before) if abs(each["bbox"][0] - x1) < 0.1]
+                found.append(Glyph(char["c"] + "".join(own), x0, x1))
+                before.clear()
+            else:
+                before.append(char)
+    return found
+
+
+def _span_length(span: Any) -> int:
+    return len(span["text"])
+
+
+def _joined(spans: list[Any], longest: Any) -> str:
+    """The text of a line, its raised numbers as superscripts."""
+    size, baseline = longest["size"], longest["origin"][1]
+    said = []
+    for span in spans:
+        text: str = span["text"]
+        # A line has a span for each word where its words are placed one by one.
+        if span["size"] < size and is_raised(span["size"], span["origin"][1], size, baseline):
+            text = raised(text)
+        said.append(text)
+    return "".join(said)
+
+
+def _drawn(page: Any) -> Iterator[Drawn]:
+    """Yield pictures, without decoding any, and texts in the order in which they are drawn."""
+    for kind, box in page.get_bboxlog():
+        if kind in _PICTURES or kind in _TEXTS:
+            is_seen = kind != "ignore-text"
+            yield Drawn(_turned(box, page.rotation_matrix), kind in _PICTURES, is_seen)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -1,0 +1,119 @@
+"""The outline of a PDF, read with PyMuPDF's low functions, step by step.
+
+MuPDF's own reading calls itself for each level and each branch of a tree of names: a hundred
+thousand levels, which fit into a megabyte, overflow its stack, or take minutes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from switchyard.services.pipeline.text.composing import Heading
+
+MOST_HEADINGS = 5_000
+_DEEPEST = 32
+"""Levels below which nothing is looked for."""
+_MOST_NODES = 100_000
+"""Of a tree of names."""
+
+
+def read_outline(library: Any, document: Any) -> list[Heading]:
+    """The entries in their order, at most MOST_HEADINGS; of a damaged outline, those before the
+    damage: the text is there all the same."""
+    found: list[Heading] = []
+    try:
+        reader = _Reader(library.mupdf, document)
+        reader.read(found)
+    except (RuntimeError, ValueError, LookupError, library.mupdf.FzErrorBase):
+        pass
+    return found
+
+
+class _Reader:
+    """Of one document. Objects are `Any`: MuPDF's, which know whether they are there."""
+
+    def __init__(self, low: Any, document: Any) -> None:
+        self._low = low
+        self._document = document
+        self._root = low.pdf_dict_gets(low.pdf_trailer(low.PdfDocument(document.this)), "Root")
+        self._pages: dict[int, int] | None = None
+        self._names: dict[bytes, Any] | None = None
+
+    def read(self, found: list[Heading]) -> None:
+        """Put the entries there, as they are found."""
+        get = self._low.pdf_dict_gets
+        waiting = [(get(get(self._root, "Outlines"), "First"), 1)]
+        seen: set[int] = set()
+        while waiting and len(found) < MOST_HEADINGS:
+            entry, level = waiting.pop()
+            number = self._low.pdf_to_num(entry)
+            if number in seen or not self._low.pdf_is_dict(entry):
+                continue
+            if number:
+                seen.add(number)
+            title = self._low.pdf_dict_get_text_string(entry, self._low.pdf_new_name("Title"))
+            found.append(Heading(level, title, self._page_of(entry)))
+            waiting.append((get(entry, "Next"), level))
+            if level < _DEEPEST:
+                waiting.append((get(entry, "First"), level + 1))
+
+    def _page_of(self, entry: Any) -> int:
+        """The page that it leads to, from 1; 0 where it leads to none of this document."""
+        low = self._low
+        target = low.pdf_dict_gets(entry, "Dest")
+        if not target.m_internal:
+            action = low.pdf_dict_gets(entry, "A")
+            if low.pdf_to_name(low.pdf_dict_gets(action, "S")) != "GoTo":
+                return 0
+            target = low.pdf_dict_gets(action, "D")
+        if low.pdf_is_string(target) or low.pdf_is_name(target):
+            target = self._named(target)
+        if low.pdf_is_dict(target):
+            target = low.pdf_dict_gets(target, "D")
+        page = low.pdf_array_get(target, 0)
+        if low.pdf_is_int(page):
+            return max(int(low.pdf_to_int(page)), -1) + 1
+        return self._number_of(low.pdf_to_num(page))
+
+    def _number_of(self, xref: int) -> int:
+        if self._pages is None:
+            count = self._document.page_count
+            self._pages = {self._document.page_xref(at): at + 1 for at in reversed(range(count))}
+        return self._pages.get(xref, 0)
+
+    def _named(self, name: Any) -> Any:
+        """The target of that name; None where there is none."""
+        low = self._low
+        if low.pdf_is_name(name):
+            return low.pdf_dict_get(low.pdf_dict_gets(self._root, "Dests"), name)
+        if self._names is None:
+            self._names = self._all_names()
+        return self._names.get(_bytes(low, name), low.PdfObj())
+
+    def _all_names(self) -> dict[bytes, Any]:
+        low = self._low
+        found: dict[bytes, Any] = {}
+        waiting = [low.pdf_dict_gets(low.pdf_dict_gets(self._root, "Names"), "Dests")]
+        seen: set[int] = set()
+        for _ in range(_MOST_NODES):
+            if not waiting or len(found) >= _MOST_NODES:
+                break
+            node = waiting.pop()
+            number = low.pdf_to_num(node)
+            if number in seen:
+                continue
+            if number:  # else it stands within the one above it
+                seen.add(number)
+            names, kids = low.pdf_dict_gets(node, "Names"), low.pdf_dict_gets(node, "Kids")
+            for at in range(0, min(low.pdf_array_len(names), 2 * _MOST_NODES) - 1, 2):
+                key = _bytes(low, low.pdf_array_get(names, at))
+                found.setdefault(key, low.pdf_array_get(names, at + 1))
+            most = _MOST_NODES - len(waiting)
+            waiting.extend(
+                low.pdf_array_get(kids, at) for at in range(min(low.pdf_array_len(kids), most))
+            )
+        return found
+
+
+def _bytes(low: Any, text: Any) -> bytes:
+    return bytes(low.pdf_to_string(text)[0].encode("utf-8", "surrogateescape"))

@@ -1,0 +1,363 @@
+"""Text of pictures, with RapidOCR: a page of a PDF or an image is drawn, and its lines are read.
+
+Runs in a process of its own, like all that opens foreign files. The models lie in the package
+(Apache-2.0) and are loaded once in a process; nothing is fetched at run time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.util import find_spec
+from math import atan2, cos, sin
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from switchyard.services.common.files.media import PDF
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.pipeline.text.composing import PageLines, cleaned, compose
+from switchyard.services.pipeline.text.layout import Line, gutters
+from switchyard.services.pipeline.text.legibility import is_unreadable
+from switchyard.services.pipeline.text.pages import SCAN, Limits
+from switchyard.services.pipeline.text.pdf import ExtractorName, draw_page_with_text
+from switchyard.services.pipeline.text.turning import SURE, find_lines, length
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Picture = NDArray[np.uint8]
+
+OCR_VERSION = "rapidocr-3/ppocr-v6-small/4"
+"""Of the models, and of what is made of their lines: another one reads pages anew."""
+DPI = 150
+LONGEST_SIDE = 3_000
+MOST_PIXELS = 24_000_000
+"""Pixels of a drawn page: one that has more, and a side that is longer than LONGEST_SIDE, is drawn
+smaller. The models look at 2,000 a side, and at pieces where the print would be too small."""
+MEMORY_MB = 3072
+"""Address space of a process that reads pages, in MiB, of which a page of A4 takes about half;
+resident it has some 0.5 GB, and 0.9 GB at the most."""
+
+BUILT_IN = frozenset(
+    (
+        *("af", "az", "bs", "ca", "ch", "chinese_cht", "cs", "cy", "da", "de", "en", "es", "et"),
+        *("eu", "fi", "fr", "ga", "gl", "hr", "hu", "id", "is", "it", "japan", "ku", "la", "lb"),
+        *("lt", "lv", "mi", "ms", "mt", "nl", "no", "oc", "pl", "pt", "qu", "rm", "ro"),
+        *("rs_latin", "sk", "sl", "sq", "sv", "sw", "tl", "tr", "uz", "vi"),
+    )
+)
+"""Languages that the model of the package reads, without being told which."""
+_NAMES = {"zh": "ch", "zh_cn": "ch", "zh_tw": "chinese_cht", "ja": "japan"}
+_MODELS = "models"
+_DETECTION, _RECOGNITION = "PP-OCRv6_det_small.onnx", "PP-OCRv6_rec_small.onnx"
+_LEVEL = 0.01
+"""Radians up to which a page is level: half a degree."""
+_PRINT = 64
+"""Shades, of 256, between paper and ink."""
+
+
+class OcrNotInstalled(PermanentError):
+    """This worker has no OCR."""
+
+
+class UnknownLanguage(PermanentError):
+    """No model reads that language here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A document's file, where every process finds it."""
+
+    storage: Storage
+    key: str
+    sha256: str
+    """Of its content, or of what stands for it: another one is read anew."""
+    media_type: str
+    extractor: ExtractorName = "pymupdf"
+    """Draws the pages of a PDF."""
+
+
+_SLIMMEST = 100
+"""How many times as long as wide a picture may be that has words."""
+_BLANK = 8
+"""Shades, of 256, that differ less on a page without anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPage:
+    """What OCR made of a page."""
+
+    text: str
+    """Paragraphs with blank lines between them, in reading order."""
+    certainty: float
+    """0 to 1; the mean of its lines, 0 where there are none."""
+    turned: int
+    """Degrees by which the picture had to be turned to the left: 0, 90, 180 or 270."""
+
+
+def require_ocr(language: str | None, models: Path | None) -> None:
+    """Raises OcrNotInstalled, UnknownLanguage."""
+    if find_spec("rapidocr") is None or find_spec("onnxruntime") is None:
+        raise OcrNotInstalled(
+            "this worker has no OCR: install switchyard[ocr] there and redrive the job"
+        )
+    _model_of(language, models)
+
+
+def read_page(
+    original: Original, number: int, language: str | None = None, models: Path | None = None
+) -> ReadPage:
+    """Read one page, from 1.
+
+    Raises what opening and drawing it raises (CorruptDocument, EncryptedDocument,
+    DocumentTooLarge, NotStored), OcrNotInstalled, UnknownLanguage, MemoryError.
+    """
+    require_ocr(language, models)
+    data = _content(original)
+    limits = Limits()
+    typed: Sequence[Line] = ()
+    if original.media_type == PDF:
+        page, picture = draw_page_with_text(
+            data,
+            number,
+            dpi=DPI,
+            side=LONGEST_SIDE,
+            area=MOST_PIXELS,
+            limits=limits,
+            extractor=original.extractor,
+        )
+        if page is not None and page.pictures > SCAN and not is_unreadable(page.lines):
+            typed = _scaled(page, picture.shape[1] / page.width)
+    else:
+        import numpy as np
+
+        from switchyard.services.pipeline.text.images import draw
+
+        drawn = draw(data, number, pixels=limits.page_pixels, side=LONGEST_SIDE, area=MOST_PIXELS)
+        picture = np.asarray(drawn)
+    return read_picture(picture, str(_model_of(language, models)), typed)
+
+
+def read_picture(
+    picture: Picture, model: str | None = None, typed: Sequence[Line] = ()
+) -> ReadPage:
+    """Read a picture: rows of pixels, each red, green and blue. `typed` is text that is known to
+    stand on it, with places in pixels: it is in the page once, whether OCR reads it or not."""
+    import numpy as np
+
+    height, width = picture.shape[:2]
+    (known,) = compose([PageLines(width, height, typed)])
+    if max(height, width) > _SLIMMEST * min(height, width):
+        return ReadPage(known, 0.0, 0)  # the engine makes one side of it nothing, and fails
+    if (np.ptp(picture, axis=(0, 1)) < _BLANK).all():
+        return ReadPage(known, 0.0, 0)  # the models would look for lines for as long as elsewhere
+    engine = _engine(model or str(_model_of(None, None)))
+    picture = np.ascontiguousarray(picture[:, :, ::-1])  # its models have learnt them backwards
+    boxes, texts, scores, turned = _read_upright(engine, picture)
+    sure = [
+        (box, cleaned(text), score)
+        for box, text, score in zip(boxes, texts, scores, strict=True)
+        if score >= SURE and text.strip()
+    ]
+    if not sure:
+        return ReadPage(known, 0.0, turned)
+    lines = _lines([box for box, _, _ in sure], [text for _, text, _ in sure])
+    lines = _with_typed(lines, [_turned_line(line, width, height, turned) for line in typed])
+    (text,) = compose([PageLines(width, height, lines)])
+    certainty = sum(score for _, _, score in sure) / len(sure)
+    return ReadPage(text, round(certainty, 3), turned)
+
+
+def _scaled(page: PageLines, zoom: float) -> list[Line]:
+    """Return the lines of a page as they lie on its picture."""
+    return [
+        replace(
+            line,
+            x0=line.x0 * zoom,
+            y0=line.y0 * zoom,
+            x1=line.x1 * zoom,
+            y1=line.y1 * zoom,
+            size=line.size * zoom,
+        )
+        for line in page.lines
+    ]
+
+
+def _turned_line(line: Line, width: float, height: float, turned: int) -> Line:
+    """Return a line where it lies when its picture, of that size, is turned to the left."""
+    for _ in range(turned // 90):
+        x0, y0, x1, y1 = line.y0, width - line.x1, line.y1, width - line.x0
+        line = replace(line, x0=x0, y0=y0, x1=x1, y1=y1)
+        width, height = height, width
+    return line
+
+
+def _with_typed(lines: Sequence[Line], typed: Sequence[Line]) -> list[Line]:
+    """Return the lines that OCR has read with those that are typed, each once: what was read where
+    a typed line stands, and is no more than that line, is what it says."""
+    found = list(lines)
+    for line in typed:
+        at = [number for number, other in enumerate(found) if _overlaps(line, other)]
+        if any(_says(found[number], line) for number in at):
+            continue
+        same = [number for number in at if _is_as_wide(line, found[number])]
+        if same:
+            found[same[0]] = line
+        else:
+            found.append(line)
+    return found
+
+
+def _says(line: Line, typed: Line) -> bool:
+    """Return whether a line has what is typed, and not as a part of a longer number."""
+    if typed.text.isdecimal():
+        return typed.text in re.findall(r"\d+", line.text)
+    return _letters(typed.text) in _letters(line.text)
+
+
+def _overlaps(line: Line, other: Line) -> bool:
+    shared = min(line.y1, other.y1) - max(line.y0, other.y0)
+    beside = min(line.x1, other.x1) - max(line.x0, other.x0)
+    return shared > 0.4 * min(line.height, other.height) and beside > 0
+
+
+def _is_as_wide(line: Line, other: Line) -> bool:
+    shared = min(line.x1, other.x1) - max(line.x0, other.x0)
+    return shared > 0.6 * max(line.x1 - line.x0, other.x1 - other.x0)
+
+
+def _letters(text: str) -> str:
+    return "".join(char for char in text.casefold() if char.isalnum())
+
+
+def _model_of(language: str | None, models: Path | None) -> Path:
+    """The file of the model that reads a language. Raises UnknownLanguage."""
+    package = find_spec("rapidocr")
+    if package is None or package.origin is None:
+        raise OcrNotInstalled("this worker has no OCR: install switchyard[ocr] there")
+    name = _NAMES.get(language or "", language)
+    if name is None or name in BUILT_IN:
+        return Path(package.origin).parent / _MODELS / _RECOGNITION
+    own = models / f"{name}.onnx" if models is not None else None
+    if own is not None and own.is_file():
+        return own
+    raise UnknownLanguage(
+        f"no model here reads {name!r}: put {name}.onnx into the directory of JOBS_OCR_MODELS, or "
+        f"name one of {', '.join(sorted({*BUILT_IN, *_NAMES}))}"
+    )
+
+
+@lru_cache(maxsize=1)
+def _content(original: Original) -> bytes:
+    """Kept for the pages that follow, which are mostly of the same document."""
+    return original.storage.get(original.key)
+
+
+@lru_cache(maxsize=1)
+def _engine(model: str) -> Any:
+    """RapidOCR with its models: a second, and some 400 MB."""
+    import cv2
+    from rapidocr import RapidOCR
+
+    folder = Path(model).parent
+    package = find_spec("rapidocr")
+    if package is not None and package.origin is not None:
+        folder = Path(package.origin).parent / _MODELS
+    paths = {
+        "Det.model_path": folder / _DETECTION,
+        "Rec.model_path": Path(model),
+    }
+    for path in paths.values():
+        if not path.is_file():  # it would be fetched
+            raise OcrNotInstalled(f"the model {path.name} is not there: install rapidocr again")
+    cv2.setNumThreads(1)
+    return RapidOCR(
+        params={name: str(path) for name, path in paths.items()}
+        | {
+            "Global.log_level": "critical",
+            # Pages are read side by side, by as many processes as there are slots.
+            "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+            "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+            # In batches, each line would be as wide as the widest: slower, and twice the memory.
+            "Rec.rec_batch_num": 1,
+        }
+    )
+
+
+def _read_upright(engine: Any, picture: Picture) -> tuple[list[Any], list[str], list[float], int]:
+    """Boxes, texts, certainties, and by how much the picture was turned for them."""
+    from rapidocr.main import RapidOCRError
+
+    turned = 0
+    try:
+        found = find_lines(engine, picture)
+        boxes, crops, turned = list(found.boxes), found.crops, found.turned
+        divided = _divided(found.picture, boxes)
+        if divided is not None:
+            boxes = divided
+            crops = engine.crop_text_regions(found.picture, divided)
+        read = engine.recognize_txt(crops)
+    except RapidOCRError:  # its word for a page without text
+        return [], [], [], turned
+    return boxes, list(read.txts), list(read.scores), turned
+
+
+def _divided(picture: Picture, boxes: list[Any]) -> list[Any] | None:
+    """Boxes that reach over two columns in two; None where there are none. Where columns are
+    close, detection takes some lines of both for one."""
+    import numpy as np
+
+    lines = _lines(boxes, ["x"] * len(boxes))
+    spaces = gutters(lines, crossed=2.0)
+    if not spaces or abs(_angle(boxes)) > _LEVEL:
+        return None
+    found = []
+    for box in boxes:
+        x0, x1 = min(x for x, _ in box), max(x for x, _ in box)
+        y0, y1 = int(min(y for _, y in box)), int(max(y for _, y in box))
+        cuts = [
+            (at, until)
+            for at, until in spaces
+            if x0 < at and until < x1 and _is_empty(picture[y0:y1, int(at) + 1 : int(until)])
+        ]
+        for at, until in sorted(cuts):
+            found.append(np.array([[x0, y0], [at, y0], [at, y1], [x0, y1]], np.float32))
+            x0 = until
+        if cuts:
+            box = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], np.float32)
+        found.append(box)
+    return found if len(found) > len(boxes) else None
+
+
+def _is_empty(part: Picture) -> bool:
+    """Whether nothing is printed there."""
+    return part.size > 0 and int(part.max()) - int(part.min()) < _PRINT
+
+
+def _angle(boxes: list[Any]) -> float:
+    """By how much most lines slope, in radians."""
+    return median(atan2(box[1][1] - box[0][1], box[1][0] - box[0][0]) for box in boxes)
+
+
+def _lines(boxes: list[Any], texts: list[str]) -> list[Line]:
+    """Boxes as lines of a level page: turned back by the angle at which most of them lie."""
+    angle = _angle(boxes)
+    along, across = cos(-angle), sin(-angle)
+    usual = median(length(box[0], box[3]) for box in boxes)
+    found = []
+    for box, text in zip(boxes, texts, strict=True):
+        xs = [float(x * along - y * across) for x, y in box]
+        ys = [float(x * across + y * along) for x, y in box]
+        height = length(box[0], box[3])
+        middle = sum(ys) / len(ys)
+        # What detection adds above and below would make neighbours overlap.
+        y0, y1 = middle - 0.4 * height, middle + 0.4 * height
+        # A line without ascenders has a lower box, and letters of the same size.
+        size = usual if 0.7 < height / usual < 1.4 else height
+        found.append(Line(min(xs), y0, max(xs), y1, text, size))
+    return found

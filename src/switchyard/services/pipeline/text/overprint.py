@@ -1,0 +1,121 @@
+"""Print that is drawn several times over, for a shadow or to make it bold: read once."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import replace
+
+from switchyard.services.pipeline.text.layout import Line
+
+_NEAR = 0.25
+"""Sizes of a letter by which a copy may be drawn beside its original."""
+_SHARED = 0.6
+"""Part of the lower of two lines' heights that a copy shares with its original."""
+_BEFORE = 12
+"""Lines before one, by height, among which its original is looked for."""
+
+
+def without_copies(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines without what is drawn once more upon another line, in their order.
+
+    A line that is part of another goes; of one that begins with the end of another, the rest
+    stays.
+    """
+    if len(lines) < 2:
+        return list(lines)
+    ordered = sorted(range(len(lines)), key=lambda at: (lines[at].y0, lines[at].x0))
+    kept: dict[int, Line] = {}
+    recent: list[int] = []
+    for at in ordered:
+        line: Line | None = lines[at]
+        for other_at in reversed(recent):
+            other = kept.get(other_at)
+            if other is None or line is None or not _overlap(line, other):
+                continue
+            line, other = _apart(line, other)
+            if other is None:
+                del kept[other_at]
+            else:
+                kept[other_at] = other
+        if line is not None:
+            kept[at] = line
+            recent = [*recent[-_BEFORE:], at]
+    return [kept[at] for at in range(len(lines)) if at in kept]
+
+
+def have_copies(lines: Sequence[Line]) -> bool:
+    """Return whether some lines lie upon one another."""
+    ordered = sorted(lines, key=lambda line: (line.y0, line.x0))
+    return any(
+        _overlap(line, other)
+        for at, line in enumerate(ordered)
+        for other in ordered[max(0, at - _BEFORE) : at]
+    )
+
+
+def is_copied(place: tuple[float, float], size: float, seen: Container[tuple[int, int]]) -> bool:
+    """Return whether a letter stands near one of those places, as `cell_of` gives them."""
+    x, y = cell_of(place, size)
+    return any((x + dx, y + dy) in seen for dx in (-1, 0, 1) for dy in (-1, 0, 1))
+
+
+def cell_of(place: tuple[float, float], size: float) -> tuple[int, int]:
+    """Return the cell of a grid as fine as copies are near to which a place belongs."""
+    step = _NEAR * max(size, 1.0) / 2
+    return int(place[0] // step), int(place[1] // step)
+
+
+def _overlap(line: Line, other: Line) -> bool:
+    beside = min(line.x1, other.x1) - max(line.x0, other.x0)
+    if beside <= _NEAR * other.size:
+        return False
+    shared = min(line.y1, other.y1) - max(line.y0, other.y0)
+    return shared > _SHARED * min(line.height, other.height) and (
+        abs(line.y0 - other.y0) < _NEAR * other.size
+        and 0.9 * other.size < line.size < 1.1 * other.size
+    )
+
+
+def _apart(line: Line, other: Line) -> tuple[Line | None, Line | None]:
+    """Return two lines that lie upon one another, each without what the other says as well; None
+    for one that is a copy as a whole."""
+    if _is_part(line, other):
+        return None, other
+    if _is_part(other, line):
+        return line, None
+    left, right = (line, other) if line.x0 < other.x0 else (other, line)
+    right = _without_start(right, left)
+    return (left, right) if line.x0 < other.x0 else (right, left)
+
+
+def _is_part(line: Line, other: Line) -> bool:
+    """Return whether a line says what another says at the same place."""
+    near = 2 * _NEAR * other.size
+    text = line.text.strip()
+    if line.x0 < other.x0 - near or line.x1 > other.x1 + max(near, _blank(line)):
+        return False
+    at = other.text.find(text)
+    width = (other.x1 - other.x0) / max(len(other.text), 1)
+    while at >= 0:
+        # Letters are of different widths: the place of one is known roughly.
+        if abs(other.x0 + at * width - line.x0) < 2 * other.size + 0.2 * (other.x1 - other.x0):
+            return True
+        at = other.text.find(text, at + 1)
+    return False
+
+
+def _blank(line: Line) -> float:
+    """Return how far a line may reach behind its letters: cleaned of a blank that it had."""
+    return 0.6 * line.size
+
+
+def _without_start(right: Line, left: Line) -> Line:
+    """Return a line without the letters at its start that are the end of the one to the left."""
+    shared = left.x1 - right.x0
+    width = (right.x1 - right.x0) / max(len(right.text), 1)
+    most = min(len(left.text), len(right.text) - 1)
+    for length in range(most, 0, -1):
+        is_same = left.text.endswith(right.text[:length])
+        if is_same and 0.4 * shared < length * width < 2.5 * shared:
+            return replace(right, text=right.text[length:].lstrip(), x0=left.x1)
+    return right

@@ -1,0 +1,250 @@
+"""What reading a PDF gives, and what a PDF may ask for: the same for every extractor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, Protocol
+
+from switchyard.services.common.files.errors import CorruptDocument, DocumentTooLarge
+from switchyard.services.pipeline.text.composing import Heading, PageLines
+from switchyard.services.pipeline.text.layout import Line
+from switchyard.services.pipeline.text.plain import has_words
+
+Box = tuple[float, float, float, float]
+"""Of a page: left, upper, right, lower; in the file's own coordinates, lower before upper."""
+
+NEEDS_PASSWORD = (
+    "the PDF is encrypted, and opens with a password only: save it without, and send it again"
+)
+
+_END = b"startxref"
+"""Stands behind the last object of a whole file; behind it, `%%EOF` may be missing and a server's
+page of HTML may follow."""
+_ENCRYPT = re.compile(rb"/Encrypt(?=\s*(?:<<|(\d{1,10})\s+(\d{1,5})\s+R\b))")
+_FILTERS = re.compile(rb"/V\s*[45]\b")
+"""Of an encryption that names a filter each for streams, strings and attachments."""
+_USED = re.compile(rb"/St[mr]F\s*/\s*(?!Identity\b)\w")
+_MOST_ENCRYPTION = 16_384
+"""Bytes in which the dictionary of an encryption stands; most have a few hundred."""
+_OBJECT = re.compile(rb"\b\d{1,10} \d{1,5} obj\b")
+
+
+SCAN = 0.5
+"""Part of a page with little text from which on pictures make it a scan: it is more than a logo on
+an empty page, or a photograph in its margins."""
+_SPARSE_LETTERS = 600
+_SPARSE_AREA = 0.12
+"""Letters, and part of the page that their lines cover, up to which text does not say what a
+picture beneath it shows: stamps, page numbers, notices of downloads, entries in scanned forms."""
+_LAYER = 0.002
+"""Part of the page that unseen text covers, from which on it is what an OCR has read there: a short
+line and more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a document may ask of us."""
+
+    pages: int = 2_000
+    page_pixels: int = 200_000_000
+    """Pixels of a page drawn at 150 dpi, and of any image on it."""
+    characters: int = 20_000_000
+
+    def check_characters(self, count: int, number: int) -> None:
+        """Of the text up to page `number`. Raises DocumentTooLarge."""
+        if count > self.characters:
+            raise DocumentTooLarge(
+                f"the PDF has more than {self.characters:,} characters of text by page {number}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PdfPage:
+    number: int
+    """From 1."""
+    text: str
+    """Markdown: paragraphs, one to a line, headings and tables, blank lines between them; empty
+    for an image or a blank page."""
+    is_broken: bool = False
+    """It can't be read, and others of its document can."""
+    is_scan: bool = False
+    """It has no words, or few, and pictures cover more than half of it."""
+    is_unreadable: bool = False
+    """It has characters, and most of them mean nothing: its fonts lack a map to Unicode."""
+
+
+@dataclass(frozen=True, slots=True)
+class PdfText:
+    """What a PDF says."""
+
+    pages: tuple[PdfPage, ...]
+    title: str | None
+    metadata: dict[str, str]
+    """Author, subject, keywords, creation date and the like, as far as the file has them."""
+    repaired: bool
+    """The file was damaged: all of its pages could still be read, but for those that are broken."""
+    outline: tuple[Heading, ...] = ()
+    """Its own table of contents."""
+
+    @property
+    def needs_ocr(self) -> bool:
+        """No page has any text but a few letters on scans: scanned images, or letters drawn as
+        shapes."""
+        return not any(page.text and not page.is_scan for page in self.pages)
+
+
+@dataclass(frozen=True, slots=True)
+class RawPdf:
+    """What an extractor finds in a PDF."""
+
+    pages: Sequence[PageLines | None]
+    """None is a page that can't be read."""
+    outline: Sequence[Heading]
+    metadata: Mapping[str, str]
+    """As the file has it, with `title`."""
+    repaired: bool
+    form: str | None = None
+    """See `OpenPdf.form`."""
+
+
+class OpenPdf(Protocol):
+    """A PDF that is being read."""
+
+    @property
+    def page_count(self) -> int: ...
+
+    @property
+    def repaired(self) -> bool:
+        """Whether its damage had to be mended, as far as it has been read."""
+
+    @property
+    def outline(self) -> list[Heading]: ...
+
+    @property
+    def form(self) -> str | None:
+        """The text of an XFA form, which its pages lack; None for any other PDF. Raises
+        UnsupportedDocument."""
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """As the file has it, with `title`."""
+
+    def page(self, number: int) -> PageLines:
+        """What stands on a page, from 1, in any order; without the characters that lie outside of
+        the part that is shown. Raises CorruptDocument, DocumentTooLarge, MemoryError."""
+
+    def draw(self, number: int, *, dpi: int, side: int, area: int = 0) -> Any:
+        """A page, from 1, as rows of pixels (red, green, blue): at that resolution, or at a lower
+        one where it would be longer or wider than `side` pixels and have more than `area` of them.
+        Raises as `page`."""
+
+
+def check_count(count: int, limits: Limits) -> None:
+    """Raises CorruptDocument, DocumentTooLarge for a number of pages."""
+    if count == 0:
+        raise CorruptDocument("the PDF is corrupt: it has no pages")
+    if count > limits.pages:
+        raise DocumentTooLarge(f"the PDF has {count:,} pages, {limits.pages:,} are allowed")
+
+
+def covered(width: float, height: float, boxes: Iterable[Box]) -> float:
+    """Part of a page that boxes cover, 0 to 1. Scanners put strips
+    beside one another, so their areas are added up."""
+    area = sum(
+        max(0.0, min(x1, width) - max(x0, 0.0)) * max(0.0, min(y1, height) - max(y0, 0.0))
+        for x0, y0, x1, y1 in boxes
+    )
+    return min(1.0, area / (width * height)) if width > 0 and height > 0 else 0.0
+
+
+def is_sparse(width: float, height: float, lines: Sequence[Line]) -> bool:
+    """Return whether a page has so little text that it may be a scan nevertheless."""
+    letters = sum(len(line.text) for line in lines)
+    if letters > _SPARSE_LETTERS:
+        return False
+    area = sum((line.x1 - line.x0) * (line.y1 - line.y0) for line in lines)
+    return area < _SPARSE_AREA * width * height or not any(has_words(line.text) for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Something that is drawn on a page."""
+
+    box: Box
+    is_picture: bool
+    is_seen: bool = True
+    """False for text that is drawn without ink, as the text layer of an OCR is."""
+
+
+def pictures_of(width: float, height: float, drawn: Iterable[Drawn]) -> float:
+    """Return the part of a page that pictures cover, 0 to 1, of what is drawn on it, in that order;
+    0 where text that nobody sees says what they show, drawn without ink or beneath them."""
+    pictures: list[Box] = []
+    texts: list[Box] = []
+    hidden = 0.0
+    for each in drawn:
+        if not each.is_picture:
+            if each.is_seen:
+                texts.append(each.box)
+            else:
+                hidden += covered(width, height, [each.box])
+            continue
+        pictures.append(each.box)
+        if covered(width, height, [each.box]) > SCAN:
+            hidden += covered(width, height, [box for box in texts if _is_within(box, each.box)])
+            texts = []
+    return 0.0 if hidden > _LAYER else covered(width, height, pictures)
+
+
+def _is_within(box: Box, other: Box) -> bool:
+    x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+    return other[0] <= x <= other[2] and other[1] <= y <= other[3]
+
+
+def check_pixels(number: int, drawn: Iterable[tuple[str, float, float]], limits: Limits) -> None:
+    """Whether what is drawn on a page (what it is, width, height) fits. Raises DocumentTooLarge."""
+    for what, width, height in drawn:
+        if width * height > limits.page_pixels:
+            raise DocumentTooLarge(
+                f"page {number} of the PDF has {what}{width:.0f} × {height:.0f} pixels, "
+                f"{limits.page_pixels:,} are allowed"
+            )
+
+
+def fitting(width: float, height: float, side: int, area: int = 0) -> float:
+    """By what a picture's sides are multiplied, at most 1, so that none is longer than `side`, or
+    it has no more than `area` pixels, whichever is the more."""
+    within = side / max(width, height, 1.0)
+    return min(1.0, max(within, sqrt(area / max(width * height, 1.0))))
+
+
+def has_end(data: bytes) -> bool:
+    """Whether a PDF was not cut off."""
+    at = data.rfind(_END)
+    return at >= 0 and _OBJECT.search(data, at) is None
+
+
+def with_open_pages(data: bytes) -> bytes:
+    """The file without its encryption, where that is of its attachments alone: its pages open
+    without the password, for which the libraries ask all the same. Else the file as it is."""
+    found = list(_ENCRYPT.finditer(data))
+    if not found:
+        return data
+    last = found[-1]
+    start = last.end()
+    if last[1] is not None:
+        head = re.compile(rb"(?:^|[\s>])%b\s+%b\s+obj\b" % (last[1], last[2]))
+        objects = list(head.finditer(data))
+        if not objects:
+            return data
+        start = objects[-1].end()
+    about = data[start : start + _MOST_ENCRYPTION].partition(b"endobj")[0]
+    if _FILTERS.search(about) is None or _USED.search(about) is not None:
+        return data
+    changed = bytearray(data)
+    for each in found:
+        changed[each.start() : each.end()] = b"/Ignored"
+    return bytes(changed)

@@ -1,0 +1,201 @@
+"""The text of a PDF, page by page, as Markdown.
+
+Runs in a process of its own: a document that makes a library crash, hang or eat memory takes only
+that process with it. Limits stop what can be seen before it hurts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol, cast
+
+from switchyard.services.common.files.errors import CorruptDocument
+from switchyard.services.pipeline.text.composing import Heading, PageLines, compose
+from switchyard.services.pipeline.text.drafts import RANGE, Draft, Drafts
+from switchyard.services.pipeline.text.layout import Line
+from switchyard.services.pipeline.text.legibility import is_unreadable
+from switchyard.services.pipeline.text.overprint import without_copies
+from switchyard.services.pipeline.text.pages import SCAN, Limits, OpenPdf, PdfPage, PdfText, RawPdf
+from switchyard.services.pipeline.text.plain import clean, has_words, unwrap
+
+ExtractorName = Literal["pymupdf", "pypdfium2"]
+
+
+class Extractor(Protocol):
+    """A library that reads PDFs: a module with one function."""
+
+    def opening(self, data: bytes, limits: Limits) -> AbstractContextManager[OpenPdf]:
+        """A PDF, to be read page by page.
+
+        Raises CorruptDocument (also for a file that is empty or cut off), EncryptedDocument,
+        DocumentTooLarge, and MemoryError.
+        """
+
+
+def extractor_named(name: ExtractorName) -> Extractor:
+    """The extractor of the setting; its library is loaded when it is first used."""
+    from switchyard.services.pipeline.text import mupdf, pdfium
+
+    return cast("Extractor", mupdf if name == "pymupdf" else pdfium)
+
+
+def read_pdf(
+    data: bytes,
+    limits: Limits | None = None,
+    extractor: ExtractorName = "pymupdf",
+    *,
+    drafts: Drafts | None = None,
+    on_page: Callable[[int, int], None] | None = None,
+) -> PdfText:
+    """Read a whole PDF: what `drafts` has of it is not read again.
+
+    `on_page` is told of each page that was read: its number, and of how many. Raises
+    CorruptDocument (also where no page can be read), EncryptedDocument, DocumentTooLarge,
+    MemoryError, and what keeping drafts raises.
+    """
+    limits = limits or Limits()
+    raw = read_pages(data, limits, extractor, drafts=drafts, on_page=on_page)
+    there = [page for page in raw.pages if page is not None]
+    texts = iter(compose(there, raw.outline))
+    pages = []
+    for number, page in enumerate(raw.pages, 1):
+        text = "" if page is None else next(texts)
+        if raw.form is not None:  # its pages only say that they can't be shown
+            text = raw.form if number == 1 else ""
+        unreadable = page is not None and is_unreadable(page.lines)
+        text = text if unreadable or has_words(text) else ""
+        is_scan = page is not None and page.pictures > SCAN and not unreadable and not raw.form
+        pages.append(PdfPage(number, text, page is None, is_scan, unreadable))
+    broken = any(page.is_broken for page in pages)
+    return PdfText(
+        pages=tuple(pages),
+        title=_title(raw.metadata, raw.pages[0]),
+        metadata=_metadata(raw.metadata),
+        repaired=raw.repaired or broken,
+        outline=_cleaned(raw.outline),
+    )
+
+
+def read_pages(
+    data: bytes,
+    limits: Limits,
+    extractor: ExtractorName,
+    *,
+    drafts: Drafts | None = None,
+    on_page: Callable[[int, int], None] | None = None,
+) -> RawPdf:
+    """What stands on the pages of a PDF, in any order. Raises as `read_pdf`."""
+    if not data:
+        raise CorruptDocument("the PDF is empty")
+    with extractor_named(extractor).opening(data, limits) as pdf:
+        count, characters = pdf.page_count, 0
+        pages: list[PageLines | str] = []
+        repaired = False
+        kept = drafts if drafts is not None and count >= drafts.least else None
+        for first in range(1, count + 1, RANGE):
+            last = min(first + RANGE - 1, count)
+            draft = kept.kept(first, last) if kept is not None else None
+            if draft is None:
+                draft = _read(pdf, range(first, last + 1), limits, characters, on_page)
+                if kept is not None:
+                    kept.keep(first, draft)
+            elif on_page is not None:
+                on_page(last, count)
+            characters += sum(map(_characters, draft.pages))
+            pages.extend(draft.pages)
+            repaired = repaired or draft.repaired
+        found = [None if isinstance(page, str) else page for page in pages]
+        if not any(found):
+            raise CorruptDocument(next(page for page in pages if isinstance(page, str)))
+        return RawPdf(found, pdf.outline, pdf.metadata, repaired or pdf.repaired, pdf.form)
+
+
+def _read(
+    pdf: OpenPdf,
+    numbers: range,
+    limits: Limits,
+    characters: int,
+    on_page: Callable[[int, int], None] | None,
+) -> Draft:
+    """These pages; `characters` were on those before."""
+    pages: list[PageLines | str] = []
+    for number in numbers:
+        pages.append(_page(pdf, number))
+        characters += _characters(pages[-1])
+        limits.check_characters(characters, number)
+        if on_page is not None:
+            on_page(number, pdf.page_count)
+    return Draft(pages, pdf.repaired)
+
+
+def _page(pdf: OpenPdf, number: int) -> PageLines | str:
+    """A page, or why it can't be read."""
+    try:
+        return pdf.page(number)
+    except CorruptDocument as error:
+        return str(error)
+
+
+def _characters(page: PageLines | str) -> int:
+    return 0 if isinstance(page, str) else sum([len(line.text) for line in page.lines])
+
+
+def draw_page(
+    data: bytes,
+    number: int,
+    *,
+    dpi: int,
+    side: int,
+    area: int = 0,
+    limits: Limits,
+    extractor: ExtractorName = "pymupdf",
+) -> Any:
+    """See OpenPdf.draw. Raises as Extractor.opening besides."""
+    with extractor_named(extractor).opening(data, limits) as pdf:
+        return pdf.draw(number, dpi=dpi, side=side, area=area)
+
+
+def draw_page_with_text(
+    data: bytes,
+    number: int,
+    *,
+    dpi: int,
+    side: int,
+    area: int = 0,
+    limits: Limits,
+    extractor: ExtractorName = "pymupdf",
+) -> tuple[PageLines | None, Any]:
+    """Draw a page as `draw_page`, with the text that the file has of it: None where that can't be
+    read."""
+    with extractor_named(extractor).opening(data, limits) as pdf:
+        page = _page(pdf, number)
+        picture = pdf.draw(number, dpi=dpi, side=side, area=area)
+        return None if isinstance(page, str) else page, picture
+
+
+def _title(metadata: Mapping[str, str], first: PageLines | None) -> str | None:
+    """The title the file gives, else the largest print on its first page."""
+    named = unwrap(clean(metadata.get("title") or ""))
+    junk = ("untitled", "microsoft word", "imagemagick", "powerpoint", "document")
+    if len(named) > 3 and not named.lower().startswith(junk) and has_words(named):
+        return named[:300]
+    lines: Sequence[Line] = without_copies(first.lines) if first is not None else ()
+    largest = max((round(line.size, 1) for line in lines), default=0)
+    headline = unwrap(" ".join(line.text for line in lines if round(line.size, 1) == largest))
+    others = any(round(line.size, 1) < largest for line in lines)
+    return headline if others and has_words(headline) and len(headline) <= 200 else None
+
+
+def _metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for name, value in metadata.items():
+        text = unwrap(clean(value))
+        if text and name not in {"title", "encryption"}:
+            found[name] = text[:1000]
+    return found
+
+
+def _cleaned(outline: Sequence[Heading]) -> tuple[Heading, ...]:
+    named = [(entry, unwrap(clean(entry.title))[:300]) for entry in outline]
+    return tuple(Heading(entry.level, title, entry.page) for entry, title in named if title)

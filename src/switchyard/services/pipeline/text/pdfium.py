@@ -1,0 +1,370 @@
+"""PDFs read with PDFium (Apache-2.0 and BSD), for those who can't use PyMuPDF and its AGPL.
+
+The same protocol as `mupdf`. PDFium does not say what it has mended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from switchyard.services.common.files.errors import CorruptDocument, EncryptedDocument
+from switchyard.services.pipeline.text.bidi import (
+    RIGHT_TO_LEFT,
+    Glyph,
+    text_from_left,
+    text_in_order,
+)
+from switchyard.services.pipeline.text.composing import Heading, PageLines, cleaned
+from switchyard.services.pipeline.text.layout import Line
+from switchyard.services.pipeline.text.overprint import cell_of, have_copies, is_copied
+from switchyard.services.pipeline.text.pages import (
+    NEEDS_PASSWORD,
+    Box,
+    Drawn,
+    Limits,
+    OpenPdf,
+    check_count,
+    check_pixels,
+    fitting,
+    has_end,
+    is_sparse,
+    pictures_of,
+    with_open_pages,
+)
+from switchyard.services.pipeline.text.raised import SIGNS, is_raised, raised
+from switchyard.services.pipeline.text.xfa import MAX_PACKET_BYTES, text_of_form
+
+_BOLD = 600
+"""Weight from which letters are bold."""
+_SOFT_HYPHEN = "\x02"
+"""What PDFium puts in the place of a hyphen at a line's end."""
+_APART = 1.5
+"""Sizes of a letter between two lines of a row from right to left, at least."""
+_NO_WIDTH = 0.01
+_MOST_RECTANGLES = 200_000
+_MOST_PARTS = 100
+_LONGEST_NAME = 256
+_MOST_OBJECTS = 20_000
+
+
+@contextmanager
+def opening(data: bytes, limits: Limits) -> Iterator[OpenPdf]:
+    """See `pdf.Extractor`."""
+    if not has_end(data):
+        # It finds some of the pages in such a file; half a document must not pass for one.
+        raise CorruptDocument(f"the PDF is truncated: it ends after {len(data):,} bytes")
+    with _opened(data) as document:
+        check_count(len(document), limits)
+        yield _Pdf(document, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pdf:
+    """See `pages.OpenPdf`."""
+
+    document: Any
+    limits: Limits
+
+    @property
+    def page_count(self) -> int:
+        return len(self.document)
+
+    @property
+    def repaired(self) -> bool:
+        return False
+
+    @property
+    def outline(self) -> list[Heading]:
+        return _outline(self.document)
+
+    @property
+    def form(self) -> str | None:
+        from pypdfium2 import raw
+
+        if raw.FPDF_GetFormType(self.document) != raw.FORMTYPE_XFA_FULL:
+            return None
+        count = min(raw.FPDF_GetXFAPacketCount(self.document), _MOST_PARTS)
+        packets = dict(_part(self.document, number) for number in range(count))
+        return text_of_form(packets)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        said = self.document.get_metadata_dict()
+        return {
+            name[:1].lower() + name[1:]: value
+            for name, value in said.items()
+            if isinstance(value, str)
+        }
+
+    def page(self, number: int) -> PageLines:
+        with _reading(f"page {number}"):
+            page = self.document[number - 1]
+            try:
+                width, height = _size(page, number, self.limits)
+                shown = _Shown(page.get_bbox(), page.get_rotation())
+                lines = _lines(page, shown)
+                has_place = is_sparse(width, height, lines)
+                drawn = _drawn(page, shown) if has_place else ()
+                pictures = pictures_of(width, height, drawn)
+                return PageLines(width, height, lines, pictures)
+            finally:
+                page.close()
+
+    def draw(self, number: int, *, dpi: int, side: int, area: int = 0) -> Any:
+        with _reading(f"page {number}"):
+            page = self.document[number - 1]
+            try:
+                width, height = _size(page, number, self.limits)
+                zoom = dpi / 72 * fitting(width * dpi / 72, height * dpi / 72, side, area)
+                bitmap = page.render(scale=zoom, rev_byteorder=True, prefer_bgrx=False)
+                picture = bitmap.to_numpy()
+                if picture.ndim == 2:
+                    picture = picture[:, :, None].repeat(3, axis=2)
+                return picture[:, :, :3].copy()
+            finally:
+                page.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The part of a page that is shown."""
+
+    part: Box
+    """In the file's coordinates, in which y grows upwards: left, bottom, right, top."""
+    turned: int
+    """By how many degrees to the right it is turned when it is shown."""
+
+    def within(self, box: Box) -> Box | None:
+        """The part of a box of the file that is shown; None where none is."""
+        x0, y0 = max(box[0], self.part[0]), max(box[1], self.part[1])
+        x1, y1 = min(box[2], self.part[2]), min(box[3], self.part[3])
+        return (x0, y0, x1, y1) if x0 < x1 and y0 < y1 else None
+
+    def seen(self, box: Box) -> Box:
+        """Where a box is on the page as it is shown: left, upper, right, lower."""
+        (xa, ya), (xb, yb) = self._at(*box[:2]), self._at(*box[2:])
+        return min(xa, xb), min(ya, yb), max(xa, xb), max(ya, yb)
+
+    def _at(self, x: float, y: float) -> tuple[float, float]:
+        left, bottom, right, top = self.part
+        if self.turned == 90:
+            return y - bottom, x - left
+        if self.turned == 180:
+            return right - x, y - bottom
+        if self.turned == 270:
+            return top - y, right - x
+        return x - left, top - y
+
+    def start(self, box: Box) -> tuple[float, float]:
+        """A point of the file at the beginning of a line that is shown level."""
+        left, bottom, right, top = box
+        if self.turned in (0, 180):
+            return (left + 0.5 if self.turned == 0 else right - 0.5), (bottom + top) / 2
+        return (left + right) / 2, (bottom + 0.5 if self.turned == 90 else top - 0.5)
+
+
+def _size(page: Any, number: int, limits: Limits) -> tuple[float, float]:
+    """Width and height of a page, in points. Raises DocumentTooLarge."""
+    width, height = page.get_size()
+    check_pixels(number, [("", width * 150 / 72, height * 150 / 72)], limits)
+    return width, height
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[Any]:
+    import pypdfium2
+
+    library: Any = pypdfium2
+    try:
+        document = library.PdfDocument(with_open_pages(data))
+    except library.PdfiumError as error:
+        if "assword" in str(error):
+            raise EncryptedDocument(NEEDS_PASSWORD) from error
+        cut = "" if has_end(data) else ", and its end is missing"
+        raise CorruptDocument(f"the PDF is corrupt: it can't be read{cut} ({error})") from error
+    try:
+        yield document
+    finally:
+        document.close()
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError, LookupError) as error:
+        raise CorruptDocument(f"the PDF is corrupt: {what} can't be read ({error})") from error
+
+
+def _lines(page: Any, shown: _Shown) -> list[Line]:
+    """Its rectangles of text, those that belong to one line joined."""
+    from pypdfium2 import raw
+
+    text = page.get_textpage()
+    try:
+        found: list[Line] = []
+        for number in range(min(text.count_rects(), _MOST_RECTANGLES)):
+            box = shown.within(text.get_rect(number))
+            if box is None:
+                continue
+            said = text.get_text_bounded(*box).rstrip("\r\n")
+            said = cleaned(said.replace(_SOFT_HYPHEN, "-"))
+            if not said:
+                continue
+            at = raw.FPDFText_GetCharIndexAtPos(text, *shown.start(box), 4, 4)
+            left, upper, right, lower = shown.seen(box)
+            size = raw.FPDFText_GetFontSize(text, at) if at >= 0 else lower - upper
+            bold = at >= 0 and raw.FPDFText_GetFontWeight(text, at) >= _BOLD
+            # Rectangles are as high as their letters: a line without any b or d has a lower one.
+            middle, half = (upper + lower) / 2, max(0.4 * size, (lower - upper) / 2)
+            line = Line(left, middle - half, right, middle + half, said, size, bold)
+            if found and _goes_on(found[-1], line):
+                found[-1] = _joined(found[-1], line)
+            else:
+                found.append(line)
+        has_rtl = any(RIGHT_TO_LEFT.search(line.text) for line in found if not line.text.isascii())
+        if has_rtl or have_copies(found):
+            return list(_lines_by_glyphs(text, shown))
+        return found
+    finally:
+        text.close()
+
+
+def _drawn(page: Any, shown: _Shown) -> Iterator[Drawn]:
+    """Yield pictures, without decoding any, and texts in the order in which they are drawn."""
+    from pypdfium2 import raw
+
+    kinds = [raw.FPDF_PAGEOBJ_IMAGE, raw.FPDF_PAGEOBJ_TEXT]
+    for each in islice(page.get_objects(filter=kinds), _MOST_OBJECTS):
+        is_picture = each.type == raw.FPDF_PAGEOBJ_IMAGE
+        is_seen = is_picture or (
+            raw.FPDFTextObj_GetTextRenderMode(each.raw) != raw.FPDF_TEXTRENDERMODE_INVISIBLE
+        )
+        yield Drawn(shown.seen(each.get_bounds()), is_picture, is_seen)
+
+
+def _lines_by_glyphs(text: Any, shown: _Shown) -> Iterator[Line]:
+    """Yield the lines of a page with letters from right to left, or with print drawn several times
+    over, in order by their places: the library's own pieces overlap there."""
+    from pypdfium2 import raw
+
+    seen: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+    row: list[tuple[Glyph, float, float, float]] = []
+    for number in range(min(text.count_chars(), _MOST_RECTANGLES)):
+        char = chr(raw.FPDFText_GetUnicode(text, number))
+        box = None if char in "\r\n" else shown.within(text.get_charbox(number, loose=True))
+        if box is None:
+            continue
+        x0, y0, x1, y1 = shown.seen(box)
+        if char == _SOFT_HYPHEN:
+            char = "-"
+        size = raw.FPDFText_GetFontSize(text, number) or y1 - y0
+        if row and x1 > x0 and _place(row[-1]) == (x0, y0, x1, y1):
+            # One glyph that says several letters, which the library gives from the left.
+            said = row[-1][0].text
+            said = char + said if RIGHT_TO_LEFT.match(char) else said + char
+            row[-1] = (Glyph(said, x0, x1), y0, y1, size)
+            continue
+        is_blank = char.isspace()
+        if (is_blank and x1 - x0 < _NO_WIDTH) or is_copied((x0, y0), size, seen[char]):
+            continue  # blanks without a place are the library's own
+        if not is_blank:
+            seen[char].add(cell_of((x0, y0), size))
+        if row and min(row[-1][2], y1) - max(row[-1][1], y0) < 0.5 * min(
+            row[-1][2] - row[-1][1], y1 - y0
+        ):
+            yield from _divided(row)
+            row = []
+        row.append((Glyph(char, x0, x1), y0, y1, size))
+    yield from _divided(row)
+
+
+def _place(glyph: tuple[Glyph, float, float, float]) -> Box:
+    return glyph[0].x0, glyph[1], glyph[0].x1, glyph[2]
+
+
+def _divided(row: list[tuple[Glyph, float, float, float]]) -> Iterator[Line]:
+    """Yield the lines of a row, which wide spaces divide."""
+    row.sort(key=lambda each: each[0].x0)
+    start = 0
+    for at in range(1, len(row) + 1):
+        if at < len(row) and row[at][0].x0 - row[at - 1][0].x1 < _APART * row[at][3]:
+            continue
+        part = row[start:at]
+        start = at
+        if not part:
+            continue
+        glyphs, tops, bottoms, sizes = zip(*part, strict=True)
+        said = "".join(glyph.text for glyph in glyphs)
+        is_rtl = RIGHT_TO_LEFT.search(said) is not None
+        said = (text_in_order if is_rtl else text_from_left)(glyphs, sizes[0])
+        if said := cleaned(said):
+            right = max(glyph.x1 for glyph in glyphs)
+            yield Line(glyphs[0].x0, min(tops), right, max(bottoms), said, sizes[0])
+
+
+def _goes_on(before: Line, line: Line) -> bool:
+    shared = min(before.y1, line.y1) - max(before.y0, line.y0)
+    gap = line.x0 - before.x1
+    return shared > 0.6 * min(before.height, line.height) and -1 < gap < 0.6 * line.size
+
+
+def _joined(before: Line, line: Line) -> Line:
+    # Digits reach from the baseline up, and so do the boxes here.
+    first, then = before.text, line.text
+    if is_raised(line.size, line.y1, before.size, before.y1):
+        then = raised(then)
+    elif is_raised(before.size, before.y1, line.size, line.y1):
+        first = raised(first)
+    if then != line.text:
+        glue = ""
+    elif first[-1:] in SIGNS:
+        glue = "" if then[:1] in ".,;:!?)]" else " "
+    else:
+        glue = " " if line.x0 - before.x1 > 0.12 * line.size else ""
+    return Line(
+        before.x0,
+        min(before.y0, line.y0),
+        line.x1,
+        max(before.y1, line.y1),
+        f"{first}{glue}{then}",
+        max(before.size, line.size),
+        before.bold and line.bold,
+    )
+
+
+def _part(document: Any, number: int) -> tuple[str, bytes]:
+    """Return the name and the content of a part of an XFA form."""
+    from pypdfium2 import raw
+
+    name = ctypes.create_string_buffer(_LONGEST_NAME)
+    raw.FPDF_GetXFAPacketName(document, number, name, _LONGEST_NAME)
+    size = ctypes.c_ulong()
+    raw.FPDF_GetXFAPacketContent(document, number, None, 0, size)
+    if size.value > MAX_PACKET_BYTES:
+        return name.value.decode("latin-1"), b""
+    content = ctypes.create_string_buffer(size.value)
+    raw.FPDF_GetXFAPacketContent(document, number, content, size.value, size)
+    return name.value.decode("latin-1"), content.raw
+
+
+def _outline(document: Any) -> list[Heading]:
+    found: list[Heading] = []
+    try:
+        for entry in document.get_toc(max_depth=6):
+            target = entry.get_dest()
+            page = None if target is None else target.get_index()
+            found.append(
+                Heading(entry.level + 1, entry.get_title() or "", 0 if page is None else page + 1)
+            )
+            if len(found) == 5_000:
+                break
+    except (RuntimeError, ValueError, LookupError):  # a damaged one: the text is there all the same
+        return found
+    return found

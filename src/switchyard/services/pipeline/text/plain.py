@@ -1,0 +1,272 @@
+"""Plain text: cleaned, in paragraphs, sentences and words, for any script.
+
+Pure functions without a language model or a dictionary: they serve summaries, chunks, snippets
+and the offline embedder, which must all cut a text at the same places. Texts are foreign and
+long, so everything here takes time in proportion to the text, whatever it is made of: a pattern
+never begins again inside of what it has just read in vain.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
+
+from switchyard.services.pipeline.text.stopwords import STOP_WORDS
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffe\uffff\u00ad]")
+_UNREADABLE = re.compile(r"[\ud800-\udfff\ufffd]+")
+_UNSEEN = re.compile("[\u00ad\u2060]")
+"""Soft hyphens and joiners: inside of words, and no part of them."""
+_BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
+_SPACES = re.compile(r"[ \t\u00a0\u2000-\u200a\u202f\u3000]+")
+_HYPHENATED = re.compile(r"(?<=[^\W_])([-\u2010])\n(?=[^\W_])")
+_ADDRESS = re.compile(r"(?:://|www\.|@)\S*$")
+_LONGEST_ADDRESS = 200
+"""Characters before a line's end among which an address is looked for."""
+
+_FOREIGN = re.compile(r"[^\x00-\x7f]+")
+"""What is not as it is in every form."""
+_CHARACTERS = 4_096
+"""Of which it is kept how they are folded."""
+_REPLACED = 32
+"""Different characters up to which the text is looked through for each: more are looked up where
+they stand, one by one."""
+
+_CJK_RANGES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_CJK = re.compile(f"[{_CJK_RANGES}]+")
+_CJK_BREAK = re.compile(f"(?<=[{_CJK_RANGES}])\n(?=[{_CJK_RANGES}])")
+_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+_GOES_ON_BEFORE = re.compile(r".?[^\W_]|[^\W_]['’]", re.DOTALL)
+_GOES_ON = re.compile(r"['’]?[^\W_]")
+"""What a word has before and behind a part of it."""
+_RAISED = re.compile("[⁰¹²³⁴-⁹]++")
+_LOWERED_NUMBER = re.compile("[₀-₉]")
+_APART = frozenset("\u00ad\u2060⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉")
+"""Characters that tell that there is something unseen, raised or lowered."""
+_LOWERED = re.compile(r"(?<![^\W_])([^\W\d_⁰¹²³⁴-⁹₀-₉]++)[₀-₉]++(?![^\W_])")
+
+SENTENCE_ENDS = frozenset(".!?…\u061f\u06d4\u0964\u0965。！？｡")
+
+_SENTENCE_END = re.compile(
+    r"""
+    (?:
+        (?<![.!?…\u061f\u06d4\u0964\u0965])  # only where a run of marks begins, and the whole run
+        [.!?…\u061f\u06d4\u0964\u0965]++     # Latin, Cyrillic, Arabic, Urdu, Indic
+        ["'”’»)\]]*+
+        (?=\s)
+      | [。！？｡]+[」』”’)）]*            # no space follows in Chinese and Japanese
+    )
+    """,
+    re.VERBOSE,
+)
+_TAIL = 24
+"""Characters before a sentence's end that tell whether it is one."""
+_MAX_MARKS = 30
+"""Combining marks that one letter may have (Unicode's stream-safe text format)."""
+_NOT_AN_END = re.compile(
+    r"""(?:^|[\s(\[„"“])
+    (?: [^\W\d_]                                  # an initial: J. Smith, z. B.
+      | \d{1,2}                                   # an ordinal or a number in a list: 3. Oktober
+      | (?:[^\W\d_]\.)+[^\W\d_]                   # e.g., U.S.
+      | dr|mr|mrs|ms|prof|st|sr|jr|vs|cf|ca|al|no|nr|vol|pp|fig|eq|sec|approx|inc|ltd|dept
+      | bzw|usw|vgl|abb|bspw|evtl|ggf|inkl|sog|hrsg|mio|mrd|str|etc|ed|eds
+    )\.$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def clean(text: str) -> str:
+    """The text as every later step may take it.
+
+    NUL and other control characters are gone and lone surrogates replaced (databases, JSON and
+    Arrow refuse them), line ends are `\\n`, and between two paragraphs is one blank line.
+    """
+    if text.isprintable() and "\ufffd" not in text:  # most lines: nothing but spaces to mend
+        return " ".join(text.split())
+    text = _UNREADABLE.sub("\ufffd", text)
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\u2028", "\n")
+    text = text.replace("\x0c", "\n\n").replace("\u2029", "\n\n")
+    text = _CONTROL.sub("", text)
+    text = _SPACES.sub(" ", text)
+    return _BLANK_LINES.sub("\n\n", text).strip()
+
+
+def unwrap(block: str) -> str:
+    """One paragraph as one line: lines joined, a word that was broken between two of them whole;
+    a hyphen that is not known to be of that break stays."""
+    block = block.strip()
+    if "\n" in block:
+        block = _HYPHENATED.sub(_hyphen_at_a_line_end, block)
+        if not block.isascii():
+            block = _CJK_BREAK.sub("", block)
+    return " ".join(block.split())
+
+
+def _hyphen_at_a_line_end(found: re.Match[str]) -> str:
+    """Return what stays of a hyphen between two lines: nothing where it cut a word in two; itself
+    before a capital (`Jean-Pierre`), beside a digit (`COVID-19`) and in an address."""
+    text, at, end = found.string, found.start(), found.end()
+    if not (text[at - 1].isalpha() and text[end].isalpha()):
+        return found[1]
+    if text[end].isupper() and not (text[max(at - 2, 0) : at + 1] + text[end : end + 2]).isupper():
+        return found[1]
+    is_address = _ADDRESS.search(text[max(0, at - _LONGEST_ADDRESS) : at]) is not None
+    return found[1] if is_address else ""
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of a cleaned text, each as one line."""
+    lines = (unwrap(block) for block in text.split("\n\n"))
+    return [line for line in lines if line]
+
+
+def sentences(paragraph: str) -> list[str]:
+    """The sentences of a paragraph. Abbreviations, initials and ordinals do not end one."""
+    found = []
+    start = 0
+    for match in _SENTENCE_END.finditer(paragraph):
+        end = match.end()
+        # Only the tail is cut out: a list of initials is one sentence with thousands of dots.
+        if _NOT_AN_END.search(paragraph[max(start, end - _TAIL) : end].lstrip()):
+            continue
+        found.append(paragraph[start:end].strip())
+        start = end
+    rest = paragraph[start:].strip()
+    return [*found, rest] if rest else found
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, normalised, in order; Chinese and Japanese as pairs of characters.
+
+    Normalised: compatibility forms folded, lower case, without accents and vowel marks. Numbers
+    that stand raised or lowered hide no word: `day¹²` is `day` and `12`, `CO₂` is `co2` and `co`.
+    """
+    return _cut(_folded(text, _without_accents))
+
+
+def words_of(text: str, some: Collection[str]) -> set[str]:
+    """Those of some `words` that are among the text's. The text is not cut for the few: takes a
+    small part of the time."""
+    plain = _folded(text, _without_accents)
+    found = {word for word in some if word in plain}
+    if found and is_in_pairs(plain):
+        return found.intersection(_cut(plain))
+    return {word for word in found if _stands_alone(word, plain)}
+
+
+def _cut(plain: str) -> list[str]:
+    """The words of a folded text."""
+    if not is_in_pairs(plain):  # most texts: looked at once, and not word by word
+        return _WORD.findall(plain)
+    found: list[str] = []
+    for word in _WORD.findall(plain):
+        if is_in_pairs(word):
+            found.extend(_pairs(word))
+        else:
+            found.append(word)
+    return found
+
+
+def _stands_alone(word: str, plain: str) -> bool:
+    """Whether a folded text has a word not only as a part of longer ones."""
+    end = 0
+    while (start := plain.find(word, end)) >= 0:
+        end = start + len(word)
+        is_begun = _GOES_ON_BEFORE.fullmatch(plain, max(start - 2, 0), start) is not None
+        if not is_begun and _GOES_ON.match(plain, end) is None:
+            return True
+    return False
+
+
+def normalised(text: str) -> str:
+    """The text as its words are looked for where others tell them apart: what `words` does, but for
+    accents and vowel marks, which dictionaries need. `CO₂` is `co2 co`, and `ﬁ` is `fi`."""
+    return _folded(text, _compatible)
+
+
+def _numbers_apart(text: str) -> str:
+    """The text with raised numbers as words of their own, as markers of notes and exponents are;
+    a lowered one is part of its word, as in formulas, and the word is there without it, too."""
+    apart = _RAISED.sub(r" \g<0> ", text)
+    # Few texts have lowered numbers, and their pattern looks at every word.
+    return _LOWERED.sub(r"\g<0> \1", apart) if _LOWERED_NUMBER.search(apart) else apart
+
+
+def is_in_pairs(word: str) -> bool:
+    """Whether a word is cut into pairs of characters: it has Chinese or Japanese ones."""
+    return not word.isascii() and _CJK.search(word) is not None
+
+
+def content_words(text: str) -> list[str]:
+    """The words that say something of the subject: no stop words, no lone Latin letters."""
+    return [word for word in words(text) if word not in STOP_WORDS and len(word) > 1]
+
+
+def count_words(text: str) -> int:
+    """How long a text is, in words (for Chinese and Japanese, about one for two characters)."""
+    plain = _CJK.sub(" ", text)
+    pairs = sum((run.end() - run.start() + 1) // 2 for run in _CJK.finditer(text))
+    return sum(1 for _ in _WORD.finditer(plain)) + pairs
+
+
+def has_words(text: str) -> bool:
+    """Whether `count_words` finds any."""
+    return _WORD.search(text) is not None or _CJK.search(text) is not None
+
+
+def shorten(text: str, limit: int) -> str:
+    """The text, cut to `limit` characters at a word's end, with an ellipsis where it was cut."""
+    if len(text) <= limit:
+        return text
+    head = text[: limit - 1]
+    at = head.rfind(" ")
+    return (head[:at] if at > limit // 2 else head).rstrip(" ,;:") + "…"
+
+
+def _folded(text: str, fold: Callable[[str], str]) -> str:
+    """Numbers apart, each character folded so, lower case; soft hyphens are gone."""
+    if text.isascii():
+        return text.casefold()
+    # What is not there is not looked for: searches fold many texts with a few such characters each.
+    foreign = {char for char in set(text) if not char.isascii()}
+    if not foreign.isdisjoint(_APART):
+        text = _numbers_apart(_UNSEEN.sub("", text))
+    # Character by character: of a whole text, `normalize` sorts every run of combining marks, by
+    # insertion, and such a run can be as long as the text.
+    folded = {char: fold(char) for char in foreign}
+    kept = _replaced(text, {char: other for char, other in folded.items() if other != char})
+    marks = "".join({char for char in "".join(folded.values()) if unicodedata.combining(char)})
+    if marks:
+        kept = re.sub(f"([{marks}]{{{_MAX_MARKS}}})[{marks}]+", r"\1", kept)
+    return unicodedata.normalize("NFC", kept.casefold()).replace("\u0640", "")
+
+
+def _replaced(text: str, folded: Mapping[str, str]) -> str:
+    """The text with each of these characters as it is folded; what one becomes has none of them."""
+    if len(folded) > _REPLACED:
+        by_code = str.maketrans(dict(folded))
+        return _FOREIGN.sub(lambda run: run.group().translate(by_code), text)
+    for char, other in folded.items():
+        text = text.replace(char, other)
+    return text
+
+
+@lru_cache(maxsize=_CHARACTERS)
+def _compatible(char: str) -> str:
+    return unicodedata.normalize("NFKC", char)
+
+
+@lru_cache(maxsize=_CHARACTERS)
+def _without_accents(char: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", char)
+    # Classes from 10 up are accents and vowel marks; below are signs that Indic scripts need.
+    return "".join(part for part in decomposed if unicodedata.combining(part) < 10)
+
+
+def _pairs(word: str) -> list[str]:
+    """A run of characters without spaces, as overlapping pairs."""
+    if len(word) < 3:
+        return [word]
+    return [word[at : at + 2] for at in range(len(word) - 1)]

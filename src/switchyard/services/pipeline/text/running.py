@@ -1,0 +1,137 @@
+"""Running heads, footers and page numbers: what stands at the edge of page after page.
+
+A row is left out only where it repeats: the same words in the same place on several pages, and
+numbers that are the same on several of them or that grow with the pages. A number that does
+neither, such as an amount or a year below a text, is content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from switchyard.services.pipeline.text.layout import Line, rows_of
+
+_EDGE = 0.12
+"""Part of a page's height, above and below, in which running heads and page numbers stand."""
+_RUNNING = 3
+"""Pages, at least, on which a running head stands; and a quarter of all."""
+_PLACES = 50
+"""Heights into which a page is divided: what repeats stands at the same one."""
+_NUMBER = re.compile(
+    r"[-–—·|\s]*(?:(?:page|seite|página|p\.|s\.)\s*)?(?:\d{1,4}|[ivxlc]{1,7})"
+    r"(?:\s*(?:/|of|von|de|sur)\s*\d{1,4})?[-–—·|.\s]*",
+    re.IGNORECASE,
+)
+_DIGITS = re.compile(r"\d+")
+_ROMAN = re.compile(r"\b[ivxlc]{1,7}\b", re.IGNORECASE)
+_ROMAN_DIGITS = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
+_LONGEST_NUMBER = 9
+"""Digits up to which a number may be one that grows with the pages."""
+
+
+class RunningPage(Protocol):
+    """What is needed to know of a page."""
+
+    @property
+    def height(self) -> float: ...
+
+    @property
+    def lines(self) -> Sequence[Line]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row that may repeat."""
+
+    page: int
+    lines: Sequence[Line]
+    form: str
+    """What it has in common with such rows of other pages: its words and its place, without its
+    numbers; of a page number alone, nothing else."""
+    numbers: tuple[str, ...]
+    is_number: bool
+
+
+def without_running(pages: Sequence[RunningPage]) -> list[list[Line]]:
+    """Return the lines of each page without its number, running heads and footers."""
+    forms: defaultdict[str, list[_Row]] = defaultdict(list)
+    if len(pages) >= _RUNNING:
+        for number, page in enumerate(pages):
+            for row in _candidates(page, number):
+                forms[row.form].append(row)
+    least = max(_RUNNING, len(pages) / 4)
+    gone = {
+        id(line)
+        for rows in forms.values()
+        if len({row.page for row in rows}) >= least
+        for row in _repeated(rows)
+        for line in row.lines
+    }
+    kept = [[line for line in page.lines if id(line) not in gone] for page in pages]
+    return [lines or list(page.lines) for page, lines in zip(pages, kept, strict=True)]
+
+
+def _candidates(page: RunningPage, number: int) -> Iterator[_Row]:
+    """Yield two rows of the upper and two of the lower edge, and a number alone that is the first
+    or the last on the page, wherever that is."""
+    top, bottom = page.height * _EDGE, page.height * (1 - _EDGE)
+    above = rows_of([line for line in page.lines if line.y1 < top])[:2]
+    below = rows_of([line for line in page.lines if line.y0 > bottom])[-2:]
+    for name, rows in (("above", above), ("below", below)):
+        for lines in rows:
+            yield _row(page, number, lines, name)
+    if len(page.lines) < 2:
+        return
+    first = min(page.lines, key=lambda line: line.y0)
+    last = max(page.lines, key=lambda line: line.y1)
+    seen = {id(line) for rows in (above, below) for lines in rows for line in lines}
+    for name, line in (("above", first), ("below", last)):
+        if id(line) not in seen and line.text.isdecimal() and len(line.text) < 5:
+            yield _row(page, number, [line], name)
+
+
+def _row(page: RunningPage, number: int, lines: Sequence[Line], edge: str) -> _Row:
+    text = " ".join(line.text for line in lines).strip()
+    is_number = len(text) < 24 and _NUMBER.fullmatch(text) is not None
+    if is_number:
+        text = _ROMAN.sub(lambda found: str(_roman(found.group())), text)
+        form = edge
+    else:
+        form = f"{_DIGITS.sub('0', text)} {lines[0].y0 / (page.height or 1) * _PLACES:.0f}"
+    return _Row(number, lines, form, tuple(_DIGITS.findall(text)), is_number)
+
+
+def _repeated(rows: Sequence[_Row]) -> Iterator[_Row]:
+    """Yield those of one form whose numbers are the same as on other pages, or grow with them."""
+    same: Counter[tuple[int, str]] = Counter()
+    grown: Counter[tuple[int, int]] = Counter()
+    for row in rows:
+        same.update(enumerate(row.numbers))
+        grown.update(_offsets(row))
+    for row in rows:
+        offsets = dict(_offsets(row))
+        grows = any(grown[each] >= _RUNNING for each in offsets.items())
+        fits = all(
+            same[at, value] >= _RUNNING or (at in offsets and grown[at, offsets[at]] >= _RUNNING)
+            for at, value in enumerate(row.numbers)
+        )
+        if fits and (grows or not row.is_number):
+            yield row
+
+
+def _offsets(row: _Row) -> Iterator[tuple[int, int]]:
+    """Yield how far ahead of its page's own number each of a row's numbers is."""
+    for at, value in enumerate(row.numbers):
+        if len(value) <= _LONGEST_NUMBER:
+            yield at, int(value) - row.page
+
+
+def _roman(text: str) -> int:
+    values = [_ROMAN_DIGITS[char] for char in text.lower()]
+    following = [*values[1:], 0]
+    pairs = zip(values, following, strict=True)
+    return sum(-value if value < after else value for value, after in pairs)

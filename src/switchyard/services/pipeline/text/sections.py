@@ -1,0 +1,84 @@
+"""A long text cut to what a model can take, without losing whole parts of it.
+
+Cutting at the end would drop the conclusions. Instead every section keeps its beginning: short
+sections whole, and what they leave over goes to the long ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from switchyard.services.pipeline.text.plain import paragraphs, sentences, shorten
+
+GAP = "[…]"
+"""Stands where text was left out."""
+
+_HEADING = re.compile(r"^#{1,6} ")
+_LEAST_SHARE = 200
+"""Characters below which a section's beginning says nothing."""
+
+
+def sections_of(pages: Sequence[str]) -> list[str]:
+    """The parts of a document: under its Markdown headings where it has any, else its pages."""
+    blocks = [block for page in pages for block in paragraphs(page)]
+    if sum(bool(_HEADING.match(block)) for block in blocks) < 2:
+        return ["\n\n".join(paragraphs(page)) for page in pages if page.strip()]
+    found: list[list[str]] = [[]]
+    for block in blocks:
+        if _HEADING.match(block) and found[-1]:
+            found.append([])
+        found[-1].append(block)
+    return ["\n\n".join(section) for section in found if section]
+
+
+def fit(sections: Sequence[str], budget: int) -> tuple[str, bool]:
+    """The sections in at most `budget` characters, and whether anything was left out."""
+    whole = "\n\n".join(sections)
+    if len(whole) <= budget:
+        return whole, False
+    chosen = _spread(sections, max(budget // _LEAST_SHARE, 1))
+    overhead = len(GAP) + 4
+    share = _fair_share([len(section) + 2 for section in chosen], budget - overhead)
+    parts = [_beginning(section, share - overhead) for section in chosen]
+    text = "\n\n".join(part for part in parts if part)
+    if len(chosen) < len(sections):
+        text += f"\n\n{GAP}"
+    return text[:budget], True
+
+
+def _spread(sections: Sequence[str], most: int) -> list[str]:
+    """At most `most` sections, evenly spread, the first and the last among them."""
+    if len(sections) <= most:
+        return list(sections)
+    if most == 1:
+        return [sections[0]]
+    last = len(sections) - 1
+    return [sections[round(step * last / (most - 1))] for step in range(most)]
+
+
+def _fair_share(sizes: Sequence[int], budget: int) -> int:
+    """The largest size to which the large may be cut so that all together fit the budget."""
+    left, share = budget, 0
+    ascending = sorted(sizes)
+    for index, size in enumerate(ascending):
+        share = left // (len(ascending) - index)
+        if size > share:
+            return share
+        left -= size
+    return max(share, ascending[-1]) if ascending else budget
+
+
+def _beginning(section: str, limit: int) -> str:
+    """The first sentences of a section, at most `limit` characters and the gap's mark."""
+    if len(section) <= limit:
+        return section
+    kept = ""
+    for paragraph in section.split("\n\n"):
+        glue = "\n\n" if kept else ""
+        for sentence in sentences(paragraph):
+            if len(kept) + len(glue) + len(sentence) > limit:
+                return f"{kept} {GAP}" if kept else f"{shorten(sentence, max(limit, 1))} {GAP}"
+            kept += glue + sentence
+            glue = " "
+    return kept

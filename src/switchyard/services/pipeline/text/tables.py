@@ -1,0 +1,116 @@
+"""Tables, found by what stands side by side in row after row, and written as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from switchyard.services.pipeline.text.layout import MAX_LINES, Line, rows_of
+
+_LEAST_ROWS = 3
+_MOST_COLUMNS = 40
+_CELL = 28
+"""Letters of a cell, on average, from which on what stands side by side is columns of text."""
+_SHORT_CELL = 16
+"""Letters of a cell, on average, up to which what stands side by side is a table."""
+_FILLED = 0.5
+"""Part of the cells of a table that are not empty."""
+
+
+def with_tables(lines: Sequence[Line]) -> list[Line]:
+    """The lines, with each table as one line of its own, whose text is Markdown."""
+    if not 2 * _LEAST_ROWS <= len(lines) <= MAX_LINES:
+        return list(lines)
+    rows = rows_of(lines)
+    return _replaced(rows) or [line for row in rows for line in row]
+
+
+def rows_with_tables(rows: list[list[Line]]) -> list[list[Line]]:
+    """As `with_tables`, of lines that are in rows."""
+    if not 2 * _LEAST_ROWS <= sum(map(len, rows)) <= MAX_LINES:
+        return rows
+    found = _replaced(rows)
+    return rows_of(found) if found else rows
+
+
+def _replaced(rows: list[list[Line]]) -> list[Line]:
+    """The lines, with each table as one of them; none where there is no table."""
+    found: list[Line] = []
+    run: list[list[Line]] = []
+    tables = 0
+    for row in [*rows, []]:
+        side_by_side = len(row) > 1 and not any(line.is_table for line in row)
+        goes_on = side_by_side and not (run and row[0].y0 - run[-1][0].y1 > 3 * row[0].height)
+        if run and not goes_on:
+            table = _table_of(run)
+            tables += table is not None
+            found.extend([line for each in run for line in each] if table is None else [table])
+            run = []
+        if side_by_side:
+            run.append(row)
+        else:
+            found.extend(row)
+    return found if tables else []
+
+
+def _table_of(rows: Sequence[Sequence[Line]]) -> Line | None:
+    if len(rows) < _LEAST_ROWS:
+        return None
+    lines = [line for row in rows for line in row]
+    columns = _columns(rows)
+    is_table = (
+        1 < len(columns) <= _MOST_COLUMNS
+        and not _is_prose(lines, columns)
+        and len(lines) >= _FILLED * len(columns) * len(rows)
+    )
+    return _table(rows, lines, columns) if is_table else None
+
+
+def _is_prose(lines: Sequence[Line], columns: Sequence[tuple[float, float]]) -> bool:
+    """Whether what stands side by side is columns of text: their lines are long, or not short and
+    most of them as wide as their column."""
+    letters = sum(len(line.text) for line in lines) / len(lines)
+    if not _SHORT_CELL < letters < _CELL:
+        return letters >= _CELL
+    width = sum(until - at for at, until in columns) / len(columns)
+    full = sum(line.x1 - line.x0 > 0.75 * width for line in lines)
+    return full > 0.7 * len(lines)
+
+
+def _columns(rows: Sequence[Sequence[Line]]) -> list[tuple[float, float]]:
+    """From where to where the columns reach, by the rows with the most cells: cells of others
+    may reach over several."""
+    most = max(len(row) for row in rows)
+    found: list[tuple[float, float]] = []
+    fullest = [line for row in rows if len(row) == most for line in row]
+    for line in sorted(fullest, key=lambda line: line.x0):
+        if found and line.x0 <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], line.x1))
+        else:
+            found.append((line.x0, line.x1))
+    return found
+
+
+def _table(
+    rows: Sequence[Sequence[Line]], lines: Sequence[Line], columns: Sequence[tuple[float, float]]
+) -> Line:
+    written = []
+    for row in rows:
+        cells = [""] * len(columns)
+        at = 0
+        for line in row:
+            # Numbers that stand to the right begin before their column does.
+            while at < len(columns) - 1 and line.x0 >= columns[at][1]:
+                at += 1
+            said = line.text.strip().replace("|", "\\|").replace("\n", " ")
+            cells[at] = f"{cells[at]} {said}".strip()
+        written.append(f"| {' | '.join(cells)} |")
+    written.insert(1, f"|{' --- |' * len(columns)}")
+    return Line(
+        min(line.x0 for line in lines),
+        min(line.y0 for line in lines),
+        max(line.x1 for line in lines),
+        max(line.y1 for line in lines),
+        "\n".join(written),
+        lines[0].size,
+        is_table=True,
+    )

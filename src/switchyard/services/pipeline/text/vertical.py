@@ -1,0 +1,62 @@
+"""Chinese and Japanese that is written from top to bottom, in columns from right to left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from switchyard.services.pipeline.text.layout import Line
+
+_EAST_ASIAN = re.compile("[\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff9f]")
+_SHORT = 3
+"""Characters that may stand side by side in a column: digits do."""
+_LEAST = 5
+"""Characters of a column, that it is not a column of a table."""
+_NEAR = 0.7
+"""Heights of a letter between two of a column."""
+
+
+def laid_level(lines: Sequence[Line], width: float) -> list[Line] | None:
+    """The lines of a page that is written from top to bottom, turned to the left, so that its
+    columns are lines one below the other; None where the page, that wide, is written level."""
+    if 2 * sum(_may_stand(line) for line in lines) <= len(lines):
+        return None
+    columns = _columns(lines)
+    texts = ["".join(line.text for line in column) for column in columns]
+    standing = sum(
+        len(_EAST_ASIAN.findall(text))
+        for column, text in zip(columns, texts, strict=True)
+        if len(text) >= _LEAST and _may_stand(column[0])
+    )
+    if 2 * standing <= sum(map(len, texts)):
+        return None
+    return [_turned(column, text, width) for column, text in zip(columns, texts, strict=True)]
+
+
+def _columns(lines: Sequence[Line]) -> list[list[Line]]:
+    """What stands right below the line before it, with that."""
+    found: list[list[Line]] = []
+    for line in lines:
+        if found and _may_stand(line) and _is_below(found[-1][-1], line):
+            found[-1].append(line)
+        else:
+            found.append([line])
+    return found
+
+
+def _may_stand(line: Line) -> bool:
+    return len(line.text) <= _SHORT or line.height > 1.5 * (line.x1 - line.x0)
+
+
+def _is_below(above: Line, line: Line) -> bool:
+    size = max(above.size, line.size)
+    aside = abs(line.x0 + line.x1 - above.x0 - above.x1) / 2
+    return _may_stand(above) and aside < 0.4 * size and abs(line.y0 - above.y1) < _NEAR * size
+
+
+def _turned(column: Sequence[Line], text: str, width: float) -> Line:
+    right, left = max(line.x1 for line in column), min(line.x0 for line in column)
+    bold = all(line.bold for line in column)
+    return Line(
+        column[0].y0, width - right, column[-1].y1, width - left, text, column[0].size, bold
+    )

@@ -1,0 +1,142 @@
+"""The readable text of a web page, by trafilatura.
+
+Pages are foreign: this runs in a process that is killed at its limits (`JobContext.in_process`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from switchyard.services.common.files.charsets import (
+    WINDOWS_1252,
+    Charset,
+    charset_in,
+    charset_named,
+    decode,
+    marked_charset,
+)
+
+TIMEOUT = 60.0
+MEMORY_MB = 1536
+"""Address space for reading one page."""
+MOST_LINKS = 1000
+"""Links of one page that are looked at."""
+LONGEST_TEXT = 2 * 1024 * 1024
+"""Characters of a page's text."""
+_SIGN_IN_WORD = re.compile(r"[^\W\d_][\xa1-\xb6\xb8-\xbf\xd7\xf7][^\W\d_]")
+"""What the letters of windows-1250 look like in windows-1252."""
+_WESTERN = frozenset(
+    Charset(name)
+    for name in (
+        *("macintosh", "windows-1252", "windows-1254", "windows-1257", "windows-1258"),
+        *(f"iso-8859-{part}" for part in (3, 4, 10, 13, 14, 15, 16)),
+    )
+)
+"""What is guessed of a page in windows-1252 as easily."""
+_LABELS = {
+    "cp932": "shift_jis",
+    "cp949": "euc-kr",
+    "big5hkscs": "big5",
+    "mac_cyrillic": "x-mac-cyrillic",
+}
+"""Python's names that are no labels."""
+_CENTRAL = frozenset({Charset("windows-1250"), Charset("iso-8859-2")})
+
+
+@dataclass(frozen=True, slots=True)
+class WebText:
+    """What a page says."""
+
+    title: str
+    text: str
+    """Markdown; empty where nothing is readable."""
+    author: str | None = None
+    date: str | None = None
+    language: str | None = None
+    links: tuple[str, ...] = field(default=())
+    """As they stand in the page, relative ones too; none where the page says `nofollow`."""
+    indexed: bool = True
+    """False where the page says `noindex`."""
+
+
+def read_page(html: bytes, url: str, charset: str | None = None) -> WebText:
+    """What a page says, `charset` being the label that its server gives; never raises for what it
+    says."""
+    from lxml import etree
+    from lxml import html as lxml_html
+    from trafilatura import extract, extract_metadata
+    from trafilatura.settings import use_config
+
+    config = use_config()
+    config.set("DEFAULT", "EXTRACTION_TIMEOUT", "0")  # no signals: the process has its limit
+    text = decode(html, charset_named(charset) or charset_in(html) or _guessed(html))
+    try:
+        parser = lxml_html.HTMLParser(huge_tree=False, recover=True, encoding="utf-8")
+        tree = lxml_html.document_fromstring(text.encode("utf-8", "replace"), parser=parser)
+    except (etree.ParserError, etree.XMLSyntaxError, ValueError):
+        return WebText("", "")
+    robots = _directives(tree)
+    links = () if "nofollow" in robots else tuple(_links(tree))
+    heading = _first(tree.xpath("//title//text()")) or _first(tree.xpath("//h1//text()"))
+    about = extract_metadata(text, default_url=url)
+    found = extract(
+        text,
+        url=url,
+        output_format="markdown",
+        include_comments=False,
+        include_tables=True,
+        config=config,
+    )
+    return WebText(
+        title=_said(about.title) or heading,
+        text=(found or "")[:LONGEST_TEXT],
+        author=_said(about.author),
+        date=_said(about.date),
+        language=_said(about.language) or _said(tree.get("lang")),
+        links=links,
+        indexed="noindex" not in robots,
+    )
+
+
+def _guessed(html: bytes) -> Charset | None:
+    """The charset of a page that names none; None for UTF-8."""
+    from trafilatura.utils import detect_encoding
+
+    if marked_charset(html) is not None:
+        return None
+    guesses = detect_encoding(html)
+    if "utf-8" in guesses:
+        return None
+    known = (charset_named(_LABELS.get(each, each.replace("_", "-"))) for each in guesses)
+    found = next(filter(None, known), None)
+    if found is None or found in _WESTERN:
+        return WINDOWS_1252
+    if found in _CENTRAL and not _SIGN_IN_WORD.search(WINDOWS_1252.decode(html)):
+        return WINDOWS_1252  # few bytes tell them apart: signs in the middle of words do
+    return found
+
+
+def _directives(tree: object) -> set[str]:
+    """Of `<meta name="robots">` and the one for us."""
+    found: set[str] = set()
+    for each in tree.xpath("//meta[@name and @content]")[:200]:  # type: ignore[attr-defined]
+        if each.get("name", "").strip().lower() in ("robots", "switchyard"):
+            words = each.get("content", "").lower().replace(",", " ").split()
+            found |= {"noindex", "nofollow"} if "none" in words else set(words)
+    return found
+
+
+def _links(tree: object) -> Iterator[str]:
+    for each in tree.xpath("//a[@href]")[:MOST_LINKS]:  # type: ignore[attr-defined]
+        if "nofollow" not in (each.get("rel") or "").lower().split():
+            yield str(each.get("href"))[:4000]
+
+
+def _first(found: list[object]) -> str:
+    return " ".join("".join(map(str, found[:20])).split())[:1000]
+
+
+def _said(value: object) -> str | None:
+    return value.strip() or None if isinstance(value, str) else None

@@ -1,0 +1,120 @@
+"""The text of an XFA form: a form in XML inside of a PDF, whose pages only say "Please wait".
+
+Adobe's own programs alone draw such forms, which ISO 32000-2 has left out. What the form says (its
+template) and what was entered (its data) is in XML all the same, and is read from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from xml.parsers import expat
+
+from switchyard.services.common.files.errors import CorruptDocument, UnsupportedDocument
+from switchyard.services.pipeline.text.plain import clean, has_words
+
+MAX_PACKET_BYTES = 32 * 1024 * 1024
+"""Of each of the parts that are read."""
+_MAX_DEPTH = 200
+_SAID = frozenset(("text", "exData"))
+"""Elements with text, of what is drawn and of the captions of fields."""
+_SHOWN = frozenset(("draw", "caption"))
+_NOT_SHOWN = frozenset(("extras", "items", "assist", "event", "desc"))
+_UNSEEN = frozenset(("hidden", "inactive", "invisible"))
+
+
+def text_of_form(packets: Mapping[str, bytes]) -> str:
+    """Return what a form says and what was entered into it, in Markdown, of the parts `template`
+    and `datasets`. Raises UnsupportedDocument where neither can be read."""
+    said = list(_read(packets.get("template", b""), _Template()))
+    entered = list(_read(packets.get("datasets", b""), _Data()))
+    text = "\n\n".join(said + entered)
+    if not has_words(text):
+        raise UnsupportedDocument(
+            "the PDF is an XFA form, which only Adobe's programs show: print it to a PDF there, "
+            "and send that"
+        )
+    return text
+
+
+class _Reader:
+    """Follows the elements of a part, and collects paragraphs."""
+
+    def __init__(self) -> None:
+        self.path: list[str] = []
+        self.found: list[str] = []
+        self._text: list[str] = []
+        self._unseen: int | None = None
+
+    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+        if len(self.path) >= _MAX_DEPTH:
+            raise CorruptDocument("its elements stand in elements without end")
+        self.path.append(name.rpartition(":")[2])
+        if self._unseen is None and attributes.get("presence") in _UNSEEN:
+            self._unseen = len(self.path)
+        self.begin()
+
+    def end(self, _: str) -> None:
+        self.finish()
+        if self._unseen == len(self.path):
+            self._unseen = None
+        self.path.pop()
+
+    def data(self, text: str) -> None:
+        if self._unseen is None:
+            self._text.append(text)
+
+    def begin(self) -> None:
+        """Called behind the start of an element."""
+
+    def finish(self) -> None:
+        """Called before the end of an element."""
+
+    def take(self) -> str:
+        """Return the text since the last call, as one line."""
+        text = " ".join(clean("".join(self._text)).split())
+        self._text.clear()
+        return text
+
+
+class _Template(_Reader):
+    def begin(self) -> None:
+        if self.path[-1] in _SAID:
+            self.take()
+
+    def finish(self) -> None:
+        if self.path[-1] == "p":
+            self.data(" ")
+        is_shown = not _SHOWN.isdisjoint(self.path) and _NOT_SHOWN.isdisjoint(self.path)
+        if self.path[-1] in _SAID and is_shown:
+            text = self.take()
+            if text:
+                self.found.append(text)
+
+
+class _Data(_Reader):
+    def begin(self) -> None:
+        self.take()
+
+    def finish(self) -> None:
+        text = self.take()
+        if text and "data" in self.path[:-1]:
+            self.found.append(f"{self.path[-1]}: {text}")
+
+
+def _read(content: bytes, reader: _Reader) -> Iterator[str]:
+    """Yield the paragraphs of a part, as far as it can be read."""
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = reader.start
+    parser.EndElementHandler = reader.end
+    parser.CharacterDataHandler = reader.data
+    parser.StartDoctypeDeclHandler = _refuse  # entities could make it grow without end
+    with suppress(
+        expat.ExpatError, CorruptDocument
+    ):  # of a damaged part, what stands before the damage
+        parser.Parse(content[:MAX_PACKET_BYTES], True)
+    yield from reader.found
+
+
+def _refuse(*_: object) -> None:
+    raise CorruptDocument("it has a document type")

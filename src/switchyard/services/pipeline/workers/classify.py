@@ -1,0 +1,150 @@
+"""The job type that classifies documents."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.pipeline.classes import meaning, rules
+from switchyard.services.pipeline.classes.definitions import (
+    ClassDefinitions,
+    MeaningKind,
+    RuleKind,
+    definitions,
+)
+from switchyard.services.pipeline.index.embedder import Embedder
+from switchyard.services.pipeline.index.opening import OpenIndex, index_of
+from switchyard.services.pipeline.records.classes import DocumentClass
+from switchyard.services.pipeline.workers.outputs import DocumentFiles
+from switchyard.services.pipeline.workers.stages import (
+    CLASSIFY,
+    EXTRACT,
+    DocumentJob,
+    at_stage,
+    ends_when_superseded,
+)
+
+MOST_PASSAGES = 512
+"""Chunks of a document that are compared, evenly spread."""
+
+
+@job("classify_document", worker="embed", lanes=("hot", "backfill"), timeout=300)
+@ends_when_superseded
+async def classify_document(payload: DocumentJob, ctx: JobContext) -> Outcome:
+    """Classify a document by the file of JOBS_CLASSES: by its words, and by its vectors."""
+    document_id = payload.document_id
+    files = DocumentFiles.of(ctx, document_id)
+    async with at_stage(ctx, document_id, CLASSIFY), index_of(ctx) as index:
+        defined = await asyncio.to_thread(definitions, ctx.settings.classes)
+        text = await files.output_of_async(EXTRACT)
+        # Whose vectors are searched just now, whatever the settings say: the index may have been
+        # built anew for another embedder.
+        embedder = (await index.generations()).active.embedder
+
+        async def work() -> dict[str, Any]:
+            pages = [text.result["title"], *(page["text"] for page in text.result["pages"])]
+            by_words = await ctx.compute(
+                _by_words, defined, pages, characters=text.result["character_count"]
+            )
+            by_meaning = await _by_meaning(ctx, index, defined, document_id)
+            return {"classes": [_as_json(each) for each in (*by_words, *by_meaning)]}
+
+        output = await files.reuse_or_run_async(
+            CLASSIFY,
+            content_hash([text.output_hash, embedder, defined.hash]),
+            work,
+            content=text.content,
+            force=payload.force,
+        )
+        if ctx.ledger is not None:
+            # Written although reused: the ledger's rows follow from the kept output.
+            classes = [DocumentClass(**each) for each in output.result["classes"]]
+            await ctx.ledger.put_classes(document_id, classes)
+    result = {"document_id": document_id, **output.result, "reused": output.reused}
+    # A backfill has no link worker of its own, and must not fill the hot lane.
+    lane = "hot" if ctx.lane == "hot" else "maintenance"
+    return Next([Job("link_content", payload.model_dump(), lane=lane)], result)
+
+
+def _as_json(found: DocumentClass) -> dict[str, Any]:
+    return {
+        "kind": found.kind,
+        "label": found.label,
+        "score": found.score,
+        "why": dict(found.why),
+    }
+
+
+def _by_words(defined: ClassDefinitions, pages: Sequence[str]) -> list[DocumentClass]:
+    kinds = {name: kind for name, kind in defined.kinds.items() if isinstance(kind, RuleKind)}
+    labels = [label for kind in kinds.values() for label in kind.labels.values()]
+    keywords = {keyword for label in labels for keyword in label.keywords}
+    found = rules.Keywords(sorted(keywords)).count(pages)
+    return [each for name, kind in kinds.items() for each in rules.classified(name, kind, found)]
+
+
+async def _by_meaning(
+    ctx: JobContext, index: OpenIndex, defined: ClassDefinitions, document_id: str
+) -> list[DocumentClass]:
+    kinds = {name: kind for name, kind in defined.kinds.items() if isinstance(kind, MeaningKind)}
+    if not kinds:
+        return []
+    async with index.searched() as (table, embedder):
+        count = await table.count(document_id)
+        passages = await table.vectors_at(document_id, _spread(count))
+    vectors = await _described(ctx, embedder, kinds)
+    found = []
+    for name, kind in kinds.items():
+        described = [
+            (label, vectors[description])
+            for label, definition in kind.labels.items()
+            for description in definition.descriptions
+        ]
+        similar = meaning.similarities(passages, described)
+        found += meaning.classified(name, kind, similar, embedder.scale.fits)
+    return found
+
+
+def _spread(count: int) -> list[int]:
+    step = max(1.0, count / MOST_PASSAGES)
+    return [int(at * step) for at in range(min(count, MOST_PASSAGES))]
+
+
+class _Described:
+    """The vectors of descriptions, of one embedder: a server is asked once in a process."""
+
+    def __init__(self) -> None:
+        self.of: dict[tuple[str, str], list[float]] = {}
+
+
+@asynccontextmanager
+async def _no_vectors() -> AsyncIterator[_Described]:
+    yield _Described()
+
+
+async def _described(
+    ctx: JobContext, embedder: Embedder, kinds: Mapping[str, MeaningKind]
+) -> dict[str, list[float]]:
+    kept = _Described()
+    if ctx.shared is not None:
+        kept = await ctx.shared.get(_Described, _no_vectors)
+    texts = {
+        description
+        for kind in kinds.values()
+        for label in kind.labels.values()
+        for description in label.descriptions
+    }
+    missing = sorted(text for text in texts if (embedder.name, text) not in kept.of)
+    if missing:
+        if len(kept.of) > 10 * len(texts):
+            kept.of.clear()  # of files and embedders that are used no more
+            missing = sorted(texts)
+        made = await embedder.embed(missing)
+        kept.of |= {(embedder.name, text): each for text, each in zip(missing, made, strict=True)}
+    return {text: kept.of[embedder.name, text] for text in texts}

@@ -1,0 +1,93 @@
+"""Job types of the embed worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.embedder import Embedder
+from switchyard.services.pipeline.index.opening import index_of
+from switchyard.services.pipeline.text.chunks import (
+    CHUNK_WORDS,
+    OVERLAP_WORDS,
+    figure_chunks,
+    split,
+)
+from switchyard.services.pipeline.workers.outputs import DocumentFiles, StageOutput
+from switchyard.services.pipeline.workers.stages import (
+    EMBED,
+    EXTRACT,
+    DocumentJob,
+    at_stage,
+    ends_when_superseded,
+)
+
+BATCH = 512
+"""Chunks whose vectors are in memory at once: a text of 20 million characters has 40,000."""
+
+
+@job("embed_content", worker="embed", lanes=("hot", "backfill"), timeout=600)
+@ends_when_superseded
+async def embed_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
+    """Cut the text into chunks, embed them, and make them the document's chunks in the index."""
+    document_id = payload.document_id
+    async with at_stage(ctx, document_id, EMBED):
+        output = await embed_document(payload, ctx)
+    result = {"document_id": document_id, **output.result, "reused": output.reused}
+    return Next([Job("classify_document", payload.model_dump())], result)
+
+
+async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
+    """Make the document's text its chunks in the index, in every generation that is in use; what is
+    there already stays. Raises ContentReplaced."""
+    document_id = payload.document_id
+    files = DocumentFiles.of(ctx, document_id)
+    text = await files.output_of_async(EXTRACT)
+    figures = await files.figures(text.content)
+    async with index_of(ctx) as index:
+
+        async def work() -> dict[str, Any]:
+            chunks = await ctx.compute(
+                split,
+                document_id,
+                text.result["pages"],
+                characters=text.result["character_count"],
+            )
+
+            chunks += figure_chunks(document_id, len(chunks), figures)
+
+            async def put(table: ChunkIndex, embedder: Embedder) -> None:
+                for start in range(0, len(chunks), BATCH):
+                    batch = chunks[start : start + BATCH]
+                    vectors = await embedder.embed([chunk.text for chunk in batch])
+                    await files.require_async(text.content)
+                    await table.put(text.result["title"], batch, vectors)
+                    done = start + len(batch)
+                    ctx.progress(done / len(chunks), f"chunk {done:,} of {len(chunks):,}")
+                await files.require_async(text.content)
+                await table.drop_from(document_id, len(chunks))
+
+            written = await index.write(put)
+            return {
+                "chunks": len(chunks),
+                "embedder": written[0].embedder,
+                "dimensions": written[0].dimensions,
+            }
+
+        async def is_indexed(kept: Mapping[str, Any]) -> bool:
+            return bool(await index.count(document_id) == kept["chunks"])
+
+        embedder = (await index.generations()).active.embedder
+        return await files.reuse_or_run_async(
+            EMBED,
+            content_hash([text.output_hash, embedder, CHUNK_WORDS, OVERLAP_WORDS, *figures]),
+            work,
+            content=text.content,
+            force=payload.force,
+            is_whole=is_indexed,
+        )

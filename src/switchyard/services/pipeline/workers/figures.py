@@ -1,0 +1,244 @@
+"""Job types of the OCR worker that ask a model about pictures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.keys import figure_folder, figure_key
+from switchyard.services.common.files.storage_errors import NotStored
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.engine.jobs.together import together
+from switchyard.services.pipeline.workers.outputs import DocumentFiles, StageOutput
+from switchyard.services.pipeline.workers.stages import (
+    DESCRIBE_FIGURES,
+    INGEST,
+    DocumentJob,
+    ends_when_superseded,
+)
+
+if TYPE_CHECKING:
+    from switchyard.services.pipeline.text.figures import Picture
+
+CUT_TIMEOUT = 120.0
+"""Seconds in which the figures of a document are cut out."""
+SHIFT = 240.0
+"""Seconds after which a job asks about no more figures: another one does."""
+ASKING = 120.0
+"""Seconds that one answer may take."""
+FIGURES_TIMEOUT = 480.0
+_AT_ONCE = 4
+
+
+class _ShiftOver(Exception):
+    """There are figures left for the next job."""
+
+
+class NoSuchFigure(PermanentError):
+    """The document has no figure of that number, or none were cut out yet."""
+
+
+class NoPictureTaken(PermanentError):
+    """The model refuses every picture of the document: it may take none at all."""
+
+
+class AnalyzeImage(DocumentJob):
+    """A question about a picture: a page of a document, or one of its figures."""
+
+    page: int = Field(default=1, ge=1, le=1_000_000)
+    figure: int | None = Field(default=None, ge=1, le=1_000)
+    """One of those that `describe_figures` has cut out, instead of a page."""
+    question: str | None = Field(default=None, min_length=1, max_length=2_000)
+    """What is asked; where it is None, a description."""
+
+
+@job("describe_figures", worker="ocr", lanes=("vlm_ocr",), timeout=FIGURES_TIMEOUT)
+@ends_when_superseded
+async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
+    """Cut a document's figures and tables out, keep them, have a model describe each, and make the
+    descriptions searchable. An equal picture is paid for once."""
+    from switchyard.services.llm.vision import VISION_VERSION, require_vision
+    from switchyard.services.pipeline.text.figures import FIGURES_VERSION
+
+    require_vision(ctx)
+    document_id = payload.document_id
+    files = DocumentFiles.of(ctx, document_id)
+    original = await files.output_of_async(INGEST)
+    model = ctx.settings.vision_model
+    ends_at = time.monotonic() + SHIFT
+
+    async def work() -> dict[str, Any]:
+        return {"figures": await _described(ctx, files, original, ends_at)}
+
+    try:
+        output = await files.reuse_or_run_async(
+            DESCRIBE_FIGURES,
+            content_hash([original.input_hash, FIGURES_VERSION, VISION_VERSION, model]),
+            work,
+            content=original.content,
+            force=payload.force,
+            is_whole=lambda result: _are_there(files, result["figures"]),
+        )
+    except _ShiftOver:
+        return Next([Job("describe_figures", payload.model_dump())], {"document_id": document_id})
+    figures = output.result["figures"]
+    # Written although reused: what is kept of a stage goes after a day, this stays.
+    await files.put_figures(original.content, figures)
+    told = {"document_id": document_id, "figures": len(figures), "reused": output.reused}
+    lane = "backfill" if ctx.message.priority <= 1 else "hot"
+    return Next([Job("embed_content", {"document_id": document_id}, lane=lane)], told)
+
+
+async def _are_there(files: DocumentFiles, figures: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the pictures are still stored."""
+    there = {
+        stored.key async for stored in files.storage.list_async(figure_folder(files.document_id))
+    }
+    return all(each["key"] in there for each in figures)
+
+
+async def _described(
+    ctx: JobContext, files: DocumentFiles, original: StageOutput, ends_at: float
+) -> list[dict[str, Any]]:
+    from switchyard.services.pipeline.text.figures import MEDIA_TYPES, MEMORY_MB, cut
+
+    pictures: Sequence[Picture] = await ctx.in_process(
+        cut, _original(ctx, files, original), timeout=CUT_TIMEOUT, memory_limit_mb=MEMORY_MB
+    )
+    described: list[dict[str, Any]] = []
+    for start in range(0, len(pictures), _AT_ONCE):
+        if time.monotonic() > ends_at or ctx.is_cancelled():
+            raise _ShiftOver
+        some = pictures[start : start + _AT_ONCE]
+        asking = (
+            _answer_or_refusal(ctx, each.content, MEDIA_TYPES[each.suffix], each.caption)
+            for each in some
+        )
+        answers = await together(asking, at_once=_AT_ONCE)
+        for number, (picture, answer) in enumerate(zip(some, answers, strict=True), start + 1):
+            key = figure_key(files.document_id, content_hash(picture.content), picture.suffix)
+            await files.require_async(original.content)
+            await files.storage.put_async(key, picture.content)
+            described.append(
+                {
+                    "figure": number,
+                    "page": picture.page,
+                    "kind": picture.kind,
+                    "caption": picture.caption,
+                    "width": picture.width,
+                    "height": picture.height,
+                    "media_type": MEDIA_TYPES[picture.suffix],
+                    "size": len(picture.content),
+                    "key": key,
+                    **answer,
+                }
+            )
+    if described and all(each.get("refused") for each in described):
+        raise NoPictureTaken(f"the model takes none of the pictures: {described[0]['refused']}")
+    return described
+
+
+@job("analyze_image", worker="ocr", lanes=("vlm_ocr",), timeout=FIGURES_TIMEOUT)
+async def analyze_image(payload: AnalyzeImage, ctx: JobContext) -> Outcome:
+    """Describe a page or a figure of a document, or answer a question about it."""
+    from switchyard.services.llm.vision import require_vision
+    from switchyard.services.pipeline.text.figures import MEDIA_TYPES, MEMORY_MB, page_pictures
+
+    require_vision(ctx)
+    files = DocumentFiles.of(ctx, payload.document_id)
+    original = await files.output_of_async(INGEST)
+    about: dict[str, Any] = {"document_id": payload.document_id}
+    if payload.figure is None:
+        pieces: Sequence[Picture] = await ctx.in_process(
+            page_pictures,
+            _original(ctx, files, original),
+            payload.page,
+            timeout=CUT_TIMEOUT,
+            memory_limit_mb=MEMORY_MB,
+        )
+        about["page"] = payload.page
+        pictures = [(piece.content, MEDIA_TYPES[piece.suffix]) for piece in pieces]
+        caption = ""
+    else:
+        figure = await _figure(files, original, payload.figure)
+        about |= {"page": figure["page"], "figure": payload.figure}
+        try:
+            content = await files.storage.get_async(figure["key"])
+        except NotStored as error:
+            raise _no_figure(payload) from error
+        pictures, caption = [(content, figure["media_type"])], figure["caption"]
+    answer = await _answer(ctx, pictures, caption, payload.question)
+    return Done({**about, **answer})
+
+
+async def _figure(files: DocumentFiles, original: StageOutput, number: int) -> Mapping[str, Any]:
+    figures = await files.figures(original.content)
+    if number > len(figures):
+        raise NoSuchFigure(
+            f"document {files.document_id} has no figure {number}: {len(figures)} were cut out; "
+            "`describe_figures` looks for them"
+        )
+    return figures[number - 1]
+
+
+def _no_figure(payload: AnalyzeImage) -> NoSuchFigure:
+    return NoSuchFigure(f"the picture of figure {payload.figure} was removed: describe them again")
+
+
+def _original(ctx: JobContext, files: DocumentFiles, original: StageOutput) -> Any:
+    from switchyard.services.pipeline.text.ocr import Original
+
+    about = original.result
+    return Original(
+        files.storage,
+        about["key"],
+        original.content or "",
+        about["media_type"],
+        ctx.settings.pdf_extractor,
+    )
+
+
+async def _answer_or_refusal(
+    ctx: JobContext, content: bytes, media_type: str, caption: str
+) -> dict[str, Any]:
+    """A picture that the model declines does not hold up the others."""
+    from switchyard.services.llm.errors import LlmRefused
+
+    try:
+        return await _answer(ctx, [(content, media_type)], caption)
+    except LlmRefused as error:
+        if error.elsewhere:  # of the key or the model, and not of the picture
+            raise
+        model = ctx.settings.vision_model
+        return {"description": "", "model": model, "complete": False, "refused": str(error)}
+
+
+async def _answer(
+    ctx: JobContext,
+    pictures: Sequence[tuple[bytes, str]],
+    caption: str,
+    question: str | None = None,
+) -> dict[str, Any]:
+    from switchyard.services.llm.gate import Urgency
+    from switchyard.services.llm.spending import asked_by
+    from switchyard.services.llm.vision import asked_of, vision_lane_of
+
+    async with vision_lane_of(ctx) as lane:
+        answer, paid_before = await lane.answer(
+            asked_of(pictures, caption, question),
+            urgency=Urgency.of(ctx.lane, ctx.message.priority),
+            within=ASKING,
+            by=asked_by(ctx),
+        )
+    return {
+        "description": answer.text,
+        "model": answer.model,
+        "complete": answer.is_complete,
+        "answer_reused": paid_before,
+    }

@@ -1,0 +1,128 @@
+"""Job types on the knowledge graph as a whole, for quiet hours; and on one document, anew."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.engine.records.requests import DocumentFilter
+from switchyard.services.pipeline.index.opening import index_of
+from switchyard.services.pipeline.index.similarity import TOP_K, similar_documents
+from switchyard.services.pipeline.records.document_states import COMPLETED
+from switchyard.services.pipeline.records.graph import Ranking
+from switchyard.services.pipeline.workers.stages import DocumentJob, ends_when_superseded
+from switchyard.services.pipeline.workers.telling import tell_references
+
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.engine.ledger import Ledger
+
+RANKING_LEASE = "graph ranking"
+RANKING_TIMEOUT = 600.0
+"""Seconds of the computation itself, of the quarter of an hour that the whole job has."""
+
+
+@job("update_graph", worker="link", lanes=("hot", "maintenance"), timeout=120)
+@ends_when_superseded
+async def update_graph(payload: DocumentJob, ctx: JobContext) -> Outcome:
+    """Tell the graph again what is kept of a document: what it is, and what it cites. Of a document
+    that is gone, nothing is left."""
+    ledger, document_id = _ledger(ctx), payload.document_id
+    if await ledger.get_document(document_id) is None:
+        dropped = await ledger.drop_from_graph(document_id)
+        return Done({"document_id": document_id, "dropped": dropped})
+    await tell_references(ctx, document_id)
+    return Done({"document_id": document_id})
+
+
+class ComputeSimilarity(BaseModel):
+    """Payload of `compute_similarity`: of all documents, or of those behind `after`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    after: tuple[float, str] | None = None
+    """Time of arrival and id of the last document that is done."""
+    batch: int = Field(default=100, ge=1, le=1000)
+    """Documents of one job; another follows it."""
+    top_k: int = Field(default=TOP_K, ge=1, le=100)
+    threshold: float | None = Field(default=None, ge=-1, le=1)
+    """As in `link_content`."""
+
+
+@job("compute_similarity", worker="link", lanes=("maintenance",), timeout=900)
+async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Outcome:
+    """Find anew what each document is like, now that others have come in; some documents at a
+    time, so that whatever is more urgent comes in between."""
+    from switchyard.services.pipeline.graph.updating import tell_similar
+
+    ledger = _ledger(ctx)
+    wanted = DocumentFilter(state=COMPLETED)
+    found = await ledger.documents_after(wanted, payload.after, payload.batch)
+    edges = 0
+    async with index_of(ctx) as index, index.searched() as (chunks, embedder):
+        threshold = embedder.scale.alike if payload.threshold is None else payload.threshold
+        for document in found:
+            if ctx.is_cancelled():
+                break
+            links = await similar_documents(
+                chunks, document.id, top_k=payload.top_k, threshold=threshold
+            )
+            await tell_similar(ledger, document.id, document.title, map(asdict, links))
+            edges += len(links)
+    result = {"documents": len(found), "edges": edges}
+    if len(found) < payload.batch:
+        return Done(result)
+    last = found[-1]
+    more = payload.model_copy(update={"after": (last.created_at, last.id)})
+    return Next([Job("compute_similarity", more.model_dump(mode="json"))], result)
+
+
+class RecomputeGraph(BaseModel):
+    """Payload of `recompute_graph`: there is nothing to say."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+@job("recompute_graph", worker="link", lanes=("maintenance",), timeout=900)
+async def recompute_graph(payload: RecomputeGraph, ctx: JobContext) -> Outcome:
+    """Compute PageRank and communities of the whole graph, and show them in the place of the
+    ones before, all at once. Documents that are gone leave the graph first."""
+    from switchyard.services.pipeline.graph.ranking import Ranks, rank, read_edges
+
+    ledger = _ledger(ctx)
+    began = time.monotonic()
+    dropped = 0
+    while strays := await ledger.graph_strays():
+        for document_id in strays:
+            dropped += await ledger.drop_from_graph(document_id)
+    async with ledger.holding_lease(RANKING_LEASE):
+        generation = await ledger.begin_ranking()
+        edges = await read_edges(ledger)
+        ranks: Ranks = await ctx.in_process(
+            rank,
+            edges,
+            timeout=RANKING_TIMEOUT,
+            memory_limit_mb=ctx.settings.graph_memory_mb,
+        )
+        await ledger.put_ranks(generation, ranks.rows())
+        ranking = Ranking(
+            generation=generation,
+            finished_at=ledger.clock.time(),
+            nodes=len(ranks.nodes),
+            edges=len(edges),
+            communities=len(set(ranks.communities)),
+            seconds=round(time.monotonic() - began, 3),
+        )
+        shown = await ledger.finish_ranking(ranking)
+    return Done({**asdict(ranking), "shown": shown, "dropped": dropped})
+
+
+def _ledger(ctx: JobContext) -> Ledger:
+    if ctx.ledger is None:
+        raise PermanentError("the graph is in the ledger, and this job has none")
+    return ctx.ledger

@@ -1,0 +1,145 @@
+"""Job type `ingest_arxiv`: a paper, or the papers of a query, from arXiv into the pipeline."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.local_fields import LocalOnly
+from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.pipeline.sources.arxiv.client import (
+    DEEPEST,
+    PAGE_SIZE,
+    ArxivClient,
+    payload_of,
+)
+from switchyard.services.pipeline.sources.arxiv.feed import ArxivId, Entry
+from switchyard.services.pipeline.sources.errors import SourceBusy, SourceNotFound
+from switchyard.services.pipeline.workers.ingest.arxiv_documents import take_in
+from switchyard.services.pipeline.workers.ingest.sourced import snoozed
+
+DEFAULT_RESULTS = 100
+DEFAULT_RESULTS_SINCE = 1000
+
+
+def _normalised(text: str) -> str:
+    return str(ArxivId.parse(text))
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """arXiv's times are UTC, and so is one that does not say where."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+class IngestArxiv(BaseModel):
+    """One paper (`id`), or the papers that a `query` finds."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: Annotated[str, AfterValidator(_normalised)] | None = None
+    """In any form that ArxivId.parse reads; with a version, that one."""
+    entry: Annotated[Entry | None, LocalOnly("leave it out, and arXiv is asked")] = None
+    """What arXiv says of the paper, where the publisher has it already: arXiv is not asked."""
+    query: str | None = Field(default=None, min_length=1, max_length=2000)
+    """In arXiv's language: `cat:cs.DB AND ti:index`."""
+    start: int = Field(default=0, ge=0, lt=DEEPEST)
+    max_results: int | None = Field(default=None, ge=1, le=DEEPEST)
+    """Papers to take in at most; 100 where unset, 1,000 with `since`."""
+    since: Annotated[datetime, AfterValidator(_in_utc)] | None = None
+    """Only what is newer, oldest first; without it the newest come first."""
+    date: Literal["submittedDate", "lastUpdatedDate"] = "submittedDate"
+    """What `since` is held against, and the order: lastUpdatedDate finds new versions too."""
+    full_text: bool = False
+    """Take in the PDF; else title and abstract."""
+    force: bool = False
+    """Run the stages again although the document has this version."""
+
+    @model_validator(mode="after")
+    def _one_or_many(self) -> IngestArxiv:
+        if (self.id is None) == (self.query is None):
+            raise ValueError("give either id or query")
+        if self.id is not None and self.model_fields_set & _OF_QUERIES:
+            raise ValueError(f"{', '.join(sorted(_OF_QUERIES))} are for a query, not for an id")
+        if self.entry is not None and not _describes(self.entry, self.id):
+            raise ValueError("entry is of another paper than id")
+        if self.start + self.wanted > DEEPEST:
+            raise ValueError(
+                f"start and max_results reach beyond {DEEPEST:,}, where arXiv answers no more: "
+                "divide the query by dates"
+            )
+        return self
+
+    @property
+    def wanted(self) -> int:
+        """Papers to take in at most."""
+        default = DEFAULT_RESULTS if self.since is None else DEFAULT_RESULTS_SINCE
+        return self.max_results or min(default, DEEPEST - self.start)
+
+
+_OF_QUERIES = frozenset({"start", "max_results", "since", "date"})
+
+
+def _describes(entry: Entry, wanted: str | None) -> bool:
+    if wanted is None:
+        return False
+    arxiv_id = ArxivId.parse(wanted)
+    return arxiv_id.base == entry.id and arxiv_id.version in (None, entry.version)
+
+
+@job("ingest_arxiv", worker="ingest", lanes=("hot", "backfill"), timeout=300)
+async def ingest_arxiv(payload: IngestArxiv, ctx: JobContext) -> Outcome:
+    """Take a paper in, or publish a job for each paper of a page of a query and one for the next
+    page. When arXiv is not to be asked now, the job snoozes, which uses up no attempt."""
+    try:
+        if payload.query is not None:
+            return await _take_page(payload, payload.query, ctx)
+        entry = payload.entry or await _ask(ArxivId.parse(payload.id or ""), ctx)
+        return await take_in(entry, ctx, full_text=payload.full_text, force=payload.force)
+    except SourceBusy as busy:
+        return snoozed(busy, ctx)
+
+
+async def _ask(arxiv_id: ArxivId, ctx: JobContext) -> Entry:
+    async with ArxivClient.connect(ctx.settings, ctx.ledger) as client:
+        found = await client.entries([arxiv_id])
+    entry = next((each for each in found if _describes(each, str(arxiv_id))), None)
+    if entry is None:
+        raise SourceNotFound(f"arXiv has no paper {arxiv_id}")
+    return entry
+
+
+async def _take_page(payload: IngestArxiv, query: str, ctx: JobContext) -> Outcome:
+    size = min(PAGE_SIZE, payload.wanted)
+    async with ArxivClient.connect(ctx.settings, ctx.ledger) as client:
+        feed = await client.search(
+            query,
+            payload.start,
+            size,
+            since=payload.since,
+            date=payload.date,
+            sort_by=payload.date,
+            order="descending" if payload.since is None else "ascending",
+        )
+    options = {name: True for name in ("full_text", "force") if getattr(payload, name)}
+    reached = payload.start + feed.count
+    left = min(payload.wanted - feed.count, feed.total - reached)
+    jobs = [
+        Job("ingest_arxiv", payload_of(entry, **options), own_pipeline=True)
+        for entry in feed.entries
+    ]
+    if left > 0 and feed.count > 0:
+        following = payload.model_dump(mode="json", exclude_unset=True)
+        following |= {"start": reached, "max_results": left}
+        # First: its id is then the same however many papers a repeat of this job finds.
+        jobs.insert(0, Job("ingest_arxiv", following))
+    result: dict[str, Any] = {
+        "papers": len(feed.entries),
+        "start": payload.start,
+        "total": feed.total,
+        "next_start": reached if left > 0 else None,
+    }
+    return Next(jobs, result)

@@ -1,0 +1,137 @@
+"""A paper of arXiv as a document: one for all its versions, made of its abstract or its PDF."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+
+from switchyard.services.common.files.errors import UnsupportedDocument
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.media import MARKDOWN, PDF
+from switchyard.services.common.files.uploads import Identity, identify
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Outcome, Snooze
+from switchyard.services.pipeline.sources.arxiv.client import ArxivClient
+from switchyard.services.pipeline.sources.arxiv.feed import ArxivId, Entry
+from switchyard.services.pipeline.sources.errors import SourceNonsense
+from switchyard.services.pipeline.workers.ingest.intake import (
+    Arrival,
+    document_of,
+    extract_next,
+    is_taken,
+    known_already,
+)
+from switchyard.services.pipeline.workers.stages import document_id_of
+
+LOOK_AGAIN = 1.0
+"""Seconds until a job looks again at a paper that another one has taken up meanwhile."""
+DOWNLOAD_TIMEOUT = 180.0
+"""Seconds for a PDF."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What of a paper is in a document: its version, and whether that is the whole text."""
+
+    version: int
+    full_text: bool
+
+    def filename(self, arxiv_id: ArxivId) -> str:
+        """The document's filename, which keeps this: `1605.08386v2.pdf`."""
+        kind = "pdf" if self.full_text else "md"
+        return f"{arxiv_id.base.replace('/', '.')}v{self.version}.{kind}"
+
+    @classmethod
+    def of(cls, filename: str | None) -> Taken | None:
+        """Read a filename; None when it is not from here."""
+        found = re.fullmatch(r".+v(\d{1,4})\.(pdf|md)", filename or "", re.ASCII)
+        return cls(int(found[1]), found[2] == "pdf") if found else None
+
+
+def takes_over(known: Taken | None, offered: Taken) -> bool:
+    """Whether what is offered replaces what a document has: a newer version does, and the whole
+    text of the same one."""
+    if known is None:
+        return False
+    if offered.version != known.version:
+        return offered.version > known.version
+    return offered.full_text and not known.full_text
+
+
+async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool) -> Outcome:
+    """Make the paper's document, or bring it up to date, and start the pipeline.
+
+    A version that the document has, or an older one, is a duplicate: nothing runs then, unless
+    its pipeline has not come to an end. A document that was made of the PDF stays so.
+    """
+    source = entry.arxiv_id.source
+    known, claim = await document_of(ctx, source)
+    before = Taken.of(known.filename) if known else None
+    whole = full_text or (before is not None and before.full_text)
+    offered = Taken(entry.version, whole and not entry.withdrawn and entry.pdf_url is not None)
+    renews = known is not None and takes_over(before, offered)
+    if known is not None and not renews and not force:
+        same = before is not None and before.version == offered.version
+        if not same or await is_taken(ctx, known):
+            return known_already(known)
+    data, identity = await _content(entry, ctx, offered)
+    arrival = Arrival(
+        data,
+        identity,
+        source=source,
+        filename=offered.filename(entry.arxiv_id),
+        title=entry.title[:1000],
+        pipeline=ctx.pipeline,
+        entry=entry.model_dump(mode="json")
+        | {"withdrawn": entry.withdrawn, "full_text": offered.full_text},
+    )
+    document_id = known.id if known else document_id_of(source)
+    if ctx.ledger is None:
+        await arrival.keep(ctx, document_id)
+    else:
+        # One at a time, or the files of one version could end under the record of another.
+        async with ctx.ledger.holding_lease(f"document {document_id}"):
+            if known is not None:
+                mine = await arrival.renew(ctx.ledger, known)
+            else:
+                mine = await arrival.place(ctx, claim)
+                if mine is not None and mine.pipeline != ctx.pipeline:
+                    return known_already(mine)
+            if mine is None:
+                # Another job was faster, perhaps with an older version.
+                return Snooze(LOOK_AGAIN, f"{source} is being taken in by another job")
+            document_id = mine.id
+            await arrival.keep(ctx, document_id)
+    again = known is not None and known.pipeline != ctx.pipeline
+    return extract_next(
+        document_id,
+        force=force,
+        duplicate=again and not renews and not force,
+        source=source,
+        version=entry.version,
+        full_text=offered.full_text,
+        updated=renews,
+    )
+
+
+async def _content(entry: Entry, ctx: JobContext, offered: Taken) -> tuple[bytes, Identity]:
+    """What the document is made of. Raises what `_pdf` raises."""
+    if not offered.full_text or entry.pdf_url is None:
+        data = f"# {entry.title}\n\n{entry.abstract}\n".encode()
+        return data, Identity(content_hash(data), MARKDOWN, len(data))
+    data = await _pdf(entry.pdf_url, ctx)
+    try:
+        identity = await asyncio.to_thread(identify, data, None)
+    except UnsupportedDocument as error:
+        raise SourceNonsense(f"arXiv's PDF of {entry.arxiv_id} is none: {error}") from error
+    if identity.media_type != PDF:  # a page that says that the PDF is still being made
+        raise SourceNonsense(f"arXiv's PDF of {entry.arxiv_id} is none: {identity.media_type}")
+    return data, identity
+
+
+async def _pdf(url: str, ctx: JobContext) -> bytes:
+    """Download a PDF, in turn. Raises FetchRefused, FetchFailed, SourceBusy."""
+    limit = ctx.settings.max_document_bytes
+    async with ArxivClient.connect(ctx.settings, ctx.ledger) as arxiv:
+        return await arxiv.client.download(url, max_bytes=limit, within=DOWNLOAD_TIMEOUT)

@@ -1,0 +1,134 @@
+"""Job type `crawl_page`: one page of a crawl, into the pipeline; and the pages that it links to.
+
+Pages are claimed before they have a job (services/pipeline/ledger/crawls.py). Nobody publishes them
+from here: each is recorded with the time at which its host can be asked again, and the scheduler
+publishes it then. So a crawl has no more pages in its lane than are visited soon.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from switchyard.broker import patterns
+from switchyard.broker.errors import BrokerAway
+from switchyard.broker.lanes import BACKFILL
+from switchyard.services.common.files.errors import UnsupportedDocument
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Outcome, PermanentError, Snooze
+from switchyard.services.engine.jobs.registry import Registry, job, job_type_of
+from switchyard.services.engine.monitoring.lane_pressure import LanePressure
+from switchyard.services.engine.monitoring.levels import Pressure
+from switchyard.services.pipeline.crawls.bounds import belongs, host_of
+from switchyard.services.pipeline.crawls.pages import JOB_TYPE, SLOWER, crawl_pressure, found_pages
+from switchyard.services.pipeline.records.crawls import CrawlPage, CrawlRecord
+from switchyard.services.pipeline.sources.errors import SourceBusy, SourceNotFound, SourceRefused
+from switchyard.services.pipeline.sources.web.addresses import addresses, page_address
+from switchyard.services.pipeline.sources.web.visiting import Visitor
+from switchyard.services.pipeline.text.web import MOST_LINKS, WebText
+from switchyard.services.pipeline.workers.ingest.sourced import snoozed, take_in
+from switchyard.services.pipeline.workers.ingest.web import SOURCE, found_on
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.ledger import Ledger
+
+FULL_PAUSE = 60.0
+"""Seconds for which a page waits, and half as long again at most, when the lane is full."""
+
+
+class CrawlPagePayload(BaseModel):
+    """Payload of `crawl_page`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    crawl_id: str = Field(pattern=patterns.CRAWL_ID)
+    url: Annotated[str, AfterValidator(page_address)] = Field(min_length=1, max_length=2000)
+
+
+@job(JOB_TYPE, worker="ingest", lanes=(BACKFILL.name,), timeout=300)
+async def crawl_page(payload: CrawlPagePayload, ctx: JobContext) -> Outcome:
+    """Take in a page of a crawl as `ingest_url` does, and take up the pages that it links to, as
+    far as the crawl may go."""
+    if ctx.ledger is None:
+        raise PermanentError("a crawl needs a ledger")
+    crawl = await ctx.ledger.crawl(payload.crawl_id)
+    page = await ctx.ledger.crawl_page(payload.crawl_id, payload.url)
+    if crawl is None or page is None or page.job_id != ctx.job_id:
+        raise PermanentError("the job is of no crawl: start one with `jobctl crawl start`")
+    now = ctx.ledger.clock.time()
+    if (why := crawl.over(now)) is not None:
+        return Done({"skipped": why})
+    pressure = await _pressure(ctx)
+    if pressure is Pressure.FULL:
+        pause = FULL_PAUSE * (1 + random.random() / 2)
+        return Snooze(pause, "the backfill lane is full: the crawl waits")
+    visitor = Visitor(ctx)
+    try:
+        visited = await visitor.visit(page.url, may_follow=_following(crawl, page, ctx.ledger))
+        found, said = await found_on(visited, visited.url, ctx)
+    except SourceBusy as busy:
+        return snoozed(busy, ctx)
+    except (SourceNotFound, SourceRefused, UnsupportedDocument) as error:
+        # What a link leads to is nobody's fault here: no dead letter for each broken one.
+        return Done({"skipped": str(error)[:300]})
+    links = await _take_up(crawl, page, said, visited.url, ctx.ledger, ctx, pressure)
+    if found is None or (said is not None and not said.indexed):
+        why = "no readable text" if found is None else "the page asks not to be indexed"
+        return Done({"skipped": why, "links": links})
+    return await take_in(found, f"{SOURCE}{visited.url}", ctx, asked_at=now)
+
+
+async def _take_up(
+    crawl: CrawlRecord,
+    page: CrawlPage,
+    said: WebText | None,
+    base: str,
+    ledger: Ledger,
+    ctx: JobContext,
+    pressure: Pressure,
+) -> int:
+    """The pages that this one links to become pages of the crawl; how many are new."""
+    if said is None or page.depth >= crawl.max_depth:
+        return 0
+    urls = [
+        each for each in addresses(base, said.links, most=MOST_LINKS) if belongs(each, crawl.hosts)
+    ]
+    registry = Registry([job_type_of(crawl_page)])
+    pages = list(found_pages(registry, crawl.id, urls, page.depth + 1, page.job_id))
+    if not pages:
+        return 0
+    slower = SLOWER if pressure is Pressure.SLOW else 1.0
+    return await ledger.claim_pages(
+        crawl.id, pages, ledger.clock.time(), interval=ctx.settings.web_interval * slower
+    )
+
+
+def _following(
+    crawl: CrawlRecord, page: CrawlPage, ledger: Ledger
+) -> Callable[[str], Awaitable[None]]:
+    """Whether the page's server may send us there: not out of the crawl, and not to what is another
+    page's, which is visited for itself."""
+
+    async def may_follow(url: str) -> None:
+        if not belongs(url, crawl.hosts):
+            raise SourceRefused(f"it leads to {host_of(url)[:100]}, which is none of the crawl's")
+        if not await ledger.claim_address(crawl.id, page, url, host_of(url)):
+            raise SourceRefused(f"it leads to another page of the crawl, {url[:200]}")
+
+    return may_follow
+
+
+async def _pressure(ctx: JobContext) -> Pressure:
+    """How full the lane is; nothing is kept waiting where that is not known."""
+    if ctx.shared is None or ctx.settings.amqp_url is None:
+        return Pressure.OK
+    lanes = await ctx.shared.get(
+        LanePressure, lambda: LanePressure(ctx.settings, Registry(), ledger=ctx.ledger)
+    )
+    try:
+        return crawl_pressure(await lanes.snapshot())
+    except BrokerAway:
+        return Pressure.OK

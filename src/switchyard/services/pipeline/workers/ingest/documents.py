@@ -1,0 +1,290 @@
+"""Job types of the ingest worker: a document comes in, and its text comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from switchyard.broker import patterns
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.keys import extraction_key, job_folder
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import NotStored
+from switchyard.services.common.files.uploads import identify, read_path, read_upload
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.local_fields import LocalOnly
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.engine.records.requests import MAX_SOURCE, checked_source
+from switchyard.services.pipeline.records.document_states import NEEDS_OCR
+from switchyard.services.pipeline.workers.ingest.intake import (
+    Arrival,
+    extract_next,
+    is_claim,
+    is_taken,
+    known_already,
+)
+from switchyard.services.pipeline.workers.outputs import DocumentFiles, drafts_of, pages_for_ocr
+from switchyard.services.pipeline.workers.stages import (
+    EXTRACT,
+    INGEST,
+    OCR,
+    ContentReplaced,
+    DocumentId,
+    DocumentJob,
+    document_id_of,
+    ends_when_superseded,
+    note,
+    superseded,
+)
+
+_SEND_DOCUMENT = "send the file to POST /documents"
+_SEND_TEXT = "send the file to POST /extract/text"
+
+
+class IngestDocument(BaseModel):
+    """A file to take in: `key` of an upload in storage, or `path` on the worker's machine."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: Annotated[str | None, LocalOnly(_SEND_DOCUMENT)] = Field(
+        default=None, min_length=1, max_length=4096
+    )
+    key: Annotated[str | None, LocalOnly(_SEND_DOCUMENT)] = Field(
+        default=None, pattern=patterns.INCOMING_KEY
+    )
+    source: Annotated[str, AfterValidator(checked_source)] | None = Field(
+        default=None, min_length=1, max_length=MAX_SOURCE
+    )
+    """Where it comes from, for example its address. The same source again is the same document,
+    whatever the content is by then."""
+    title: str | None = Field(default=None, max_length=1000)
+    filename: str | None = Field(default=None, max_length=1000)
+    """Its name, for display and to tell Markdown from plain text."""
+    force: bool = False
+    """Run the stages again although the document is finished."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> IngestDocument:
+        if (self.path is None) == (self.key is None):
+            raise ValueError("give either path or key")
+        return self
+
+
+@job("ingest_document", worker="ingest", lanes=("hot", "backfill"), timeout=120)
+async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
+    """Check a file, keep it under its document's id, and start the pipeline.
+
+    The same content, or the same source, again is the existing document: nothing runs then,
+    unless its pipeline stands still before its end. Then the same content goes on under its id,
+    and other content from its source is a document of its own, which has that source now.
+    """
+    storage = Storage(ctx.settings.files_url)
+    name = payload.filename or (payload.path or "").replace("\\", "/").rpartition("/")[2] or None
+    if payload.key is not None:
+        limit = ctx.settings.max_document_bytes
+        data = await read_upload(storage, payload.key, max_bytes=limit)
+    else:
+        data = await asyncio.to_thread(
+            read_path,
+            payload.path or "",
+            max_bytes=ctx.settings.max_document_bytes,
+            below=ctx.settings.ingest_paths,
+        )
+    identity = await asyncio.to_thread(identify, data, name)
+    arrival = Arrival(
+        data,
+        identity,
+        source=payload.source,
+        filename=name,
+        title=payload.title,
+        pipeline=ctx.pipeline,
+    )
+    document_id, duplicate = document_id_of(identity.sha256), False
+    if ctx.ledger is not None:
+        document, created = await arrival.upsert(ctx.ledger, document_id)
+        if document.content_hash != identity.sha256:
+            if await is_taken(ctx, document):
+                return known_already(document)
+            claimed = document if is_claim(document) else None
+            if claimed is None:  # it stays its source's own, although it has failed
+                arrival = replace(arrival, source=None)
+            document, created = await arrival.upsert(ctx.ledger, document_id, instead_of=claimed)
+            if not created:
+                return known_already(document)
+        elif not created:
+            if not payload.force and await is_taken(ctx, document):
+                return known_already(document)
+            # A redelivery finds the document that it made itself.
+            duplicate = document.pipeline != ctx.pipeline
+            is_paper = document.id != document_id  # and goes by its filename
+            arrival = replace(
+                arrival,
+                filename=document.filename if is_paper else name or document.filename,
+                title=document.title if is_paper else payload.title or document.title,
+            )
+            if duplicate:
+                renewed = await arrival.renew(ctx.ledger, document)
+                if renewed is None:
+                    return known_already(document)
+                document = renewed
+            document_id, arrival = document.id, replace(arrival, source=document.source)
+    await arrival.keep(ctx, document_id)
+    return extract_next(document_id, force=payload.force, duplicate=duplicate)
+
+
+class ExtractText(BaseModel):
+    """Payload of `extract_text`: the stage of a document, or `key` of an upload whose text alone
+    is wanted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    document_id: DocumentId | None = None
+    force: bool = False
+    """As in DocumentJob."""
+    key: Annotated[str | None, LocalOnly(_SEND_TEXT)] = Field(
+        default=None, pattern=patterns.INCOMING_KEY
+    )
+    title: str | None = Field(default=None, max_length=1000)
+    filename: str | None = Field(default=None, max_length=1000)
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> ExtractText:
+        if (self.document_id is None) == (self.key is None):
+            raise ValueError("give either document_id or key")
+        return self
+
+
+@job(
+    "extract_text",
+    worker="ingest",
+    lanes=("hot", "backfill"),
+    timeout=120,
+    isolation="process",
+    memory_limit_mb=2048,
+    cpu_limit=60,  # 2,000 pages of text take a tenth of it
+)
+def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
+    """The text of a document, page by page. A document of images alone goes to OCR, and so do
+    those pages of others that are pictures.
+
+    Of an upload alone, the text is the job's result in storage, and nothing follows. What was read
+    of a long document before the process died is not read again.
+    """
+    from switchyard.services.pipeline.text.extraction import extract
+
+    if payload.document_id is None:
+        return _extract_alone(payload, ctx)
+    following_payload = {"document_id": payload.document_id, "force": payload.force}
+    files = DocumentFiles.of(ctx, payload.document_id)
+    original = files.output_of(INGEST)
+    about = original.result
+
+    extractor = ctx.settings.pdf_extractor
+    input_hash = content_hash([original.input_hash, about["title"], about["filename"], extractor])
+    keeps = ctx.settings.document_references
+    drafts = drafts_of(
+        files.storage,
+        payload.document_id,
+        original.content,
+        extractor,
+        keep=keeps,
+        run=ctx.pipeline if payload.force else "",
+    )
+
+    def work() -> dict[str, Any]:
+        return extract(
+            files.storage.get(about["key"]),
+            about["media_type"],
+            title=about["title"],
+            filename=about["filename"],
+            extractor=extractor,
+            drafts=drafts,
+            on_page=_telling(ctx),
+        )
+
+    try:
+        output = files.reuse_or_run(
+            EXTRACT, input_hash, work, content=original.content, force=payload.force
+        )
+    except ContentReplaced:
+        return superseded(payload.document_id)
+    if not keeps:
+        drafts.drop()
+    needs_ocr = output.result["needs_ocr"]
+    result = {
+        "document_id": payload.document_id,
+        "title": output.result["title"],
+        "page_count": output.result["page_count"],
+        "pages_read": 0 if output.reused else output.result["page_count"] - drafts.given,
+        "word_count": output.result["word_count"],
+        "needs_ocr": needs_ocr,
+        "reused": output.reused,
+    }
+    scanned = pages_for_ocr(output.result) if ctx.settings.ocr_scanned_pages else []
+    if needs_ocr:
+        following = Job("await_ocr", following_payload)
+    elif scanned:
+        result["scanned_pages"] = len(scanned)
+        following = Job("await_ocr", following_payload | {"scanned": True})
+    else:
+        following = Job("summarize_content", following_payload)
+    return Next([following], result)
+
+
+def _telling(ctx: JobContext) -> Callable[[int, int], None]:
+    return lambda number, count: ctx.progress(number / count, f"page {number} of {count}")
+
+
+def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
+    from switchyard.services.pipeline.text.extraction import extract
+
+    storage = Storage(ctx.settings.files_url)
+    try:
+        data = storage.get(payload.key or "")
+    except NotStored as error:
+        raise PermanentError(f"the upload {payload.key!r} is gone: send it again") from error
+    identity = identify(data, payload.filename)
+    extractor = ctx.settings.pdf_extractor
+    folder = job_folder(ctx.job_id)
+    drafts = drafts_of(storage, folder, identity.sha256, extractor, keep=False)
+    text = extract(
+        data,
+        identity.media_type,
+        title=payload.title,
+        filename=payload.filename,
+        extractor=extractor,
+        drafts=drafts,
+        on_page=_telling(ctx),
+    )
+    key = extraction_key(ctx.job_id)
+    storage.put(key, json.dumps({"job_id": ctx.job_id, **text}, ensure_ascii=False).encode())
+    drafts.drop()
+    kept = ("title", "page_count", "word_count", "needs_ocr")
+    told = {name: text[name] for name in kept}
+    return Done(told | {"pages_read": text["page_count"] - drafts.given, "result": key})
+
+
+class AwaitOcr(DocumentJob):
+    """Payload of `await_ocr`."""
+
+    scanned: bool = False
+    """As in OcrPdf."""
+
+
+@job("await_ocr", worker="ingest", lanes=("hot", "backfill"), timeout=60)
+@ends_when_superseded
+async def await_ocr(payload: AwaitOcr, ctx: JobContext) -> Outcome:
+    """Send a document without text, or with pages without any, to OCR, and note that it waits
+    for that.
+
+    A job of its own because `extract_text` runs in a process that has no ledger.
+    """
+    await note(ctx, payload.document_id, EXTRACT, NEEDS_OCR, completed=True)
+    following = Job(OCR.name, payload.model_dump(exclude_defaults=True), lane="vlm_ocr")
+    return Next([following], {"document_id": payload.document_id, "state": NEEDS_OCR})

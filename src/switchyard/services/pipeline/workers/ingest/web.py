@@ -1,0 +1,151 @@
+"""Job type `ingest_url`: a web page or a PDF behind an address, into the pipeline."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from switchyard.services.common.files.charsets import charset_of
+from switchyard.services.common.files.errors import UnsupportedDocument
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.media import (
+    IMAGES,
+    PDF,
+    SNIFF_BYTES,
+    decode_text,
+    media_type_of,
+    refuse_unsupported,
+    text_as_utf8,
+)
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import NotStored
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Outcome, PermanentError
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.pipeline.sources.document import FoundDocument
+from switchyard.services.pipeline.sources.errors import SourceBusy
+from switchyard.services.pipeline.sources.web.addresses import page_address
+from switchyard.services.pipeline.sources.web.visiting import VisitedPage, Visitor
+from switchyard.services.pipeline.text.web import MEMORY_MB, TIMEOUT, WebText, read_page
+from switchyard.services.pipeline.workers.ingest.intake import document_of, is_taken, known_already
+from switchyard.services.pipeline.workers.ingest.sourced import snoozed, take_in
+
+SOURCE = "url:"
+_HTML = re.compile(rb"<(?:!doctype\s+html|html|head|body|title|meta|p|div)\b", re.IGNORECASE)
+
+
+class IngestUrl(BaseModel):
+    """Payload of `ingest_url`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: Annotated[str, AfterValidator(page_address)] = Field(min_length=1, max_length=2000)
+    force: bool = False
+    """Run the stages again although the page is as it was."""
+
+
+class UnreadablePage(PermanentError):
+    """There is a page, and nothing on it that could be read."""
+
+
+@job("ingest_url", worker="ingest", lanes=("hot", "backfill"), timeout=300)
+async def ingest_url(payload: IngestUrl, ctx: JobContext) -> Outcome:
+    """Take in what is at an address, as its robots.txt allows it: the readable text of a page, a
+    PDF, an image, a text. One document for each address, `url:ADDRESS`, renewed when the page has
+    changed."""
+    asked_at = ctx.ledger.clock.time() if ctx.ledger is not None else 0.0
+    validators = PageValidators(ctx, payload.url)
+    try:
+        conditions = {} if payload.force else await validators.conditions()
+        page = await Visitor(ctx).visit(payload.url, conditions)
+    except SourceBusy as busy:
+        return snoozed(busy, ctx)
+    if page.status == 304:
+        known, _ = await document_of(ctx, f"{SOURCE}{payload.url}")
+        if known is not None and await is_taken(ctx, known):
+            return known_already(known)
+        try:
+            page = await Visitor(ctx).visit(payload.url)
+        except SourceBusy as busy:
+            return snoozed(busy, ctx)
+    found, _ = await found_on(page, payload.url, ctx)
+    if found is None:
+        raise UnreadablePage(f"there is no readable text at {payload.url[:300]}")
+    outcome = await take_in(
+        found, f"{SOURCE}{payload.url}", ctx, asked_at=asked_at, force=payload.force
+    )
+    await validators.keep(page)
+    return outcome
+
+
+async def found_on(
+    page: VisitedPage, url: str, ctx: JobContext
+) -> tuple[FoundDocument | None, WebText | None]:
+    """What a page has as a document, None where nothing is readable; and what it says, where it is
+    HTML. Raises UnsupportedDocument, TimeoutError, MemoryError, ProcessCrashed."""
+    metadata: dict[str, Any] = {"url": page.url}
+    kind = page.headers.get("content-type", "").lower()
+    charset = charset_of(kind)
+    if not is_html(page.body, kind):
+        body = text_as_utf8(page.body, charset)
+        media = media_type_of(body, None)
+        name = page.url.rsplit("/", 1)[-1].partition("?")[0][:200] or page.url[:200]
+        if media == PDF or media in IMAGES:
+            return FoundDocument(id=url, title=name, data=page.body, metadata=metadata), None
+        return FoundDocument(id=url, title=name, text=decode_text(body), metadata=metadata), None
+    said = await ctx.in_process(
+        read_page,
+        page.body,
+        page.url,
+        charset.name if charset else None,
+        timeout=TIMEOUT,
+        memory_limit_mb=MEMORY_MB,
+    )
+    metadata |= {
+        name: value[:300]
+        for name in ("author", "date", "language")
+        if (value := getattr(said, name)) is not None
+    }
+    if not said.text.strip():
+        return None, said
+    title = said.title[:1000] or url[:1000]
+    heading = "" if said.text.lstrip().startswith("# ") else f"# {title}\n\n"
+    text = f"{heading}{said.text.strip()}\n"
+    return FoundDocument(id=url, title=title, text=text, metadata=metadata), said
+
+
+def is_html(body: bytes, kind: str) -> bool:
+    """Whether it is a page, by what it is; by what the server says where that leaves it open."""
+    try:
+        refuse_unsupported(body[:SNIFF_BYTES])
+    except UnsupportedDocument:
+        return _HTML.search(body[:SNIFF_BYTES]) is not None or "html" in kind
+    return "html" in kind and b"%PDF-" not in body[:1024]
+
+
+class PageValidators:
+    """What asks a server whether a page has changed: its ETag or date, kept in the storage."""
+
+    def __init__(self, ctx: JobContext, url: str) -> None:
+        self._storage = Storage(ctx.settings.files_url)
+        self._key = f"sources/web/{content_hash(url.encode())}"
+
+    async def conditions(self) -> dict[str, str]:
+        try:
+            kept = json.loads(await self._storage.get_async(self._key))
+            asked = {"If-None-Match": kept["etag"], "If-Modified-Since": kept["last-modified"]}
+            return {name: value for name, value in asked.items() if _is_header(value)}
+        except (NotStored, ValueError, KeyError, TypeError):
+            return {}
+
+    async def keep(self, page: VisitedPage) -> None:
+        told = {name: page.headers.get(name) for name in ("etag", "last-modified")}
+        if any(told.values()):
+            await self._storage.put_async(self._key, json.dumps(told).encode())
+
+
+def _is_header(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[\x20-\x7e]{1,1000}", value) is not None

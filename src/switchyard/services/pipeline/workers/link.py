@@ -1,0 +1,123 @@
+"""Job types of the link worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import Field
+
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.pipeline.index.opening import index_of
+from switchyard.services.pipeline.index.similarity import TOP_K, similar_documents
+from switchyard.services.pipeline.records.document_states import COMPLETED
+from switchyard.services.pipeline.workers.outputs import (
+    DocumentFiles,
+    MissingOutput,
+    damage_of,
+    entry_of,
+)
+from switchyard.services.pipeline.workers.stages import (
+    CLASSIFY,
+    EMBED,
+    EXTRACT,
+    INGEST,
+    LINK,
+    PROCESS_REFERENCES,
+    SUMMARIZE,
+    DocumentJob,
+    at_stage,
+    ends_when_superseded,
+)
+from switchyard.services.pipeline.workers.telling import tell_likeness
+
+
+class LinkContent(DocumentJob):
+    """Payload of `link_content`. What a document links to changes as others come in, so a later
+    run needs `force` to look again."""
+
+    top_k: int = Field(default=TOP_K, ge=1, le=100)
+    threshold: float | None = Field(default=None, ge=-1, le=1)
+    """Least similarity of a link; the embedder's own where it is None."""
+
+
+@job("link_content", worker="link", lanes=("hot", "maintenance"), timeout=300)
+@ends_when_superseded
+async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
+    """Link a document to those most like it, and write the result of the whole pipeline."""
+    document_id = payload.document_id
+    files = DocumentFiles.of(ctx, document_id)
+    async with at_stage(ctx, document_id, LINK), index_of(ctx) as index:
+        embedded = await files.output_of_async(EMBED)
+        active = (await index.generations()).active
+        threshold = payload.threshold
+        if threshold is None:
+            threshold = index.embedder_of(active).scale.alike
+
+        async def work() -> dict[str, Any]:
+            async with index.home.table(active) as table:
+                links = await similar_documents(
+                    table, document_id, top_k=payload.top_k, threshold=threshold
+                )
+            return {"links": [asdict(link) for link in links]}
+
+        input_hash = content_hash(
+            [embedded.input_hash, embedded.output_hash, payload.top_k, threshold]
+        )
+        output = await files.reuse_or_run_async(
+            LINK, input_hash, work, content=embedded.content, force=payload.force
+        )
+        # Written although reused: result and edges follow from the kept output.
+        key = await files.put_result_async(await _whole(files, output.result["links"]))
+        await tell_likeness(ctx, document_id, output.result["links"], output.content)
+    result = {
+        "document_id": document_id,
+        "links": output.result["links"],
+        "result": key,
+        "reused": output.reused,
+    }
+    if not ctx.settings.document_references:
+        return Done(result)
+    following = {"document_id": document_id, "force": payload.force}
+    return Next([Job(PROCESS_REFERENCES.name, following)], result)
+
+
+async def _classes(files: DocumentFiles) -> list[dict[str, Any]]:
+    """What the document is classified as; nothing where it came before there were classes."""
+    try:
+        classes: list[dict[str, Any]] = (await files.output_of_async(CLASSIFY)).result["classes"]
+    except MissingOutput:
+        return []
+    return classes
+
+
+async def _whole(files: DocumentFiles, links: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The document's `result.json`."""
+    about = (await files.output_of_async(INGEST)).result
+    text = (await files.output_of_async(EXTRACT)).result
+    summary = (await files.output_of_async(SUMMARIZE)).result
+    embedded = (await files.output_of_async(EMBED)).result
+    return {
+        "document_id": files.document_id,
+        "state": COMPLETED,
+        "title": text["title"],
+        "source": about["source"],
+        "filename": about["filename"],
+        "media_type": about["media_type"],
+        "size": about["size"],
+        "page_count": text["page_count"],
+        "word_count": text["word_count"],
+        "pages_without_text": text["pages_without_text"],
+        **damage_of(text),
+        "metadata": text["metadata"],
+        "summary": summary,
+        "chunks": embedded["chunks"],
+        "embedder": embedded["embedder"],
+        "classes": await _classes(files),
+        "links": list(links),
+        **entry_of(about),
+    }

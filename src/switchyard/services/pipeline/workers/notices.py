@@ -1,0 +1,237 @@
+"""The job type that tells somebody of an end: of a job with all that followed from it, or of a
+backfill (docs/notices.md).
+
+It waits as the `then` of a join does, so the transaction of that end lets it go, and from there it
+is a job as any other: retried, dead when nobody answers, redriven. Its id names the delivery. What
+ends anew after a redrive is told anew, by a job like it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from switchyard.services.engine.access.signing import HEADER, signature
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.limits import Limit
+from switchyard.services.engine.jobs.local_fields import LocalOnly
+from switchyard.services.engine.jobs.outcomes import Done, Outcome, PermanentError, Snooze
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.engine.records.bulk import AT_LAST, BulkState
+from switchyard.services.engine.records.joins import JoinedJob
+from switchyard.services.engine.records.states import FINISHED, State
+from switchyard.services.pipeline.sources.asking import user_agent
+
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.common.files.fetching import Guard
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.records.results import JobRecord, JobSummary
+
+WITHIN = 10.0
+"""Seconds that a receiver has for its answer."""
+ATTEMPTS = 12
+"""With the pauses of every retry: half an hour."""
+SHOWN = 20
+"""Jobs that did not succeed, in one notice."""
+SHOWN_TEXT = 500
+"""Characters of an error."""
+AT_ONCE = 2
+"""Notices that one receiver gets at once: one that never answers leaves slots to all others."""
+TURN_AGAIN = 5.0
+"""Seconds until a notice has its next turn at an address that is taken: that of many names, of
+which each for itself is another receiver."""
+FOUND_WITHIN = 2.0
+"""Seconds that a name has to be resolved: whoever has the name has its server, too."""
+LOOK_AGAIN = 15.0
+"""Seconds between looks whether a pipeline that was under way before has ended."""
+
+
+def _receiver(notice: Any) -> str:
+    """Who is told, for the limit: a name by its last two labels, as somebody who has one has as
+    many below it as he likes."""
+    try:
+        host = (urlsplit(notice.url).hostname or "").rstrip(".")
+    except ValueError:  # it is refused when it is asked
+        return ""
+    labels = host.split(".")
+    return ".".join(labels[-2:]) if labels[-1].isalpha() else host
+
+
+RECEIVERS = Limit("notice_receivers", concurrency=AT_ONCE, key=_receiver)
+
+
+class Notice(BaseModel):
+    """Payload of `send_notice`. Who may name the address says so where a job is published."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: Annotated[str, LocalOnly("give notify_url where the job is published"), Field()]
+    job_id: str | None = None
+    backfill_id: str | None = None
+    errors: Annotated[bool, LocalOnly("it is decided by who asks")] = True
+    """Tell the errors of jobs that did not succeed."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.job_id is None) == (self.backfill_id is None):
+            raise ValueError("give either job_id or backfill_id")
+        return self
+
+
+@job(
+    "send_notice",
+    worker="link",
+    lanes=("maintenance",),
+    timeout=60,
+    max_attempts=ATTEMPTS,
+    limits=[RECEIVERS],
+)
+async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
+    """Post to a URL that a job or a backfill has ended."""
+    from switchyard.services.common.files.posting import post
+    from switchyard.services.common.files.turns import AddressTurns
+
+    ledger = ctx.ledger
+    if ledger is None:
+        raise PermanentError("it needs the ledger")
+    secret = ctx.settings.notify_secret
+    if secret is None:
+        raise PermanentError("set JOBS_NOTIFY_SECRET for this worker, then redrive this job")
+    told = await _told(payload, ctx, ledger)
+    if isinstance(told, Snooze):
+        return told
+    if told is None:
+        return Done({"told": False, "why": "it is gone, or goes on: then its next end is told"})
+    content = {
+        "delivery": ctx.message.job_id,
+        "sent_at": ledger.clock.now().isoformat(timespec="seconds"),
+        **told,
+    }
+    body = json.dumps(content, ensure_ascii=False).encode()
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": user_agent(ctx.settings),
+        HEADER: signature(body, secret.get_secret_value()),
+    }
+    guard, address = await _found(payload.url, _guard(ctx.settings))
+    turns = AddressTurns(AT_ONCE)
+    if ctx.shared is not None:
+        turns = await ctx.shared.get(AddressTurns, lambda: AddressTurns.opened(AT_ONCE))
+    with turns.one(address) as is_ours:
+        if not is_ours:
+            return Snooze(TURN_AGAIN, f"{AT_ONCE} notices are on their way to {address}")
+        status = await post(payload.url, body, headers=headers, within=WITHIN, guard=guard)
+    return Done({"told": True, "status": status, "state": told["state"]})
+
+
+async def _told(
+    payload: Notice, ctx: JobContext, ledger: Ledger
+) -> Mapping[str, Any] | Snooze | None:
+    """What is said; Snooze before the end of what another has started, None where there is nothing
+    to tell of now."""
+    if payload.backfill_id is not None:
+        return await _of_backfill(payload.backfill_id, ledger)
+    first = await ledger.get(payload.job_id or "")
+    if first is None:
+        return None
+    # Its own, or the one that it was made anew for.
+    own = ctx.message.metadata.parent_id == first.id
+    join = await ledger.join(first.join_id) if own and first.join_id else None
+    if join is not None:
+        if join.open:
+            return None
+        found, _ = await ledger.joined_jobs(join.id, state=State.DEAD, limit=SHOWN)
+        counts = {"succeeded": join.succeeded, "dead": join.dead, "cancelled": join.cancelled}
+        return _of_job(first, counts, [_shown(each.job_id, each) for each in found])
+    # Somebody else had started it, and this one wants to be told as well.
+    jobs = await ledger.pipeline(first.id)
+    if any(each.state not in FINISHED for each in jobs):
+        return Snooze(LOOK_AGAIN, "it has not ended")
+    ended = [each.state for each in jobs]
+    counts = {state.value: ended.count(state) for state in sorted(FINISHED)}
+    found_dead = [each for each in jobs if each.state is State.DEAD][:SHOWN]
+    shown = [_shown(each.id, each) for each in found_dead]
+    return _of_job(first, counts, shown if payload.errors else [])
+
+
+def _of_job(
+    first: JobRecord, counts: Mapping[str, int], dead: list[dict[str, Any]]
+) -> Mapping[str, Any]:
+    document_id = (first.result or {}).get("document_id")
+    return {
+        "event": "job.ended",
+        "state": _state_of(first, counts),
+        "job_id": first.id,
+        "job_type": first.job_type,
+        "document_id": document_id if isinstance(document_id, str) else None,
+        "jobs": dict(counts),
+        "dead": dead,
+    }
+
+
+def _state_of(first: JobRecord, counts: Mapping[str, int]) -> str:
+    if first.state is State.DEAD and first.reason == "expired":
+        return "expired"
+    if counts["dead"]:
+        return "dead"
+    return "cancelled" if counts["cancelled"] else "completed"
+
+
+def _shown(job_id: str, job: JoinedJob | JobSummary) -> dict[str, Any]:
+    return {
+        "job_id": job_id,
+        "job_type": job.job_type,
+        "reason": job.reason,
+        "error_type": job.error_type,
+        "error_message": None if job.error_message is None else job.error_message[:SHOWN_TEXT],
+    }
+
+
+async def _of_backfill(backfill_id: str, ledger: Ledger) -> Mapping[str, Any] | None:
+    operation = await ledger.get_bulk(backfill_id)
+    if operation is None or BulkState(operation.state) not in AT_LAST:
+        return None
+    own, followers = await ledger.count_bulk_jobs(backfill_id)
+    total = {state: own.get(state, 0) + followers.get(state, 0) for state in sorted(FINISHED)}
+    return {
+        "event": "backfill.ended",
+        "state": operation.state,
+        "backfill_id": backfill_id,
+        "title": operation.title[:SHOWN_TEXT],
+        "note": None if operation.note is None else operation.note[:SHOWN_TEXT],
+        "jobs": {state.value: number for state, number in total.items()},
+    }
+
+
+async def _found(url: str, guard: Guard) -> tuple[Guard, str]:
+    """A guard for this URL that leads to one checked address, and that address. Raises
+    FetchRefused, FetchFailed."""
+    from switchyard.services.common.files.fetching import FetchFailed, checked_url
+
+    target = checked_url(url)
+    host = target.raw_host.decode()
+    port = target.port or (443 if target.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(FOUND_WITHIN):
+            address = await guard.address_of(host, port)
+    except TimeoutError as error:
+        raise FetchFailed(f"{host} was not resolved within {FOUND_WITHIN:g} s") from error
+
+    async def resolved(host: str, port: int) -> list[str]:
+        return [address]
+
+    return replace(guard, resolve=resolved), address
+
+
+def _guard(settings: Settings) -> Guard:
+    from switchyard.services.common.files.fetching import Guard
+    from switchyard.services.pipeline.sources.web.addresses import place_of
+
+    return Guard(trusted=frozenset(place_of(f"http://{each}") for each in settings.notify_hosts))

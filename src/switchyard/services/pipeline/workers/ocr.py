@@ -1,0 +1,308 @@
+"""Job types of the OCR worker: the text of pages that are pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from pydantic import Field
+
+from switchyard.broker import patterns
+from switchyard.services.common.files.errors import UnsupportedDocument
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.keys import page_key
+from switchyard.services.common.files.media import IMAGES, PDF
+from switchyard.services.common.files.storage_errors import NotStored
+from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.engine.jobs.together import together
+from switchyard.services.pipeline.workers.outputs import DocumentFiles, StageOutput, pages_for_ocr
+from switchyard.services.pipeline.workers.stages import (
+    EXTRACT,
+    INGEST,
+    OCR,
+    DocumentJob,
+    at_stage,
+    ends_when_superseded,
+)
+
+PAGE_TIMEOUT = 120.0
+"""Seconds that one page may take; a dense one of A4 takes some 6 on one core."""
+SHIFT = 120.0
+"""Seconds after which a job begins no more pages: another one, behind those that wait, does."""
+OCR_TIMEOUT = SHIFT + 3 * PAGE_TIMEOUT
+ALONE = 20
+"""Pages up to which one job reads all of a document; of more, several jobs read some each."""
+RANGE = 10
+"""Pages of such a job at least."""
+RANGES = 20
+"""Such jobs of a document at most: their lane takes 100, and is not there for one document."""
+
+
+class NoTextFound(PermanentError):
+    """OCR has read all pages of a document, and there are no words on them."""
+
+
+class OcrPdf(DocumentJob):
+    """Read the pages of a document that have no text, or none that can be read; with `force`, all
+    of them."""
+
+    language: str | None = Field(default=None, pattern=patterns.LANGUAGE)
+    """A code such as `de` or `ar`; None is any that the model of the package reads."""
+    scanned: bool = False
+    """Only the pages that are pictures or unreadable, of a document that has text as well: not
+    empty ones, and with `force` not those whose text can be read. Where no OCR is installed, it
+    goes on without them."""
+    divided: bool = False
+    """Other jobs have read the pages: what is left is to put them into the document, and to read
+    those that are missing all the same."""
+
+    def same(self) -> dict[str, Any]:
+        """The payload of a job that does the same."""
+        return self.model_dump(exclude_defaults=True)
+
+    def numbers(self, text: Mapping[str, Any]) -> list[int]:
+        """The pages to read, of that result of `extract_text`."""
+        wanted = pages_for_ocr(text)
+        if self.scanned:
+            return wanted
+        return [
+            page["page"]
+            for page in text["pages"]
+            if self.force or not page["text"] or page["page"] in wanted
+        ]
+
+
+class OcrPages(DocumentJob):
+    """Read these pages of a document, and keep their text for the job that waits for it."""
+
+    language: str | None = Field(default=None, pattern=patterns.LANGUAGE)
+    pages: list[int] = Field(min_length=1, max_length=10_000)
+
+
+@job("ocr_pdf", worker="ocr", lanes=("vlm_ocr",), timeout=OCR_TIMEOUT)
+@ends_when_superseded
+async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
+    """Read pages, several at once, and put their text into the document.
+
+    Each page is kept when it is read, so that no worker reads it again: not the one that takes
+    over from one that died, and not the next job, which goes on where this one's shift ends. The
+    pages of a long document are read by `ocr_pages`, as many at once as there are workers for, and
+    put together by another job of this type, which waits for those.
+    """
+    from switchyard.services.pipeline.text.ocr import OcrNotInstalled
+
+    document_id = payload.document_id
+    files = DocumentFiles.of(ctx, document_id)
+    async with at_stage(ctx, document_id, OCR) as at:
+        text = await files.output_of_async(EXTRACT)
+        about = (await files.output_of_async(INGEST)).result
+        numbers = payload.numbers(text.result)
+        try:
+            pages = _Pages(ctx, payload, files, about, text.content)
+        except OcrNotInstalled as error:
+            if not payload.scanned:
+                raise
+            left = {"document_id": document_id, "pages_left": len(numbers), "error": str(error)}
+            return Next([_following(payload, ctx)], left)
+        if len(numbers) > ALONE and not payload.divided:
+            at.goes_on = True
+            return _divided(payload, numbers, ctx.message.priority)
+        read = await pages.read(numbers)
+        told: dict[str, Any] = {"document_id": document_id, "pages_read": pages.fresh}
+        if len(read) < len(numbers):
+            at.goes_on = True
+            told |= {"pages_done": len(read), "pages": len(numbers)}
+            return Next([Job("ocr_pdf", payload.same())], told)
+        output = await _put_back(files, text, about, read)
+    told |= {
+        "page_count": output.result["page_count"],
+        "word_count": output.result["word_count"],
+        "broken_pages": output.result["broken_pages"],
+    }
+    return Next([_following(payload, ctx)], told)
+
+
+@job("ocr_pages", worker="ocr", lanes=("vlm_ocr",), timeout=OCR_TIMEOUT)
+@ends_when_superseded
+async def ocr_pages(payload: OcrPages, ctx: JobContext) -> Outcome:
+    """Read some pages of a document; those that are left when the shift is over, another job
+    does."""
+    document_id = payload.document_id
+    files = DocumentFiles.of(ctx, document_id)
+    text = await files.output_of_async(EXTRACT)
+    there = range(1, len(text.result["pages"]) + 1)
+    beyond = next((number for number in payload.pages if number not in there), None)
+    if beyond is not None:  # each would be kept as a file of a page without words
+        raise PermanentError(f"the document has {len(there):,} pages, and no page {beyond:,}")
+    about = (await files.output_of_async(INGEST)).result
+    pages = _Pages(ctx, payload, files, about, text.content)
+    read = await pages.read(payload.pages)
+    told = {"document_id": document_id, "pages": len(read), "pages_read": pages.fresh}
+    left = [number for number in payload.pages if number not in read]
+    if not left:
+        return Done(told)
+    return Next([Job("ocr_pages", payload.model_dump(exclude_none=True) | {"pages": left})], told)
+
+
+def _divided(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
+    """Jobs that read these pages, and the one that puts them together. It goes on without those
+    that are dead, and reads their pages itself. A book does not hold up letters: those come first.
+    """
+    size = max(RANGE, ceil(len(numbers) / RANGES))
+    given = payload.model_dump(include={"document_id", "force", "language"}, exclude_none=True)
+    ranges = [
+        Job(
+            "ocr_pages",
+            given | {"pages": list(numbers[start : start + size])},
+            priority=max(0, priority - 1),
+        )
+        for start in range(0, len(numbers), size)
+    ]
+    told = {"document_id": payload.document_id, "pages": len(numbers), "jobs": len(ranges)}
+    return Next(
+        ranges, told, then=Job("ocr_pdf", payload.same() | {"divided": True}), when_dead="go_on"
+    )
+
+
+def _following(payload: OcrPdf, ctx: JobContext) -> Job:
+    """The next stage. Documents that came slowly go on slowly: their priority is that of the
+    backfill lane."""
+    from switchyard.broker.lanes import BACKFILL
+
+    lane = "backfill" if ctx.message.priority <= BACKFILL.default_priority else "hot"
+    following = {"document_id": payload.document_id, "force": payload.force}
+    return Job("summarize_content", following, lane=lane)
+
+
+async def _put_back(
+    files: DocumentFiles,
+    text: StageOutput,
+    about: Mapping[str, Any],
+    read: Mapping[int, Mapping[str, Any]],
+) -> StageOutput:
+    """The document's text with that of the pages in place; what the next stages work on."""
+    from switchyard.services.pipeline.text.extraction import with_ocr
+
+    found = {number: page["text"] for number, page in read.items()}
+    whole = with_ocr(text.result, found, title=about["title"], filename=about["filename"])
+    if not whole["word_count"]:
+        pages = "page" if whole["page_count"] == 1 else f"{whole['page_count']} pages"
+        broken = [page["error"] for page in read.values() if page.get("error")]
+        why = f"; {len(broken):,} can't be read: {broken[0]}" if broken else ""
+        raise NoTextFound(f"OCR has found no words on its {pages}{why}")
+    return await files.replace_async(EXTRACT, text, whole)
+
+
+class _Pages:
+    """The pages of one document, as one job reads them."""
+
+    def __init__(
+        self,
+        ctx: JobContext,
+        payload: OcrPdf | OcrPages,
+        files: DocumentFiles,
+        about: Mapping[str, Any],
+        content: str | None,
+    ) -> None:
+        from switchyard.services.pipeline.text.ocr import OCR_VERSION, Original, require_ocr
+
+        if about["media_type"] not in (PDF, *IMAGES):
+            raise UnsupportedDocument("plain text has no pages that OCR could read")
+        require_ocr(payload.language, ctx.settings.ocr_models)
+        self._ctx = ctx
+        self._payload = payload
+        self._files = files
+        self._content = content
+        self._original = Original(
+            files.storage,
+            about["key"],
+            content or "",
+            about["media_type"],
+            ctx.settings.pdf_extractor,
+        )
+        self._hash = content_hash([content, OCR_VERSION, payload.language])
+        self._last_start = time.monotonic() + SHIFT
+        self.fresh = 0
+        """Pages that this job has read itself."""
+
+    async def read(self, numbers: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+        """The pages by number, as they are kept: those that are done when the shift is over."""
+        found: dict[int, Mapping[str, Any]] = {}
+
+        async def one(number: int) -> None:
+            page = await self._kept(number)
+            if page is None and not self._is_over():
+                page = await self._fresh(number)
+            if page is not None:
+                found[number] = page
+                told = f"page {len(found)} of {len(numbers)}"
+                self._ctx.progress(len(found) / len(numbers), told)
+
+        await together(map(one, numbers), at_once=self._at_once())
+        return found
+
+    def _at_once(self) -> int:
+        return min(self._ctx.settings.worker_concurrency, os.cpu_count() or 1)
+
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._last_start or self._ctx.is_cancelled()
+
+    async def _kept(self, number: int) -> Mapping[str, Any] | None:
+        """The page, where it was read before: with `force`, by this run."""
+        try:
+            page = json.loads(await self._files.storage.get_async(self._key(number)))
+            if page["input_hash"] == self._hash and (
+                not self._payload.force or page["run"] == self._ctx.pipeline
+            ):
+                return dict(page)
+        except NotStored:
+            return None
+        except (ValueError, KeyError, TypeError):  # somebody's hand: reading again mends it
+            return None
+        return None
+
+    async def _fresh(self, number: int) -> Mapping[str, Any]:
+        page = await self._recognised(number)
+        page |= {"page": number, "input_hash": self._hash, "run": self._ctx.pipeline}
+        page["content"] = self._content
+        await self._files.require_async(self._content)
+        await self._files.storage.put_async(
+            self._key(number), json.dumps(page, ensure_ascii=False).encode()
+        )
+        self.fresh += 1
+        return page
+
+    async def _recognised(self, number: int) -> dict[str, Any]:
+        """What the page says; without text, and with the reason, where it can't be read. The
+        others are read nevertheless."""
+        from switchyard.services.pipeline.text.ocr import MEMORY_MB, OcrNotInstalled, read_page
+
+        ctx = self._ctx
+        try:
+            read = await ctx.in_process(
+                read_page,
+                self._original,
+                number,
+                self._payload.language,
+                ctx.settings.ocr_models,
+                timeout=PAGE_TIMEOUT,
+                memory_limit_mb=MEMORY_MB,
+            )
+        except OcrNotInstalled:
+            raise
+        except (TimeoutError, MemoryError, PermanentError) as error:
+            return {"text": None, "error": f"{type(error).__name__}: {error}"}
+        except ProcessCrashed as error:
+            if ctx.attempt < ctx.message.metadata.max_attempts:
+                raise  # it may have been killed from outside
+            return {"text": None, "error": f"{type(error).__name__}: {error}"}
+        return {"text": read.text, "certainty": read.certainty, "turned": read.turned}
+
+    def _key(self, number: int) -> str:
+        return page_key(self._files.document_id, OCR.name, number)

@@ -1,0 +1,285 @@
+"""What the stages of the document pipeline keep: a repeat finds it, and does not work again.
+
+A stage writes `intermediate/{document_id}/{stage}/output.json` when it is done, with a hash of
+what it worked on. A repeat (a redelivery, a redrive, the same content again) finds it. A change of
+the input, of the settings that matter, or of the stage's version makes another hash, and so the
+stage and those after it run anew.
+
+A document may get other content while its pipeline runs: a new version of a paper. So each output
+says of which content it was made, and what was made of the old one is not written any more: the
+run that brought the new content makes it anew, all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.keys import figures_key, result_key, stage_key
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import NotStored
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST, ContentReplaced, Stage
+
+if TYPE_CHECKING:  # imported where a PDF is read
+    from switchyard.services.pipeline.text.drafts import Drafts
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """What a stage made."""
+
+    result: dict[str, Any]
+    input_hash: str
+    output_hash: str
+    """Of `result`; the next stage's input."""
+    reused: bool = False
+    """It was kept from an earlier run."""
+    content: str | None = None
+    """Hash of the first stage's output that it goes back to; None where it was not noted."""
+
+
+class MissingOutput(PermanentError):
+    """An earlier stage's output is gone, or was never made."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentFiles:
+    """What the stages keep of one document."""
+
+    storage: Storage
+    document_id: str
+
+    @classmethod
+    def of(cls, ctx: JobContext, document_id: str) -> DocumentFiles:
+        return cls(Storage(ctx.settings.files_url), document_id)
+
+    def output_of(self, stage: Stage) -> StageOutput:
+        """What an earlier stage kept. Raises MissingOutput, ContentReplaced."""
+        try:
+            raw = self.storage.get(self._key(stage))
+        except NotStored as error:
+            raise self._missing(stage) from error
+        output = self._required(stage, raw)
+        if stage is not INGEST:
+            self._require(output.content)
+        return output
+
+    async def output_of_async(self, stage: Stage) -> StageOutput:
+        """`output_of`, for event loops."""
+        try:
+            raw = await self.storage.get_async(self._key(stage))
+        except NotStored as error:
+            raise self._missing(stage) from error
+        output = self._required(stage, raw)
+        if stage is not INGEST:
+            await self.require_async(output.content)
+        return output
+
+    async def require_async(self, content: str | None) -> None:
+        """Raises ContentReplaced when the document has other content now. None is any content."""
+        try:
+            now = _read(await self.storage.get_async(self._key(INGEST)))
+        except NotStored:
+            return
+        _compare(content, now)
+
+    def _require(self, content: str | None) -> None:
+        try:
+            now = _read(self.storage.get(self._key(INGEST)))
+        except NotStored:
+            return
+        _compare(content, now)
+
+    def reuse_or_run(
+        self,
+        stage: Stage,
+        input_hash: str,
+        work: Callable[[], Mapping[str, Any]],
+        *,
+        content: str | None,
+        force: bool = False,
+    ) -> StageOutput:
+        """What is kept for this input, or what `work` makes of it, kept from now on; the input
+        goes back to that content. Raises ContentReplaced."""
+        try:
+            kept = None if force else _read(self.storage.get(self._key(stage)))
+        except NotStored:
+            kept = None
+        if _fits(kept, stage, input_hash):
+            made, reused = {**kept, "content": content}, True
+        else:
+            made, reused = _envelope(stage, input_hash, content, work()), False
+        if made != kept:
+            self._require(content)
+            self.storage.put(self._key(stage), encoded(made))
+        return _output(made, reused=reused)
+
+    async def reuse_or_run_async(
+        self,
+        stage: Stage,
+        input_hash: str,
+        work: Callable[[], Awaitable[Mapping[str, Any]]],
+        *,
+        content: str | None,
+        force: bool = False,
+        is_whole: Callable[[Mapping[str, Any]], Awaitable[bool]] | None = None,
+    ) -> StageOutput:
+        """`reuse_or_run`, for event loops. `is_whole` tells of a kept result whether what it
+        stands for is still there, where that is more than the file."""
+        try:
+            kept = None if force else _read(await self.storage.get_async(self._key(stage)))
+        except NotStored:
+            kept = None
+        if _fits(kept, stage, input_hash) and (is_whole is None or await is_whole(kept["result"])):
+            made, reused = {**kept, "content": content}, True
+        else:
+            made, reused = _envelope(stage, input_hash, content, await work()), False
+        if made != kept:
+            await self.require_async(content)
+            await self.storage.put_async(self._key(stage), encoded(made))
+        return _output(made, reused=reused)
+
+    async def replace_async(
+        self, stage: Stage, before: StageOutput, result: Mapping[str, Any]
+    ) -> StageOutput:
+        """Keep another result of a stage for the same input: one that a later stage completes.
+        Raises ContentReplaced."""
+        made = _envelope(stage, before.input_hash, before.content, result)
+        await self.require_async(before.content)
+        await self.storage.put_async(self._key(stage), encoded(made))
+        return _output(made, reused=False)
+
+    async def put_result_async(self, result: Mapping[str, Any]) -> str:
+        """Write the document's `result.json`; gives its key."""
+        key = result_key(self.document_id)
+        await self.storage.put_async(key, encoded(result))
+        return key
+
+    async def figures(self, content: str | None) -> list[dict[str, Any]]:
+        """The figures that were described of this content; none where they were not."""
+        kept = await kept_result(self.storage, figures_key(self.document_id))
+        return list(kept["figures"]) if kept is not None and kept["content"] == content else []
+
+    async def put_figures(self, content: str | None, figures: Sequence[Mapping[str, Any]]) -> None:
+        """Write the list of the document's figures, whose pictures are there; those that only the
+        list before it has are left to `cleanup_expired`."""
+        kept = {"document_id": self.document_id, "content": content, "figures": figures}
+        await self.storage.put_async(figures_key(self.document_id), encoded(kept))
+
+    def _key(self, stage: Stage) -> str:
+        return stage_key(self.document_id, stage.name)
+
+    def _required(self, stage: Stage, raw: bytes) -> StageOutput:
+        kept = _read(raw)
+        if kept is None:
+            raise self._missing(stage)
+        return _output(kept, reused=True)
+
+    def _missing(self, stage: Stage) -> MissingOutput:
+        return MissingOutput(
+            f"there is no output of {stage.name} for document {self.document_id}: "
+            "ingest the document again"
+        )
+
+
+def drafts_of(
+    storage: Storage, folder: str, made_of: str | None, extractor: str, *, keep: bool, run: str = ""
+) -> Drafts:
+    """What is kept of a PDF's pages while they are read: of every document where it is to be kept
+    for later (`keep`), as the places of references are looked up in it. `made_of` stands for the
+    content; `run` is one that reads it anew."""
+    from switchyard.services.pipeline.text.drafts import RANGE, Drafts
+
+    hashed = content_hash([made_of, extractor, run])
+    return Drafts(storage, folder, EXTRACT.name, hashed, least=1 if keep else RANGE + 1)
+
+
+def entry_of(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What the document's source says of it (authors, dates, …), for its `result.json`; `about`
+    is the result of the first stage. Empty where the source says nothing."""
+    return {"entry": about["entry"]} if "entry" in about else {}
+
+
+def damage_of(text: Mapping[str, Any]) -> dict[str, Any]:
+    """What a document's `result.json` says of the file's damage; `text` is the result of
+    `extract_text`."""
+    # Outputs that an earlier version kept have no lists.
+    broken = text.get("broken_pages", [])
+    return {
+        "repaired": text["repaired"],
+        "broken_pages": broken,
+        "unreadable_pages": sorted({*broken, *pages_for_ocr(text)}),
+    }
+
+
+def pages_for_ocr(text: Mapping[str, Any]) -> list[int]:
+    """Return the pages whose text has to come from OCR, and has not yet, of that result of
+    `extract_text`: scans, and those whose text can't be read."""
+    return sorted({*text.get("scanned_pages", ()), *text.get("unreadable_pages", ())})
+
+
+def _envelope(
+    stage: Stage, input_hash: str, content: str | None, result: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "stage": stage.name,
+        "version": stage.version,
+        "input_hash": input_hash,
+        "content": content,
+        "output_hash": content_hash(result),
+        "finished_at": time.time(),
+        "result": dict(result),
+    }
+
+
+def _read(raw: bytes) -> dict[str, Any] | None:
+    """A kept output; None when the file is not one."""
+    try:
+        kept = json.loads(raw)
+        if isinstance(kept["result"], dict) and isinstance(kept["output_hash"], str):
+            return dict(kept)
+    except (ValueError, KeyError, TypeError) as error:
+        # Puts are atomic, so this was somebody's hand. Working again mends it.
+        _log.warning("unreadable stage output: %s", error)
+    return None
+
+
+def _fits(kept: dict[str, Any] | None, stage: Stage, input_hash: str) -> TypeGuard[dict[str, Any]]:
+    return (
+        kept is not None
+        and kept.get("version") == stage.version
+        and kept.get("input_hash") == input_hash
+    )
+
+
+def _output(kept: Mapping[str, Any], *, reused: bool) -> StageOutput:
+    content = kept["output_hash"] if kept.get("stage") == INGEST.name else kept.get("content")
+    return StageOutput(kept["result"], kept["input_hash"], kept["output_hash"], reused, content)
+
+
+def _compare(content: str | None, first: Mapping[str, Any] | None) -> None:
+    if content is not None and first is not None and first["output_hash"] != content:
+        raise ContentReplaced
+
+
+async def kept_result(storage: Storage, key: str) -> dict[str, Any] | None:
+    """A result that is kept for good; None where there is none."""
+    try:
+        kept = json.loads(await storage.get_async(key))
+    except NotStored:
+        return None
+    return kept if isinstance(kept, dict) else None
+
+
+def encoded(value: Mapping[str, Any]) -> bytes:
+    """A result as it is stored."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -1,0 +1,70 @@
+"""CPU-bound work on references, for threads and processes of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from switchyard.services.pipeline.citations.engines.tei_reading import TeiEntry
+
+
+def found(pages: Sequence[str]) -> dict[str, Any]:
+    """The references of a paper, not yet cut into fields, and its text without them."""
+    from switchyard.services.pipeline.citations.sections import split
+
+    paper = split(pages)
+    return {"references": [asdict(raw) for raw in paper.references], "body": paper.body}
+
+
+def listed(text: str) -> list[str]:
+    """The references of a text that has nothing else: with blank lines between them, else one to
+    a line."""
+    from switchyard.services.pipeline.citations.sections import MAX_REFERENCES
+    from switchyard.services.pipeline.citations.tokens import MAX_REFERENCE_CHARS
+
+    blocks = [block for block in text.replace("\r", "").split("\n\n") if block.strip()]
+    if len(blocks) < 2:
+        blocks = [line for line in text.splitlines() if line.strip()]
+    return [block.strip()[:MAX_REFERENCE_CHARS] for block in blocks[:MAX_REFERENCES]]
+
+
+def found_by_another(entries: Sequence[TeiEntry], pages: Sequence[str]) -> dict[str, Any]:
+    """The same as `found`, of references that another program has found in the whole paper; each
+    has its `fields` already. They are numbered where the text cites by numbers."""
+    from switchyard.services.pipeline.citations.sections import cites_by_number
+
+    numbered = cites_by_number(pages)
+    return {
+        "references": [
+            {
+                "text": entry.reference.text,
+                "label": str(number) if numbered else "",
+                "page": entry.boxes[0].page if entry.boxes else 1,
+                "boxes": [asdict(box) for box in entry.boxes],
+                "fields": entry.reference.as_json(),
+            }
+            for number, entry in enumerate(entries, start=1)
+        ],
+        "body": list(pages),
+    }
+
+
+def put_together(
+    raw: Sequence[Mapping[str, Any]], fields: Sequence[Mapping[str, Any]], body: Sequence[str]
+) -> dict[str, Any]:
+    """References with their places in the list, and where the text cites them."""
+    from switchyard.services.pipeline.citations.reference import Reference
+    from switchyard.services.pipeline.citations.sections import RawReference, citations_in
+
+    entries = [RawReference(each["text"], each["label"], each["page"]) for each in raw]
+    references = [Reference.of(each) for each in fields]
+    return {
+        "references": [
+            {name: entry[name] for name in ("label", "page", "boxes") if name in entry}
+            | dict(reference)
+            for entry, reference in zip(raw, fields, strict=True)
+        ],
+        "citations": [asdict(each) for each in citations_in(body, entries, references)],
+    }

@@ -1,0 +1,72 @@
+"""What the job types on references are given."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from switchyard.broker import patterns
+from switchyard.services.engine.jobs.local_fields import LocalOnly
+from switchyard.services.pipeline.citations.limits import MAX_AT_ONCE, OneReference, Text
+from switchyard.services.pipeline.workers.stages import DocumentId
+
+
+class _FromFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    key: Annotated[
+        str | None, LocalOnly("send the file to POST /process/references and its kin")
+    ] = Field(default=None, pattern=patterns.INCOMING_KEY)
+    filename: str | None = Field(default=None, max_length=1000)
+    text: Text | None = None
+
+
+class ReferencesOf(_FromFile):
+    """Payload of `extract_references` and `process_references`: where the references stand. A
+    document that was taken in, a text, or `key` of an upload."""
+
+    document_id: DocumentId | None = None
+    force: bool = False
+    """Work again although an output is kept."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> ReferencesOf:
+        if sum(each is not None for each in (self.document_id, self.key, self.text)) != 1:
+            raise ValueError("give one of document_id, text and key")
+        return self
+
+
+class ParseReferences(_FromFile):
+    """Payload of `parse_references`: references as text. A list of them; a text, or `key` of an
+    upload, with one to a line, or with blank lines between them."""
+
+    references: list[OneReference] | None = Field(
+        default=None, min_length=1, max_length=MAX_AT_ONCE
+    )
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> ParseReferences:
+        if sum(each is not None for each in (self.references, self.key, self.text)) != 1:
+            raise ValueError("give one of references, text and key")
+        return self
+
+
+class LinkCitations(BaseModel):
+    """Payload of `link_citations`: a document whose references were looked for, or references as
+    text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    document_id: DocumentId | None = None
+    references: list[OneReference] | None = Field(
+        default=None, min_length=1, max_length=MAX_AT_ONCE
+    )
+    force: bool = False
+    """As in DocumentJob."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> LinkCitations:
+        if (self.document_id is None) == (self.references is None):
+            raise ValueError("give one of document_id and references")
+        return self

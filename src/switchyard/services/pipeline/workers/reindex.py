@@ -1,0 +1,117 @@
+"""Job types of the reindex worker: what keeps index and file storage as they should be."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from switchyard.broker import patterns
+from switchyard.services.common.files.expiry import Expiry, clean
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.pipeline.index.embedder import embedder_for
+from switchyard.services.pipeline.index.opening import index_of
+from switchyard.services.pipeline.index.rebuilding import begin, build, compact
+from switchyard.services.pipeline.workers.embed import embed_document
+from switchyard.services.pipeline.workers.stages import DocumentJob, ends_when_superseded
+
+SHIFT = 120.0
+"""Seconds after which a job that builds an index leaves the rest to the next one."""
+REBUILD_TIMEOUT = SHIFT + 480.0
+COMPACT_TIMEOUT = 1500.0
+DAY = 24 * 3600.0
+LEASES_KEPT = DAY
+"""Seconds after its end for which a lease is kept."""
+
+
+class RebuildIndex(BaseModel):
+    """Payload of `rebuild_index`; without any of it, for the embedder of the settings."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    offline: Literal["wordllama", "hashed"] | None = None
+    """An embedder that asks nobody."""
+    model: str | None = Field(default=None, min_length=1, max_length=200, pattern=patterns.NO_NUL)
+    """A model of the server at JOBS_EMBED_BASE_URL."""
+    dimensions: int | None = Field(default=None, ge=8, le=4096)
+    """Length of the vectors."""
+    force: bool = False
+    """Build anew also for the embedder that the index has."""
+
+    def settings(self, settings: Settings) -> Settings:
+        """The settings, as far as they concern the embedder that is wanted."""
+        changes: dict[str, object] = {}
+        if self.offline is not None:
+            changes |= {"embed_offline": self.offline, "embed_base_url": None}
+        if self.model is not None:
+            changes["embed_model"] = self.model
+        if self.dimensions is not None:
+            changes["embed_dimensions"] = self.dimensions
+        return settings.model_copy(update=changes)
+
+
+class UpkeepJob(BaseModel):
+    """Payload of `compact_storage` and `cleanup_expired`: there is nothing to say."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+@job("reindex_content", worker="reindex", lanes=("backfill", "maintenance"), timeout=600)
+@ends_when_superseded
+async def reindex_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
+    """Cut a document's text into chunks again, embed them, and put them in the place of those that
+    the index has. The document's state stays as it is."""
+    output = await embed_document(payload, ctx)
+    return Done({"document_id": payload.document_id, **output.result, "reused": output.reused})
+
+
+@job("rebuild_index", worker="reindex", lanes=("maintenance", "backfill"), timeout=REBUILD_TIMEOUT)
+async def rebuild_index(payload: RebuildIndex, ctx: JobContext) -> Outcome:
+    """Build the index anew for an embedder, beside the one that is searched, and swap them. A job
+    works for two minutes; the next one goes on, behind what waits in the lane."""
+    over_at = time.monotonic() + SHIFT
+    async with index_of(ctx) as index:
+        embedder = embedder_for(payload.settings(ctx.settings))
+        state = await begin(index, embedder, force=payload.force)
+        told = {"embedder": embedder.name, "dimensions": embedder.dimensions}
+        if state.building is None:
+            return Done({**told, "built": False})
+        if await build(
+            index, state.building, lambda: time.monotonic() > over_at or ctx.is_cancelled()
+        ):
+            return Done({**told, "built": True})
+    # What is begun goes on without force: that would begin once more behind the swap.
+    again = payload.model_copy(update={"force": False})
+    following = Job("rebuild_index", again.model_dump(exclude_none=True))
+    return Next([following], {**told, "built": False})
+
+
+@job("compact_storage", worker="reindex", lanes=("maintenance",), timeout=COMPACT_TIMEOUT)
+async def compact_storage(payload: UpkeepJob, ctx: JobContext) -> Outcome:
+    """Merge what writes have left in pieces in the index, drop what nobody needs any more, and
+    index what has grown. Searches and jobs go on meanwhile."""
+    async with index_of(ctx) as index:
+        removed = await compact(index)
+        return Done({"removed": [each.table for each in removed]})
+
+
+@job("cleanup_expired", worker="reindex", lanes=("maintenance",), timeout=COMPACT_TIMEOUT)
+async def cleanup_expired(payload: UpkeepJob, ctx: JobContext) -> Outcome:
+    """Remove files that are older than the settings say, and that no job which is not over, and no
+    dead letter that can be redriven, names; leases that ran out long ago; and old crawls."""
+    if ctx.ledger is None:
+        raise PermanentError("cleanup_expired needs the ledger, which knows what is needed")
+    settings = ctx.settings
+    expiry = Expiry(settings.files_kept_hours, settings.documents_kept_hours)
+    leases = await ctx.ledger.drop_old_leases(LEASES_KEPT)
+    cleaned = await clean(Storage(settings.files_url), ctx.ledger, expiry)
+    crawls = 0
+    if settings.crawls_kept_days is not None:
+        crawls = await ctx.ledger.drop_old_crawls(settings.crawls_kept_days * DAY)
+    return Done(asdict(cleaned) | {"leases": leases, "crawls": crawls})

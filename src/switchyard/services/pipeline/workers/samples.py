@@ -1,0 +1,77 @@
+"""The job type that makes sample documents and sends them through the pipeline."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID, uuid5
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from switchyard.broker import patterns
+from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.uploads import INCOMING
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.pipeline.workers.stages import INGEST, document_id_of
+
+MAX_GENERATED = 50
+"""Documents of one job: they are in the hot lane all at once."""
+MAX_SEED = 2**53 - 1
+"""What every reader of JSON takes as it is."""
+_UPLOADS = UUID("b7f5a3f2-3d0e-5c55-9a0d-2f4f8a6f1d77")
+
+Name = Annotated[str, Field(pattern=patterns.PLAIN_WORD)]
+
+
+class GenerateDocuments(BaseModel):
+    """Payload of `generate_documents`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    count: int = Field(default=5, ge=1, le=MAX_GENERATED)
+    seed: int = Field(default=0, ge=0, le=MAX_SEED)
+    """The same seed gives the same documents, which are taken in once."""
+    kinds: list[Name] = Field(default=[], max_length=50)
+    """All of them where none are named; so are languages."""
+    languages: list[Name] = Field(default=[], max_length=50)
+
+
+@job(
+    "generate_documents",
+    worker="ingest",
+    lanes=("hot", "backfill"),
+    timeout=300,
+    isolation="process",
+    memory_limit_mb=2048,
+)
+def generate_documents(payload: GenerateDocuments, ctx: JobContext) -> Outcome:
+    """Make documents up, and have each taken in as if it had been uploaded."""
+    from switchyard.services.pipeline.samples.generating import UnknownSample, generate
+    from switchyard.services.pipeline.samples.letters import SamplesNeedPyMuPDF
+
+    storage = Storage(ctx.settings.files_url)
+    jobs, made = [], []
+    try:
+        drawn = generate(
+            payload.count, seed=payload.seed, kinds=payload.kinds, languages=payload.languages
+        )
+        for number, sample in enumerate(drawn):
+            # The same in a repeat of the job, which so leaves nothing behind.
+            key = f"{INCOMING}{uuid5(_UPLOADS, f'{ctx.job_id}/{number}')}"
+            storage.put(key, sample.content)
+            taken_in = {"key": key, "filename": sample.filename}
+            jobs.append(Job(INGEST.name, taken_in, own_pipeline=True))
+            made.append(
+                {
+                    "document_id": document_id_of(content_hash(sample.content)),
+                    "filename": sample.filename,
+                    "kind": sample.kind,
+                    "language": sample.language,
+                    "title": sample.title,
+                }
+            )
+    except (UnknownSample, SamplesNeedPyMuPDF) as error:
+        raise PermanentError(str(error)) from error
+    return Next(jobs, {"documents": made})

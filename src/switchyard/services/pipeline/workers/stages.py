@@ -1,0 +1,178 @@
+"""The stages of the document pipeline: their names, and what the ledger is told of them.
+
+ingest_document → extract_text (→ ocr_pdf) → summarize_content → embed_content →
+classify_document → link_content
+
+What each of them keeps, and when that is used again, is in `outputs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Annotated, TypeVar
+from uuid import UUID, uuid5
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from switchyard.broker import patterns
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Outcome, PermanentError, RetryableError
+from switchyard.services.pipeline.records.document_states import (
+    COMPLETED,
+    FAILED,
+    FINISHED_STATES,
+    NEEDS_OCR,
+)
+
+_DOCUMENT_NAMESPACE = UUID("5d3f6c0e-3a0b-5f7e-8c55-0a7b6a1f4c21")
+
+DocumentId = Annotated[str, Field(pattern=patterns.DOCUMENT_ID)]
+
+
+class DocumentJob(BaseModel):
+    """Payload of every stage after the first: everything else is in what the stages keep."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    document_id: DocumentId
+    force: bool = False
+    """Work again although the output is kept; handed on to the next stages. LLM answers that
+    were paid for are reused nevertheless."""
+
+
+PayloadT = TypeVar("PayloadT", bound=DocumentJob)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of the pipeline, named like its job type."""
+
+    name: str
+    state: str
+    """The document's state while the stage is under way."""
+    waiting: str | None = None
+    """Its state while the stage's job waits for a worker; None is the same."""
+    version: int = 1
+    """Raised when the stage's code makes something else of the same input."""
+
+
+INGEST = Stage("ingest_document", "storing")
+EXTRACT = Stage("extract_text", "extracting", version=9)
+OCR = Stage("ocr_pdf", "recognizing", waiting=NEEDS_OCR)
+SUMMARIZE = Stage("summarize_content", "summarizing")
+EMBED = Stage("embed_content", "embedding")
+CLASSIFY = Stage("classify_document", "classifying")
+LINK = Stage("link_content", "linking")
+EXTRACT_REFERENCES = Stage("extract_references", "extracting references", version=3)
+PARSE_REFERENCES = Stage("parse_references", "parsing references")
+DESCRIBE_FIGURES = Stage("describe_figures", "describing figures")
+LINK_CITATIONS = Stage("link_citations", "linking citations")
+PROCESS_REFERENCES = Stage("process_references", "processing references")
+"""These are beside the pipeline: no document waits for them, and they are never the
+state of one."""
+
+REFERENCE_STAGES = {
+    EXTRACT_REFERENCES.name: (EXTRACT, EXTRACT_REFERENCES),
+    PARSE_REFERENCES.name: (EXTRACT, PARSE_REFERENCES),
+    PROCESS_REFERENCES.name: (EXTRACT, EXTRACT_REFERENCES, PARSE_REFERENCES),
+}
+"""The stages within one job, by its type, each with an output of its own."""
+
+PIPELINE = (INGEST, EXTRACT, OCR, SUMMARIZE, EMBED, CLASSIFY, LINK)
+"""All stages in their order; most documents need no OCR."""
+
+
+PARTS = {"ocr_pages": OCR}
+"""Jobs that do a part of a stage, by their type. A job of the stage waits for them, and does itself
+what one leaves undone that dies."""
+
+
+class ContentReplaced(Exception):
+    """The document has got other content meanwhile; the run that brought it does the rest."""
+
+
+def superseded(document_id: str) -> Done:
+    """The answer of a stage whose run has been superseded."""
+    return Done({"document_id": document_id, "superseded": True})
+
+
+def ends_when_superseded(
+    handler: Callable[[PayloadT, JobContext], Awaitable[Outcome]],
+) -> Callable[[PayloadT, JobContext], Awaitable[Outcome]]:
+    """A handler whose job is done, with nothing to follow, where it raises ContentReplaced."""
+
+    @wraps(handler)
+    async def handle(payload: PayloadT, ctx: JobContext) -> Outcome:
+        try:
+            return await handler(payload, ctx)
+        except ContentReplaced:
+            return superseded(payload.document_id)
+
+    return handle
+
+
+def document_id_of(sha256: str) -> str:
+    """The id of the document with this content: the same on every machine."""
+    return str(uuid5(_DOCUMENT_NAMESPACE, sha256))
+
+
+@dataclass(slots=True)
+class AtStage:
+    """A job at a stage."""
+
+    goes_on: bool = False
+    """Another job does the rest: the stage is not done yet."""
+
+
+@asynccontextmanager
+async def at_stage(ctx: JobContext, document_id: str, stage: Stage) -> AsyncIterator[AtStage]:
+    """Note in the ledger that the document is at this stage, and how that ended.
+
+    A stage that fails for good leaves the document `failed`, at that stage; a redrive takes it
+    up again. Without a ledger nothing is noted.
+    """
+    await note(ctx, document_id, stage, stage.state)
+    at = AtStage()
+    try:
+        yield at
+    except ContentReplaced:
+        raise
+    except Exception as error:
+        last_attempt = ctx.attempt >= ctx.message.metadata.max_attempts
+        counts = not isinstance(error, RetryableError) or error.counts
+        if isinstance(error, PermanentError) or (last_attempt and counts):
+            await note(ctx, document_id, stage, FAILED)
+        raise
+    if at.goes_on:
+        return
+    last = stage is PIPELINE[-1]
+    await note(ctx, document_id, stage, COMPLETED if last else stage.state, completed=True)
+
+
+async def note(
+    ctx: JobContext, document_id: str, stage: Stage, state: str, *, completed: bool = False
+) -> None:
+    """Set the document's stage and state in the ledger, where there is one.
+
+    A job of another run than the one that has the document may finish it, and changes nothing
+    else: while a stage of a finished document is run again, the document stays finished, also
+    when that fails.
+    """
+    if ctx.ledger is not None:
+        await ctx.ledger.set_stage(
+            document_id,
+            stage.name,
+            state,
+            completed=completed,
+            run_id=None if state in FINISHED_STATES else ctx.pipeline,
+        )
+
+
+async def note_beside(ctx: JobContext, document_id: str, stage: Stage) -> None:
+    """Add a stage that runs beside the pipeline to those that are behind the document, which
+    stays where it is."""
+    if ctx.ledger is not None:
+        await ctx.ledger.add_completed_stage(document_id, stage.name)
