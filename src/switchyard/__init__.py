@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from switchyard.api.client import AsyncClient, Client
     from switchyard.broker.message import JobMessage
     from switchyard.broker.publish.blocking import BlockingPublisher
+    from switchyard.services.common.errors import PermanentError, RetryableError
     from switchyard.services.engine.jobs.context import JobContext
     from switchyard.services.engine.jobs.limits import Limit
     from switchyard.services.engine.jobs.local_fields import LocalOnly
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
         Job,
         Next,
         Outcome,
-        PermanentError,
         Retry,
-        RetryableError,
         Snooze,
     )
     from switchyard.services.engine.jobs.registry import job
@@ -81,6 +80,7 @@ _HOMES = {
     "switchyard.api.client": ("AsyncClient", "Client"),
     "switchyard.broker.publish.blocking": ("BlockingPublisher",),
     "switchyard.broker.message": ("JobMessage",),
+    "switchyard.services.common.errors": ("PermanentError", "RetryableError"),
     "switchyard.services.engine.jobs.context": ("JobContext",),
     "switchyard.services.engine.jobs.limits": ("Limit",),
     "switchyard.services.engine.jobs.local_fields": ("LocalOnly",),
@@ -90,9 +90,7 @@ _HOMES = {
         "Job",
         "Next",
         "Outcome",
-        "PermanentError",
         "Retry",
-        "RetryableError",
         "Snooze",
     ),
     "switchyard.services.engine.jobs.registry": ("job",),

@@ -17,8 +17,9 @@ from pydantic import BaseModel
 from sqlalchemy import Connection, text
 
 from switchyard.broker.errors import PublishError
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.ledger.sql.database import connect
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest

@@ -27,17 +27,15 @@ from typing import Any
 from pydantic import BaseModel
 
 from switchyard.broker.message import JobMessage
+from switchyard.services.common.errors import DependencyUnavailable, PermanentError, RetryableError
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import (
-    DependencyUnavailable,
     Discard,
     Done,
     Job,
     Next,
     Outcome,
-    PermanentError,
     Retry,
-    RetryableError,
     Snooze,
 )
 from switchyard.services.engine.jobs.registry import job

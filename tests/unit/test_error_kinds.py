@@ -19,7 +19,13 @@ from switchyard.api.http.problems import Problem
 from switchyard.api.models.problems import KINDS as PROBLEMS
 from switchyard.broker.errors import BrokerError, ManagementError
 from switchyard.cli.base.errors import EXIT_CODES, CommandFailed, WrongUsage, exit_code_of, explain
-from switchyard.services.common.errors import KINDS, SwitchyardError, kind_of
+from switchyard.services.common.errors import (
+    KINDS,
+    PermanentError,
+    RetryableError,
+    SwitchyardError,
+    kind_of,
+)
 from switchyard.services.common.files.errors import DocumentTooLarge, UnsupportedDocument
 from switchyard.services.common.files.quota import StorageFull
 from switchyard.services.common.files.storage_errors import (
@@ -32,7 +38,6 @@ from switchyard.services.engine.backfill.sources import InvalidBackfill, SourceA
 from switchyard.services.engine.bulk.control import BulkConflict, UnknownBulkOperation
 from switchyard.services.engine.dead.changes import InvalidRedrive
 from switchyard.services.engine.dead.scan import ScanBusy
-from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.engine.jobs.registry import InvalidPayload, RegistryError, UnknownJobType
 from switchyard.services.engine.records.errors import (
     IdempotencyConflict,

@@ -10,17 +10,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import (
-    Done,
-    Job,
-    Next,
-    Outcome,
-    PermanentError,
-    Retry,
-    Snooze,
-)
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, Retry, Snooze
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, job
 from switchyard.services.engine.jobs.retry import MAX_DEATHS, Succeeded
 from switchyard.services.engine.ledger import Ledger

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.llm.errors import (
     LlmAway,
     LlmLimited,

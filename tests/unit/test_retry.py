@@ -6,18 +6,10 @@ import httpx
 import pytest
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.services.engine.jobs.outcomes import (
-    Discard,
-    Done,
-    Job,
-    Next,
-    PermanentError,
-    Retry,
-    RetryableError,
-    Snooze,
-)
+from switchyard.services.common.errors import PermanentError, RetryableError
+from switchyard.services.common.retry_after import LONGEST_RETRY_DELAY
+from switchyard.services.engine.jobs.outcomes import Discard, Done, Job, Next, Retry, Snooze
 from switchyard.services.engine.jobs.retry import (
-    LONGEST_RETRY_DELAY,
     Delayed,
     Died,
     Failure,

@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from switchyard.services.common.retry_after import LONGEST_RETRY_DELAY, parse_retry_after
 from switchyard.services.engine.jobs.outcomes import Discard, Done, Job, Next, Retry, Snooze
 from switchyard.services.engine.jobs.retry import (
-    LONGEST_RETRY_DELAY,
     Delayed,
     Died,
     Failure,
     RetryPolicy,
     Succeeded,
     decide,
-    parse_retry_after,
 )
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from switchyard.broker.dead.certificate import Reason
+from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import (
     Discard,
@@ -17,9 +18,7 @@ from switchyard.services.engine.jobs.outcomes import (
     Job,
     Next,
     Outcome,
-    PermanentError,
     Retry,
-    RetryableError,
     Snooze,
 )
 from switchyard.services.engine.jobs.registry import InvalidPayload, RegistryError, job

@@ -14,8 +14,8 @@ import pytest
 
 from benchmarks.llm_batch import Machine
 from benchmarks.llm_server import serving
+from switchyard.services.common.errors import RetryableError
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.outcomes import RetryableError
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.errors import LlmAway, LlmBusy, LlmLimited, LlmRefused, LlmUnavailable
 from switchyard.services.llm.gate import Urgency

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.outcomes import PermanentError
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.client import NETWORK_TRIES
 from switchyard.services.llm.errors import LlmLimited, LlmUnavailable

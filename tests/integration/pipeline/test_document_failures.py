@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.common.files.errors import EncryptedDocument, UnsupportedDocument
-from switchyard.services.engine.jobs.outcomes import Next, PermanentError, RetryableError
+from switchyard.services.engine.jobs.outcomes import Next
 from switchyard.services.llm.errors import LlmUnavailable
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.modes import Mode

@@ -13,9 +13,10 @@ import pymupdf
 import pytest
 from PIL import Image
 
+from switchyard.services.common.errors import RetryableError
 from switchyard.services.common.files.errors import UnsupportedDocument
 from switchyard.services.common.files.keys import figures_key
-from switchyard.services.engine.jobs.outcomes import Next, RetryableError
+from switchyard.services.engine.jobs.outcomes import Next
 from switchyard.services.llm.vision import VisionNotSet
 from switchyard.services.pipeline.samples.generating import generate
 from switchyard.services.pipeline.text import figures

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 from pydantic import SecretStr
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.outcomes import PermanentError
 from switchyard.services.llm.client import NETWORK_TRIES, LlmClient, open_api
 from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmUnavailable
 from switchyard.services.llm.lane import LlmLane

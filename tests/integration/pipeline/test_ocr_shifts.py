@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.engine.jobs.outcomes import Next, PermanentError
+from switchyard.services.common.errors import PermanentError
+from switchyard.services.engine.jobs.outcomes import Next
 from switchyard.services.pipeline.workers import ocr as ocr_worker
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.scans import SLIPS, taken_in, text_of

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import (
     CorruptDocument,
     DocumentTooLarge,
@@ -29,7 +30,6 @@ from switchyard.services.common.files.media import (
     refuse_false_pdf,
     refuse_unsupported,
 )
-from switchyard.services.engine.jobs.outcomes import PermanentError
 from switchyard.services.pipeline.samples.articles import samples
 from switchyard.services.pipeline.text.extraction import extract
 from switchyard.services.pipeline.text.mupdf import PyMuPDFNotInstalled, _reading

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from switchyard.services.common.errors import RetryableError
 from switchyard.services.common.files.keys import references_key
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.outcomes import RetryableError
 from switchyard.services.pipeline.citations.engines import choice
 from switchyard.services.pipeline.citations.engines import grobid as grobid_engine
 from switchyard.services.pipeline.sources.errors import (

@@ -7,12 +7,13 @@ from pathlib import Path
 import pymupdf
 import pytest
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import (
     CorruptDocument,
     EncryptedDocument,
     UnsupportedDocument,
 )
-from switchyard.services.engine.jobs.outcomes import Next, PermanentError
+from switchyard.services.engine.jobs.outcomes import Next
 from switchyard.services.pipeline.samples.generating import generate, kinds
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import document, find

@@ -8,8 +8,9 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from tests.support.chaos import Effects
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.outcomes import PermanentError
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.wordllama import WordllamaEmbedder
 

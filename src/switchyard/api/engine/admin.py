@@ -23,8 +23,8 @@ from switchyard.api.models.lanes import (
 from switchyard.api.models.values import moment
 from switchyard.api.state import Shared
 from switchyard.broker import patterns
+from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.engine.ledger.short_ids import Among
 from switchyard.services.engine.monitoring.worker_status import status_of
 from switchyard.services.engine.records.requests import DeadLetterFilter

@@ -13,8 +13,8 @@ from switchyard.api.http.problems import invalid, try_later
 from switchyard.api.http.routing import Routes
 from switchyard.api.models.documents import HitView, SearchAnswer, SearchBody
 from switchyard.api.state import Shared
+from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.engine.publishing.requests import Complaint
 from switchyard.services.pipeline.index.chunk_index import IndexAway, IndexMismatch
 from switchyard.services.pipeline.index.ranking import Hit

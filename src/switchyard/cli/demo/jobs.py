@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import Done, Outcome, PermanentError, RetryableError
+from switchyard.services.engine.jobs.outcomes import Done, Outcome
 from switchyard.services.engine.jobs.registry import job
 
 

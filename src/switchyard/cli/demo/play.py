@@ -195,7 +195,7 @@ async def _collect(ledger: Ledger, story: Story) -> None:
 
 
 async def _search(system: System, story: Story) -> None:
-    from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
+    from switchyard.services.common.errors import PermanentError, RetryableError
     from switchyard.services.pipeline.index.modes import Mode
     from switchyard.services.pipeline.index.opening import open_index
     from switchyard.services.pipeline.index.ranking import search

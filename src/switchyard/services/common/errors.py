@@ -5,10 +5,10 @@ SwitchyardError
 ├── Unknown          there is nothing of that name here                       (a LookupError, too)
 ├── WrongState       right in itself, but not in the state that things are in
 ├── NotNow           something that is needed is away, busy or full: the same later can succeed
-│   └── RetryableError     a handler's word: try the job again                  (jobs/outcomes.py)
+│   └── RetryableError     a handler's word: try the job again
 ├── Misconfigured    settings, tables or declarations don't fit together: an operator has to act
 └── Failed           it was tried and can't be done: no repeat helps
-    └── PermanentError     a handler's word: give the job up                    (jobs/outcomes.py)
+    └── PermanentError     a handler's word: give the job up
 
 A caller catches the kind, or the class, whichever says what it can do about it. What a kind means
 to those outside is said once for HTTP (`api.http.errors`) and once for the command line
@@ -49,6 +49,38 @@ class Misconfigured(SwitchyardError):
 
 class Failed(SwitchyardError):
     """It was tried and can't be done, and trying again would not help."""
+
+
+class PermanentError(Failed):
+    """Raised by a handler when no further attempt can help (a corrupt document, a bad id)."""
+
+
+class Expired(PermanentError):
+    """Raised by a handler when the job's `expires_at` has passed: it is dead as `expired`."""
+
+
+class RetryableError(NotNow):
+    """Raised by a handler to be tried again; `after` seconds is the least delay (Retry-After).
+
+    With `counts=False` it uses up no attempt: what is needed is away or busy, through no fault of
+    the job's. The job grows older meanwhile, so its lane's age limit ends what never ends; with
+    `ages=False` as well it does not, and waits for as long as it takes.
+    """
+
+    def __init__(
+        self, message: str, *, after: float | None = None, counts: bool = True, ages: bool = True
+    ) -> None:
+        self.after = after
+        self.counts = counts
+        self.ages = ages
+        super().__init__(message)
+
+
+class DependencyUnavailable(RetryableError):
+    """What a job needs is away or busy: to try it again uses up no attempt."""
+
+    def __init__(self, message: str, *, after: float | None = None) -> None:
+        super().__init__(message, after=after, counts=False)
 
 
 KINDS: tuple[type[SwitchyardError], ...] = (

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from switchyard.broker.message import now
+from switchyard.services.common.errors import Expired, RetryableError
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import Expired, RetryableError
 from switchyard.services.llm.batches import may_batch
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane, lane_of

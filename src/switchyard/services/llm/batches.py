@@ -13,10 +13,10 @@ from datetime import timedelta
 from typing import Any
 
 from switchyard.broker.lanes import BACKFILL
+from switchyard.services.common.errors import RetryableError
 from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import RetryableError
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.parameters import Parameters
 from switchyard.services.llm.records.llm_batches import BatchItem, ItemState

@@ -10,11 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from switchyard.services.engine.jobs.outcomes import (
-    DependencyUnavailable,
-    PermanentError,
-    RetryableError,
-)
+from switchyard.services.common.errors import DependencyUnavailable, PermanentError, RetryableError
 
 if TYPE_CHECKING:
     import openai
@@ -116,7 +112,7 @@ def translate(error: openai.OpenAIError) -> LlmUnavailable | LlmNonsense | LlmRe
 
 
 def _of_status(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
-    from switchyard.services.engine.jobs.retry import retry_after
+    from switchyard.services.common.retry_after import retry_after
 
     status = error.status_code
     text = f"the model server answered {status}: {_message(error)}"

@@ -18,10 +18,10 @@ from uuid import uuid4
 
 import structlog
 
+from switchyard.services.common.errors import RetryableError
 from switchyard.services.common.prices import ModelPrices
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import RetryableError
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.llm.errors import LlmRefused, LlmUnavailable

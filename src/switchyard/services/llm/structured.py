@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.jobs.context import InProcess, ProcessCrashed
-from switchyard.services.engine.jobs.outcomes import PermanentError
 from switchyard.services.llm.schemas import parts_of, refuse_costly
 
 CHEAP = 1_000_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.keys import raw_answers_key
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
-from switchyard.services.engine.jobs.outcomes import PermanentError
 from switchyard.services.engine.records.results import JobRecord
 
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import PermanentError
 from switchyard.services.llm.lane import LlmLane
 from switchyard.services.llm.prompts import framed
 

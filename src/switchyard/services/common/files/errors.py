@@ -11,7 +11,7 @@ They are types of their own so that dead letters group by cause.
 
 from __future__ import annotations
 
-from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.common.errors import PermanentError
 
 
 class UnsupportedDocument(PermanentError):

@@ -14,14 +14,11 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from switchyard.services.common.files.keys import figures_key
 from switchyard.services.common.files.storage import Storage, StoredFile, directory_of
 from switchyard.services.common.files.storage_errors import NotStored
-
-if TYPE_CHECKING:  # the job types are imported without a database
-    from switchyard.services.engine.ledger import Ledger
 
 BATCH = 100
 """Files between two looks at what is needed by now."""
@@ -41,6 +38,25 @@ _DOCUMENTS = re.compile(r"uploads/[^/]+/[^/]+|intermediate/.+")
 _FOLDERS = ("uploads", "intermediate", "results", "sources", "health")
 _UNFINISHED = re.compile(r".+#\d+")
 """What a put that was killed leaves in a directory; no store lists it."""
+
+
+class Clock(Protocol):
+    """The clock that the ages of files are measured by."""
+
+    def time(self) -> float:
+        """Return the seconds since the epoch."""
+        ...
+
+
+class FileReferences(Protocol):
+    """Who knows which files are still needed: the ledger."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    async def names_needed(self, *, since: float) -> set[str]:
+        """Return the keys and ids that jobs name which came to be needed at `since` or later."""
+        ...
 
 
 @dataclass(slots=True)
@@ -77,7 +93,7 @@ class Expiry:
         )
 
 
-async def clean(storage: Storage, ledger: Ledger, expiry: Expiry) -> Cleaned:
+async def clean(storage: Storage, ledger: FileReferences, expiry: Expiry) -> Cleaned:
     """Remove what is old and needed by nobody. Safe to interrupt, to repeat, and beside everything
     else. Raises LedgerUnavailable, and what the store raises."""
     done = Cleaned()

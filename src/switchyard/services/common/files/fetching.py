@@ -18,8 +18,8 @@ from typing import Any
 import httpcore
 import httpx
 
-from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
-from switchyard.services.engine.jobs.retry import parse_retry_after
+from switchyard.services.common.errors import PermanentError, RetryableError
+from switchyard.services.common.retry_after import parse_retry_after
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]

@@ -19,7 +19,7 @@ from switchyard.services.common.files.fetching import (
     checked_url,
     header_of,
 )
-from switchyard.services.engine.jobs.retry import parse_retry_after
+from switchyard.services.common.retry_after import parse_retry_after
 
 _TAKEN = range(200, 300)
 _MOVED = range(300, 400)

@@ -6,8 +6,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from switchyard.services.common.errors import InvalidInput, NotNow, SwitchyardError, Unknown
-from switchyard.services.engine.jobs.outcomes import DependencyUnavailable
+from switchyard.services.common.errors import (
+    DependencyUnavailable,
+    InvalidInput,
+    NotNow,
+    SwitchyardError,
+    Unknown,
+)
 
 
 class StorageError(SwitchyardError):

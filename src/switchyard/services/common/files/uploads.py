@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.charsets import Charset, as_utf8
 from switchyard.services.common.files.errors import DocumentTooLarge, UnsupportedDocument
 from switchyard.services.common.files.hashes import content_hash
@@ -20,7 +21,6 @@ from switchyard.services.common.files.media import (
 )
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import FileTooLarge, NotStored
-from switchyard.services.engine.jobs.outcomes import PermanentError
 
 INCOMING = "uploads/incoming/"
 """Where uploads wait for their job."""

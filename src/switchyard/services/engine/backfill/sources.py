@@ -18,9 +18,14 @@ from pydantic import BaseModel, ValidationError
 
 from switchyard.broker.message import describe
 from switchyard.broker.wording import choices
-from switchyard.services.common.errors import Failed, InvalidInput, NotNow
+from switchyard.services.common.errors import (
+    Failed,
+    InvalidInput,
+    NotNow,
+    PermanentError,
+    RetryableError,
+)
 from switchyard.services.engine.jobs.local_fields import refusals
-from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.pipeline.sources.asking import SourceClient, SourceServer
 
 if TYPE_CHECKING:

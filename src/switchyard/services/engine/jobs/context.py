@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from switchyard.broker.message import JobMessage
+from switchyard.services.common.errors import RetryableError
 from switchyard.services.engine.jobs.notebook import Notebook
-from switchyard.services.engine.jobs.outcomes import RetryableError
 from switchyard.services.engine.jobs.speech import Speech
 from switchyard.services.engine.records.joins import JoinedJob
 

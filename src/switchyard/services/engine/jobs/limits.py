@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.jobs.retry import Failure
 from switchyard.services.engine.records.limits import LimitSize, Need
 

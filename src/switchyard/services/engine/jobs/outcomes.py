@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from switchyard.services.common.errors import Failed, NotNow
-
 if TYPE_CHECKING:
     from switchyard.services.engine.records.joins import WhenDead
 
@@ -78,35 +76,3 @@ class Discard:
 
 
 Outcome = Done | Next | Retry | Snooze | Discard
-
-
-class PermanentError(Failed):
-    """Raised by a handler when no further attempt can help (a corrupt document, a bad id)."""
-
-
-class Expired(PermanentError):
-    """Raised by a handler when the job's `expires_at` has passed: it is dead as `expired`."""
-
-
-class RetryableError(NotNow):
-    """Raised by a handler to be tried again; `after` seconds is the least delay (Retry-After).
-
-    With `counts=False` it uses up no attempt: what is needed is away or busy, through no fault of
-    the job's. The job grows older meanwhile, so its lane's age limit ends what never ends; with
-    `ages=False` as well it does not, and waits for as long as it takes.
-    """
-
-    def __init__(
-        self, message: str, *, after: float | None = None, counts: bool = True, ages: bool = True
-    ) -> None:
-        self.after = after
-        self.counts = counts
-        self.ages = ages
-        super().__init__(message)
-
-
-class DependencyUnavailable(RetryableError):
-    """What a job needs is away or busy: to try it again uses up no attempt."""
-
-    def __init__(self, message: str, *, after: float | None = None) -> None:
-        super().__init__(message, after=after, counts=False)

@@ -9,23 +9,21 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.lanes import RETRY_DELAYS
 from switchyard.broker.wording import writable
-from switchyard.services.common.errors import Failed, InvalidInput
+from switchyard.services.common.errors import Expired, Failed, InvalidInput, RetryableError
+from switchyard.services.common.retry_after import bounded_delay, retry_after
 from switchyard.services.engine.jobs.outcomes import (
     Discard,
     Done,
-    Expired,
     Job,
     Next,
     Outcome,
     Retry,
-    RetryableError,
     Snooze,
 )
 from switchyard.services.engine.records.joins import WHEN_DEAD, WhenDead
@@ -42,8 +40,6 @@ the cause: the last net, under all others. High enough for a long job whose work
 with each of many deployments, low enough that what it pays for is not paid a thousand times."""
 INVALID_OUTCOME = "InvalidOutcome"
 """The error type of jobs whose handler answers what can't be done or written."""
-LONGEST_RETRY_DELAY = 7 * 24 * 3600.0
-"""Seconds; whoever asks for a longer delay, a handler or a server, gets this one."""
 
 
 _TEXTS = {"error_type": 200, "message": 8_000, "traceback": 12_000}
@@ -219,7 +215,7 @@ def decide(
             return Succeeded(result, tuple(jobs), then, when_dead)
         case Snooze(after, reason):
             snoozed = Failure("Snooze", str(reason))
-            return _delayed(_seconds(after), attempts, snoozed, policy, now, counts=False)
+            return _delayed(bounded_delay(after), attempts, snoozed, policy, now, counts=False)
         case Discard(reason):
             return Died(Reason.PERMANENT, used, Failure("Discard", str(reason), permanent=True))
         case Retry(reason, after):
@@ -237,7 +233,7 @@ def decide(
     if failure.permanent:
         return Died(Reason.PERMANENT, used, failure)
     if not failure.counts:
-        wait = _seconds(failure.after)
+        wait = bounded_delay(failure.after)
         return _delayed(wait, attempts, failure, policy, now, counts=False, ages=failure.ages)
     # What was there when its worker died, and then kills a process that is its alone, did both.
     killed = used + min(crashes, 1)
@@ -245,7 +241,7 @@ def decide(
         return Died(Reason.CRASHED, used, failure)
     if used >= max_attempts:
         return Died(Reason.EXHAUSTED, used, failure)
-    wait = max(policy.backoff(used), _seconds(failure.after))
+    wait = max(policy.backoff(used), bounded_delay(failure.after))
     return _delayed(wait, used, failure, policy, now, counts=True)
 
 
@@ -273,13 +269,6 @@ def _invalid(what: str) -> Failure:
     return Failure(INVALID_OUTCOME, f"the handler returned {what}", permanent=True)
 
 
-def _seconds(wanted: object) -> float:
-    """A delay that somebody asked for, as one that a clock can hold; nonsense is no wish."""
-    if not isinstance(wanted, int | float) or wanted != wanted:  # NaN
-        return 0.0
-    return float(min(max(wanted, 0), LONGEST_RETRY_DELAY))
-
-
 def _name_of(kind: type[BaseException]) -> str:
     name: str = type.__dict__["__name__"].__get__(kind)
     return name
@@ -296,29 +285,4 @@ def _traceback_of(error: BaseException) -> str:
 def _wait_of(error: BaseException) -> float | None:
     """Seconds that the error asks to wait at least."""
     after = error.after if isinstance(error, RetryableError) else retry_after(error)
-    return None if after is None else _seconds(after)
-
-
-def retry_after(error: BaseException) -> float | None:
-    """Seconds that an HTTP error's answer asks to wait (RFC 9110: seconds or a date).
-
-    Works for httpx and for every library whose errors carry a `response` with `headers`.
-    """
-    headers = getattr(getattr(error, "response", None), "headers", None)
-    value = headers.get("retry-after") if headers is not None else None
-    return parse_retry_after(str(value)) if value else None
-
-
-def parse_retry_after(value: str) -> float | None:
-    """The seconds of a Retry-After header; None when it makes no sense. Never negative, nor more
-    than LONGEST_RETRY_DELAY."""
-    text = value.strip()
-    if text.isascii() and text.isdigit():
-        return _seconds(int(text[:12]))
-    try:
-        when = parsedate_to_datetime(text)
-        if when.tzinfo is None:
-            when = when.replace(tzinfo=UTC)
-        return _seconds((when - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None  # what the standard library raises for one nonsense or another
+    return None if after is None else bounded_delay(after)

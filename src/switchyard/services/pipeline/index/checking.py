@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.common.files.storage import directory_of
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.engine.monitoring.check import Check, Finding, warning, well, wrong
 from switchyard.services.pipeline.index.chunk_index import IndexAway, way_back
 from switchyard.services.pipeline.index.embedder import is_offline

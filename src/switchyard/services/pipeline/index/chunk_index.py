@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from switchyard.broker.background import end_tasks
-from switchyard.services.engine.jobs.outcomes import DependencyUnavailable, PermanentError
+from switchyard.services.common.errors import DependencyUnavailable, PermanentError
 from switchyard.services.pipeline.text.chunks import Chunk
 
 BATCH = 4_096

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from switchyard.services.engine.jobs.outcomes import RetryableError
+from switchyard.services.common.errors import RetryableError
 
 COMMIT_TRIES = 8
 """Times that a write which lost against another one is tried, some seconds in all."""

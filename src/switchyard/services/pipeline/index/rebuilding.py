@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexAway
 from switchyard.services.pipeline.index.embedder import Embedder
 from switchyard.services.pipeline.index.generations import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from pydantic import SecretStr
 
-from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.llm.client import call, open_api
 from switchyard.services.llm.errors import LlmNonsense, LlmRefused
 from switchyard.services.llm.reading import Reading, field_of

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from switchyard.services.common.errors import InvalidInput
-from switchyard.services.engine.jobs.outcomes import DependencyUnavailable
+from switchyard.services.common.errors import DependencyUnavailable, InvalidInput
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import DocumentFilter
 from switchyard.services.pipeline.index.chunk_index import IndexAway

@@ -11,7 +11,7 @@ import asyncio
 import structlog
 
 from switchyard.broker.background import end_tasks
-from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.pipeline.index.generations import Generation, IndexHome
 
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from switchyard.services.engine.jobs.outcomes import PermanentError
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.pipeline.index.scale import Scale
 
 DIMENSIONS = 256

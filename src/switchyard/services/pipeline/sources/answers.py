@@ -12,7 +12,7 @@ from switchyard.services.common.files.charsets import Charset, charset_of, decod
 from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
-from switchyard.services.engine.jobs.retry import parse_retry_after
+from switchyard.services.common.retry_after import parse_retry_after
 from switchyard.services.pipeline.sources.errors import (
     SourceNonsense,
     SourceNotFound,

@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from switchyard.services.common.errors import RetryableError
 from switchyard.services.engine.backfill.sources import (
     Cursor,
     Item,
@@ -17,7 +18,6 @@ from switchyard.services.engine.backfill.sources import (
     SourceFailed,
     Unusable,
 )
-from switchyard.services.engine.jobs.outcomes import RetryableError
 from switchyard.services.pipeline.sources.arxiv.client import FIRST_DAY, ArxivClient, payload_of
 from switchyard.services.pipeline.sources.arxiv.client import Cursor as Place
 from switchyard.services.pipeline.sources.errors import SourceRefused

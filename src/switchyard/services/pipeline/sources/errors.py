@@ -11,7 +11,7 @@ PermanentError
 
 from __future__ import annotations
 
-from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
+from switchyard.services.common.errors import PermanentError, RetryableError
 
 
 class SourceUnavailable(RetryableError):

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import (
     CorruptDocument,
     DocumentTooLarge,
     UnsupportedDocument,
 )
 from switchyard.services.common.files.media import IMAGES, PDF
-from switchyard.services.engine.jobs.outcomes import PermanentError
 from switchyard.services.pipeline.text.pages import Box, Limits
 from switchyard.services.pipeline.text.plain import clean, unwrap
 

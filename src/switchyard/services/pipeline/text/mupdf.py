@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unicodedata import combining
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import CorruptDocument, EncryptedDocument
-from switchyard.services.engine.jobs.outcomes import PermanentError
 from switchyard.services.pipeline.text.bidi import RIGHT_TO_LEFT, Glyph, text_in_order
 from switchyard.services.pipeline.text.composing import Heading, PageLines, cleaned
 from switchyard.services.pipeline.text.layout import Line

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.files.keys import figure_folder, figure_key
 from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.jobs.together import together
 from switchyard.services.pipeline.workers.outputs import DocumentFiles, StageOutput

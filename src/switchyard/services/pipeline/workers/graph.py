@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.records.requests import DocumentFilter
 from switchyard.services.pipeline.index.opening import index_of

@@ -17,11 +17,12 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.access.signing import HEADER, signature
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.limits import Limit
 from switchyard.services.engine.jobs.local_fields import LocalOnly
-from switchyard.services.engine.jobs.outcomes import Done, Outcome, PermanentError, Snooze
+from switchyard.services.engine.jobs.outcomes import Done, Outcome, Snooze
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.records.bulk import AT_LAST, BulkState
 from switchyard.services.engine.records.joins import JoinedJob

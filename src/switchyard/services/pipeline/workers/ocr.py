@@ -12,13 +12,14 @@ from typing import Any
 from pydantic import Field
 
 from switchyard.broker import patterns
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import UnsupportedDocument
 from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.files.keys import page_key
 from switchyard.services.common.files.media import IMAGES, PDF
 from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
-from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.jobs.together import together
 from switchyard.services.pipeline.workers.outputs import DocumentFiles, StageOutput, pages_for_ocr

@@ -19,12 +19,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.files.keys import figures_key, result_key, stage_key
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import PermanentError
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST, ContentReplaced, Stage
 
 if TYPE_CHECKING:  # imported where a PDF is read

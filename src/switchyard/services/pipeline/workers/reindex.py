@@ -9,11 +9,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.broker import patterns
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.expiry import Expiry, clean
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.opening import index_of

@@ -8,11 +8,12 @@ from uuid import UUID, uuid5
 from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.broker import patterns
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.uploads import INCOMING
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.workers.stages import INGEST, document_id_of
 

@@ -18,8 +18,9 @@ from uuid import UUID, uuid5
 from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.broker import patterns
+from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import Done, Outcome, PermanentError, RetryableError
+from switchyard.services.engine.jobs.outcomes import Done, Outcome
 from switchyard.services.pipeline.records.document_states import (
     COMPLETED,
     FAILED,

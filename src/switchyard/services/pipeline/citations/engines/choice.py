@@ -9,9 +9,9 @@ from typing import Protocol
 
 import structlog
 
+from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import PermanentError, RetryableError
 from switchyard.services.engine.jobs.together import together
 from switchyard.services.llm.errors import LlmAway
 from switchyard.services.pipeline.citations.engines.grobid import GrobidEngine

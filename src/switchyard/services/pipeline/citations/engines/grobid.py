@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from switchyard.services.common.files.charsets import charset_of, decode
-from switchyard.services.engine.jobs.retry import parse_retry_after
+from switchyard.services.common.retry_after import parse_retry_after
 from switchyard.services.pipeline.citations.engines.checking import checked
 from switchyard.services.pipeline.citations.engines.tei_reading import TeiEntry, entries_of
 from switchyard.services.pipeline.citations.reference import Reference

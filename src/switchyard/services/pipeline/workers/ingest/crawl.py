@@ -16,9 +16,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from switchyard.broker import patterns
 from switchyard.broker.errors import BrokerAway
 from switchyard.broker.lanes import BACKFILL
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import UnsupportedDocument
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import Done, Outcome, PermanentError, Snooze
+from switchyard.services.engine.jobs.outcomes import Done, Outcome, Snooze
 from switchyard.services.engine.jobs.registry import Registry, job, job_type_of
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.monitoring.levels import Pressure

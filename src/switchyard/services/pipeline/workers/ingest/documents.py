@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from switchyard.broker import patterns
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.files.keys import extraction_key, job_folder
 from switchyard.services.common.files.storage import Storage
@@ -18,7 +19,7 @@ from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.common.files.uploads import identify, read_path, read_upload
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.local_fields import LocalOnly
-from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, PermanentError
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.records.requests import MAX_SOURCE, checked_source
 from switchyard.services.pipeline.records.document_states import NEEDS_OCR

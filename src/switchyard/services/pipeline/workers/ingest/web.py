@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.charsets import charset_of
 from switchyard.services.common.files.errors import UnsupportedDocument
 from switchyard.services.common.files.hashes import content_hash
@@ -23,7 +24,7 @@ from switchyard.services.common.files.media import (
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import Outcome, PermanentError
+from switchyard.services.engine.jobs.outcomes import Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.sources.document import FoundDocument
 from switchyard.services.pipeline.sources.errors import SourceBusy

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.files.keys import job_folder
 from switchyard.services.common.files.media import PDF
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import PermanentError
 from switchyard.services.pipeline.text.plain import clean
 from switchyard.services.pipeline.workers.outputs import DocumentFiles, StageOutput, drafts_of
 from switchyard.services.pipeline.workers.references.payloads import ParseReferences, ReferencesOf
