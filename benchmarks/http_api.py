@@ -19,12 +19,12 @@ from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
 from switchyard.cli.system.ports import free_port
 from switchyard.services.engine.access.api_keys import Scope, create_key
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.wings import job_modules
 
 RATE = 200
 """Requests a second."""
-MODULES = (*BUILT_IN_MODULES, "benchmarks.contenders.with_switchyard")
+MODULES = (*job_modules(), "benchmarks.contenders.with_switchyard")
 UPLOAD_MB = 200
 
 

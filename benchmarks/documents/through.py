@@ -16,9 +16,9 @@ from typing import Any
 from benchmarks.common import end_group, environment
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import DocumentFilter
+from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.records.document_states import COMPLETED
 from switchyard.services.pipeline.samples.generating import generate
 
@@ -118,7 +118,7 @@ def documents(stage: Stage, rounds: int, count: int) -> list[Row]:
         for each in range(count + WARM):
             paths.append(folder / f"{each}.pdf")
             paths[-1].write_bytes(_pdf(randomly, words))
-        own = stage.switchyard("documents", "postgresql", modules=BUILT_IN_MODULES)
+        own = stage.switchyard("documents", "postgresql", modules=job_modules())
         env = environment("", **own)
         with _workers(stage, env):
             row.rounds.append(asyncio.run(_through(env, paths)))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from switchyard.services.common.files.keys import links_key, references_key, stage_key
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.states import State
+from switchyard.services.engine.wings import job_modules
 from tests.support.brokers import TestBroker
 from tests.support.catalogue_servers import KnownWork, OpenAlexServer
 from tests.support.eventually import eventually
@@ -54,7 +54,7 @@ async def test_stages_of_references_that_are_killed_end_as_they_would_have(
             open_system(
                 broker310,
                 sqlite_url,
-                modules=BUILT_IN_MODULES,
+                modules=job_modules(),
                 data_dir=tmp_path,
                 takeover_after=0.8,
                 openalex_base_url=openalex.origin,

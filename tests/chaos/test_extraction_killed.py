@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from switchyard.services.common.files.keys import page_key, stage_key
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.states import State
+from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.text.drafts import RANGE
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -30,7 +30,7 @@ async def test_a_document_of_2000_pages_goes_on_at_page_1500_when_its_worker_is_
     path.write_bytes(lines_of_text(texts, lines=5))
     async with (
         open_system(
-            broker310, sqlite_url, modules=BUILT_IN_MODULES, data_dir=tmp_path, takeover_after=0.8
+            broker310, sqlite_url, modules=job_modules(), data_dir=tmp_path, takeover_after=0.8
         ) as system,
         Processes(system.settings, tmp_path) as processes,
     ):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from switchyard.services.common.files.keys import page_key, stage_key
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.states import State
+from switchyard.services.engine.wings import job_modules
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.pdfs import scan, slips
@@ -52,7 +52,7 @@ async def read_once(
     path.write_bytes(content)
     async with (
         open_system(
-            broker310, sqlite_url, modules=BUILT_IN_MODULES, data_dir=tmp_path, takeover_after=0.8
+            broker310, sqlite_url, modules=job_modules(), data_dir=tmp_path, takeover_after=0.8
         ) as system,
         Processes(system.settings, tmp_path) as processes,
     ):

@@ -17,7 +17,8 @@ from structlog.testing import capture_logs
 
 from switchyard.services.engine.alerts.alerter import Alerter
 from switchyard.services.engine.records.bulk import BulkState
-from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.system import System, open_system

@@ -11,7 +11,8 @@ from switchyard.services.common.settings import LimitNumbers
 from switchyard.services.engine.records.limits import LimitReport
 from switchyard.services.engine.records.states import AttemptOutcome, State
 from switchyard.services.engine.runtime import gathering
-from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

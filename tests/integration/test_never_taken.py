@@ -28,7 +28,8 @@ from switchyard.services.engine.records.joins import Joining
 from switchyard.services.engine.records.results import DeadLetter
 from switchyard.services.engine.records.schedules import FiringOutcome
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler, Turn
+from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.scheduler import Scheduler, Turn
 from tests.support.api_server import connected, serving
 from tests.support.backfills import opened
 from tests.support.brokers import SMALL, TestBroker

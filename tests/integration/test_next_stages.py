@@ -12,7 +12,8 @@ from switchyard.services.engine.publishing.preparing import job_id_of
 from switchyard.services.engine.records.errors import RowRejected
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.states import AttemptOutcome, State
-from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler, Turn
+from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.scheduler import Scheduler, Turn
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

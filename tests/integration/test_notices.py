@@ -11,12 +11,12 @@ from pydantic import SecretStr
 
 from switchyard.broker.errors import LaneFull
 from switchyard.services.common.files.fetching import Guard
+from switchyard.services.engine.alerts import notices
 from switchyard.services.engine.bulk import control
 from switchyard.services.engine.publishing.preparing import InvalidJob
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.requests import JobFilter, RedrivenCopy
 from switchyard.services.engine.records.states import State
-from switchyard.services.pipeline.workers import notices
 from tests.support.backfills import BackfillUser
 from tests.support.brokers import TestBroker
 from tests.support.chaos import outbox
@@ -28,7 +28,7 @@ from tests.support.system import System, lanes_with, open_system
 MODULES = (
     "tests.support.jobs",
     "tests.support.joining",
-    "switchyard.services.pipeline.workers.notices",
+    "switchyard.services.engine.alerts.notices",
 )
 
 

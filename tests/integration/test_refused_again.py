@@ -13,7 +13,8 @@ from switchyard.services.engine.publishing.preparing import JobRequest, prepare
 from switchyard.services.engine.publishing.publisher import JobPublisher, Published
 from switchyard.services.engine.records.results import Created
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.jobs import journal
 from tests.support.publishing import SlowPublisher

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from switchyard.broker.errors import LaneFull, Unroutable
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.states import State
+from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.documents.desk import DocumentDesk
 from switchyard.services.pipeline.documents.inbox import About, Inbox
 from tests.support.brokers import TestBroker
@@ -23,7 +23,7 @@ ABOUT = About(filename="tide.md", lane="backfill")
 async def system(broker310: TestBroker, database_url: str, tmp_path: Path) -> AsyncIterator[System]:
     lanes = lanes_with(max_length={"backfill": 1})
     async with open_system(
-        broker310, database_url, modules=BUILT_IN_MODULES, lanes=lanes, data_dir=tmp_path
+        broker310, database_url, modules=job_modules(), lanes=lanes, data_dir=tmp_path
     ) as opened:
         yield opened
 

@@ -19,7 +19,8 @@ from switchyard.services.engine.ledger.leases import SCHEDULER
 from switchyard.services.engine.publishing.preparing import JobRequest, prepare
 from switchyard.services.engine.records.requests import ClaimRequest, NewJob
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler, Turn
+from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.scheduler import Scheduler, Turn
 from tests.support.brokers import TestBroker
 from tests.support.chaos import CHAOS_MODULES, Effects
 from tests.support.eventually import PATIENCE, eventually

@@ -15,7 +15,8 @@ from switchyard.services.engine.dead.indexing import Reindexed, index_waiting, r
 from switchyard.services.engine.monitoring.lane_report import unlisted_letters
 from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.jobs import journal
 from tests.support.system import System, open_system

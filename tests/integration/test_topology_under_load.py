@@ -19,7 +19,8 @@ from switchyard.broker.topology.reconcile import apply
 from switchyard.services.engine.dead.indexing import index_waiting
 from switchyard.services.engine.publishing.preparing import THEN, JobRequest, job_id_of
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.joining import JOINING_MODULES

@@ -26,7 +26,8 @@ from switchyard.services.engine.publishing.preparing import InvalidJob, JobReque
 from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.system import Broker, System, open_system
 from tests.support.worker_process import Process, Processes

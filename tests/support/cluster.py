@@ -28,7 +28,8 @@ from switchyard.broker.topology.build import build
 from switchyard.broker.topology.reconcile import apply
 from switchyard.cli.system.node import LocalNode, end_with_this_process
 from switchyard.cli.system.ports import LOOPBACK, free_port
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.wings import job_modules
 from tests.support.brokers import CONFIG, TestBroker, fresh_vhost, new_node
 from tests.support.management import Management
 
@@ -189,7 +190,7 @@ class LocalCluster:
 
 
 async def _apply(cluster: LocalCluster) -> None:
-    topology = build("quorum", Registry.load(dict.fromkeys(BUILT_IN_MODULES)).routes)
+    topology = build("quorum", Registry.load(dict.fromkeys(job_modules())).routes)
     async with ManagementClient(cluster.management_url) as client:
         await apply(client, topology)
 

@@ -23,7 +23,8 @@ from switchyard.services.engine.redrive.handler import RedriveHandler
 from switchyard.services.engine.redrive.plan import plan_redrive
 from switchyard.services.engine.redrive.sending import Tally
 from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, start_redrive
-from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.eventually import PATIENCE
 from tests.support.system import System
 

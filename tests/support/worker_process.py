@@ -33,7 +33,8 @@ from switchyard.services.engine.ledger.sql import database
 from switchyard.services.engine.publishing.preparing import JobRequest, prepare
 from switchyard.services.engine.redrive.handler import RedriveHandler
 from switchyard.services.engine.runtime.worker import Worker, share_of
-from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.commands import Running, commands
 from tests.support.eventually import PATIENCE, eventually
 

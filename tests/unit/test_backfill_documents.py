@@ -3,7 +3,7 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import ValidationError
 
-from switchyard.services.engine.backfill.stored import DocumentOptions
+from switchyard.services.pipeline.sources.backfill_stored import DocumentOptions
 
 
 def test_a_day_is_its_beginning_in_utc() -> None:

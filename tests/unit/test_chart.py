@@ -14,8 +14,9 @@ import yaml
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.users import ROLES
 from switchyard.cli.system.assembly import PROCESSES, kinds_of
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger.sql.users import DATABASE_ROLES
+from switchyard.services.engine.wings import job_modules
 from tests.support.chart import CHART, of_kind, pods, render, rendered, values
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,7 @@ KUBERNETES = ("1.27", "1.31")
 FOREIGN = ("keda.sh/", "rabbitmq.com/", "monitoring.coreos.com/")
 """Kinds of operators, of which no schema is at hand."""
 
-QUEUES = {queue.name for queue in build("quorum", Registry.load(BUILT_IN_MODULES).routes).queues}
+QUEUES = {queue.name for queue in build("quorum", Registry.load(job_modules()).routes).queues}
 
 every_example = pytest.mark.parametrize("example", EXAMPLES)
 
@@ -91,7 +92,7 @@ def test_what_runs_for_long_has_probes_and_what_is_replaced_time_to_finish(examp
 
 
 def test_there_is_a_deployment_for_every_kind_of_worker_and_its_lanes() -> None:
-    registry = Registry.load(BUILT_IN_MODULES)
+    registry = Registry.load(job_modules())
     there = {each.worker: list(registry.lanes_of(each.worker)) for each in registry}
     default = helm.Chart.load(CHART).values["workers"]
     assert {kind: worker["lanes"] for kind, worker in default.items()} == there, (
@@ -157,7 +158,7 @@ def test_each_kind_of_worker_has_as_many_processes_as_were_asked_for() -> None:
         for kind, worker in helm.Chart.load(CHART).values["workers"].items()
     }
     assert replicas.pop("llm") == 6
-    in_up = {kind: PROCESSES.get(kind, 1) for kind in kinds_of(Registry.load(BUILT_IN_MODULES))}
+    in_up = {kind: PROCESSES.get(kind, 1) for kind in kinds_of(Registry.load(job_modules()))}
     assert in_up.keys() == PROCESSES_ASKED_FOR.keys()
     for kind, number in (*replicas.items(), *in_up.items()):
         assert number in PROCESSES_ASKED_FOR[kind], kind

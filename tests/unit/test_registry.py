@@ -10,7 +10,6 @@ from pydantic import BaseModel, field_validator
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Outcome
 from switchyard.services.engine.jobs.registry import (
-    BUILT_IN_MODULES,
     InvalidPayload,
     JobType,
     Registry,
@@ -18,6 +17,7 @@ from switchyard.services.engine.jobs.registry import (
     UnknownJobType,
     job,
 )
+from switchyard.services.engine.wings import job_modules
 
 
 class Page(BaseModel):
@@ -193,7 +193,7 @@ def test_routes_and_lanes_follow_from_what_is_declared() -> None:
 
 
 def test_the_built_in_job_types_load() -> None:
-    registry = Registry.load(BUILT_IN_MODULES)
+    registry = Registry.load(job_modules())
     assert "summarize_content" in registry
     assert registry.get("summarize_content").worker == "llm"
 

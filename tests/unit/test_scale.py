@@ -4,12 +4,13 @@ import pytest
 
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.system.assembly import MOST_PROCESSES, read_scale
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.wings import job_modules
 
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
-    return Registry.load(BUILT_IN_MODULES)
+    return Registry.load(job_modules())
 
 
 def test_each_kind_gets_its_number_and_the_last_word_counts(registry: Registry) -> None:

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.schedules.defaults import DEFAULTS, defaults
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.file import InvalidScheduleFile, read_file
 from switchyard.services.engine.schedules.rule import AT_ONCE, CronRule, InvalidSchedule, put_off
+from switchyard.services.engine.wings import job_modules
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -277,7 +278,7 @@ def test_a_year_has_each_night_once_in_every_zone_with_summer_time() -> None:
 
 
 def test_all_that_fires_by_itself_can_be_published_as_it_stands() -> None:
-    registry = Registry.load(BUILT_IN_MODULES)
+    registry = Registry.load(job_modules())
     found = defaults(registry)
     assert found == list(DEFAULTS)  # each of their types is there
     for each in found:

@@ -21,7 +21,7 @@ from switchyard.services.engine.access.rate_limit import RateLimiter
 from switchyard.services.engine.access.shares import Shares
 from switchyard.services.engine.identity.broker import guard, require_same_system
 from switchyard.services.engine.identity.claiming import claiming
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.job_events import EventFeed
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
@@ -32,6 +32,7 @@ from switchyard.services.engine.publishing.prompt import PromptPublisher
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.errors import LedgerError, LedgerRefuses, LedgerUnavailable
 from switchyard.services.engine.webhooks.sources import WebhookSources
+from switchyard.services.engine.wings import job_modules
 from switchyard.services.llm.queue import LLMQueue
 from switchyard.services.llm.records.spending import AskedBy
 from switchyard.services.llm.spending import Purse, Till
@@ -91,7 +92,7 @@ async def open_state(
     WrongPlace, RegistryError, and InvalidWebhooks. A broker or ledger that is away is looked for
     again later.
     """
-    registry = Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules)))
+    registry = Registry.load(dict.fromkeys((*job_modules(), *settings.modules)))
     configured = configured_keys(
         settings.api_keys.get_secret_value() if settings.api_keys is not None else ""
     )

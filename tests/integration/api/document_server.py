@@ -15,7 +15,7 @@ import uvicorn
 from switchyard.api.app import create_app
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.places import MARKER
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.engine.wings import job_modules
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger
@@ -56,7 +56,7 @@ async def serving_system(
     """The same with a broker, where workers do the work."""
     async with (
         open_system(
-            broker, database_url, modules=BUILT_IN_MODULES, data_dir=directory, **options
+            broker, database_url, modules=job_modules(), data_dir=directory, **options
         ) as system,
         serving(system.settings) as client,
     ):

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import httpx
 
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
+from switchyard.services.engine.wings import job_modules
 from tests.conftest import broker_of
 from tests.support.api_server import RunningApi, connected, serving
 from tests.support.system import JOB_MODULES, open_system
 
-MODULES = (*BUILT_IN_MODULES, *JOB_MODULES)  # the API takes documents, too: they need queues
+MODULES = (*job_modules(), *JOB_MODULES)  # the API takes documents, too: they need queues
 
 Opened = TypeVar("Opened")
 

@@ -31,8 +31,8 @@ from switchyard.api.client import (
 from switchyard.api.client.call import Call
 from switchyard.api.client.operations import operations_of
 from switchyard.services.engine.access.api_keys import Scope, create_key
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.engine.records.states import State
+from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.samples.articles import sample
 from tests.support.api_server import RunningApi, serving
 from tests.support.brokers import TestBroker
@@ -219,7 +219,7 @@ async def test_a_document_is_sent_waited_for_and_found(
     paper.write_bytes(sample(0).content)
     async with (
         open_system(
-            broker310, sqlite_url, modules=BUILT_IN_MODULES, data_dir=tmp_path / "data"
+            broker310, sqlite_url, modules=job_modules(), data_dir=tmp_path / "data"
         ) as system,
         serving(system.settings) as api,
         either(kind, api.url) as client,

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, TextClause, text
 
 from switchyard.services.engine.dead.indexing import index_waiting
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.engine.records.requests import MAX_SOURCE
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.scheduler import Scheduler
+from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.workers.ingest.documents import IngestDocument
 from tests.support.api_server import RunningApi, environment_of, problem, serving
 from tests.support.brokers import TestBroker
@@ -53,7 +53,7 @@ async def both(
     data_dir = tmp_path_factory.mktemp("data")
     async with (
         open_system(
-            broker310, database_url, modules=(*BUILT_IN_MODULES, *JOB_MODULES), data_dir=data_dir
+            broker310, database_url, modules=(*job_modules(), *JOB_MODULES), data_dir=data_dir
         ) as system,
         serving(system.settings) as api,
     ):

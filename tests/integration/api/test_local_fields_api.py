@@ -17,10 +17,11 @@ from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.local_fields import LocalOnly
 from switchyard.services.engine.jobs.outcomes import Done, Outcome
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, job
+from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.redrive.handler import RedriveHandler
+from switchyard.services.engine.wings import job_modules
 from tests.integration.api.standing import open_api, standing, with_own_client
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.brokers import TestBroker
@@ -56,7 +57,7 @@ class Folder(Source):
             yield Item(each.name, {"name": each.name}, {})
 
 
-MODULES = (*BUILT_IN_MODULES, "tests.support.jobs", __name__)
+MODULES = (*job_modules(), "tests.support.jobs", __name__)
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ MARKDOWN = b"# Tides\n\nThe tide rises because the moon pulls at the sea, twice 
 async def test_a_document_is_told_of_its_end_and_so_is_whoever_sends_it_again(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
+    from switchyard.services.engine.wings import job_modules
 
     async with (
         receiving() as receiver,
         open_system(
             broker310,
             sqlite_url,
-            modules=BUILT_IN_MODULES,
+            modules=job_modules(),
             data_dir=tmp_path,
             notify_secret=SecretStr(SECRET),
             notify_hosts=(receiver.place,),
@@ -47,12 +47,12 @@ async def test_a_document_is_told_of_its_end_and_so_is_whoever_sends_it_again(
 async def test_nobody_is_told_without_a_secret_nor_by_a_job_of_ones_own(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
+    from switchyard.services.engine.wings import job_modules
 
     job = {"routing_key": "hot.link_content", "payload": {"document_id": "doc-1"}}
     url = "https://receiver.example/told"
     async with (
-        open_system(broker310, sqlite_url, modules=BUILT_IN_MODULES, data_dir=tmp_path) as system,
+        open_system(broker310, sqlite_url, modules=job_modules(), data_dir=tmp_path) as system,
         serving(system.settings) as client,
     ):
         refused = await client.post("/jobs", json={**job, "notify_url": url})
@@ -69,7 +69,7 @@ async def test_nobody_is_told_without_a_secret_nor_by_a_job_of_ones_own(
 async def test_an_address_that_is_none_is_refused_at_every_door(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path
 ) -> None:
-    from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
+    from switchyard.services.engine.wings import job_modules
 
     job = {"routing_key": "hot.link_content", "payload": {"document_id": "doc-1"}}
     backfill = {"source": "documents", "job_type": "link_content", "dry_run": True}
@@ -77,7 +77,7 @@ async def test_an_address_that_is_none_is_refused_at_every_door(
         open_system(
             broker310,
             sqlite_url,
-            modules=BUILT_IN_MODULES,
+            modules=job_modules(),
             data_dir=tmp_path,
             notify_secret=SecretStr(SECRET),
         ) as system,

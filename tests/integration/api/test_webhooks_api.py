@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.access.signing import is_signed
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
@@ -29,6 +29,7 @@ from switchyard.services.engine.webhooks.deliveries import (
     github_job,
 )
 from switchyard.services.engine.webhooks.sources import InvalidWebhooks, WebhookSources
+from switchyard.services.engine.wings import job_modules
 from tests.integration.api.document_server import WORKERS
 from tests.integration.api.standing import open_api, standing, with_own_client
 from tests.support.api_server import RunningApi, connected, problem, serving
@@ -407,7 +408,7 @@ async def test_one_webhook_makes_a_document_that_is_searched_and_linked(
         site.put("psf/requests")
         site.put("psf/requests-harbour")
         async with open_system(
-            broker310, sqlite_url, modules=BUILT_IN_MODULES, data_dir=tmp_path
+            broker310, sqlite_url, modules=job_modules(), data_dir=tmp_path
         ) as system:
             await system.start_worker(*WORKERS, github_base_url=site.origin, github_interval=0.0)
             secret = SecretStr(SECRET)

@@ -23,7 +23,7 @@ from tests.support.system import System, open_system
 async def system(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer, quick: None
 ) -> AsyncIterator[System]:
-    modules = ("switchyard.services.pipeline.workers.llm_requests",)
+    modules = ("switchyard.services.llm.jobs",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
         opened.settings = opened.settings.model_copy(update=with_batches(llm.url, tmp_path))
         yield opened

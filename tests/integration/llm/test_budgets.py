@@ -43,7 +43,7 @@ async def system(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer
 ) -> AsyncIterator[System]:
     (tmp_path / "prices.toml").write_text("[models.m]\ninput = 1000000\noutput = 1000000")
-    modules = ("switchyard.services.pipeline.workers.llm_requests",)
+    modules = ("switchyard.services.llm.jobs",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
         given = {
             "llm_base_url": llm.url,

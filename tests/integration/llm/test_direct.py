@@ -93,7 +93,7 @@ async def test_nothing_is_published(
 ) -> None:
     """A broker that is there is left alone, the fleet finds nothing to do, and the doctor takes
     the process for no worker."""
-    modules = ("switchyard.services.pipeline.workers.llm_requests",)
+    modules = ("switchyard.services.llm.jobs",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as system:
         given = {"llm_base_url": settings.llm_base_url, "llm_direct": True}
         both = system.settings.model_copy(update=given)

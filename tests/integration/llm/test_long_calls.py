@@ -21,7 +21,7 @@ from tests.support.system import open_system
 
 MODULES = (
     "switchyard.services.pipeline.workers.llm",
-    "switchyard.services.pipeline.workers.llm_requests",
+    "switchyard.services.llm.jobs",
 )
 LONG, SHORT = ({"messages": [{"role": "user", "content": each}]} for each in ("long", "short"))
 TIMEOUT_MS, TICK_MS = 3_000, 500

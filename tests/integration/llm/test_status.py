@@ -11,7 +11,7 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Check, Finding
 from switchyard.services.engine.monitoring.checks.examined import Examined
-from switchyard.services.engine.monitoring.checks.models import LASTING, LONG_PAUSE, model_servers
+from switchyard.services.llm.monitoring import LASTING, LONG_PAUSE, model_servers
 from switchyard.services.llm.records.llm import TRIED
 from tests.support.commands import jobctl
 

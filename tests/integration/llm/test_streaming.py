@@ -56,7 +56,7 @@ async def system(
 ) -> AsyncIterator[System]:
     modules = (
         "switchyard.services.pipeline.workers.llm",
-        "switchyard.services.pipeline.workers.llm_requests",
+        "switchyard.services.llm.jobs",
     )
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
         given = {"llm_base_url": llm.url, "llm_timeout": 60.0}

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.scheduler import Scheduler
+from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.crawls.bounds import CrawlBounds
 from switchyard.services.pipeline.crawls.desk import Crawls
 from switchyard.services.pipeline.records.crawls import CrawlState
@@ -54,7 +55,7 @@ async def crawling(
     async with open_system(
         broker,
         url,
-        modules=BUILT_IN_MODULES,
+        modules=job_modules(),
         web_hosts=(site.origin.removeprefix("http://"),),
         web_interval=0.0,
         **settings,

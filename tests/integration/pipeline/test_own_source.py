@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from switchyard.services.engine.jobs.outcomes import Snooze
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry, RegistryError
+from switchyard.services.engine.jobs.registry import Registry, RegistryError
+from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.sources.document import DocumentSource, FoundDocument, SourceItem
 from switchyard.services.pipeline.sources.errors import SourceNonsense
 from switchyard.services.pipeline.workers.ingest.sourced import ingest_job
@@ -51,7 +52,7 @@ def zenodo(
     module: Any = importlib.import_module("zenodo")
     monkeypatch.setattr(module.Zenodo, "base_url", site.origin)
     monkeypatch.setattr(module.Zenodo, "interval", 0.0)
-    registry = Registry.load((*BUILT_IN_MODULES, "zenodo"))
+    registry = Registry.load((*job_modules(), "zenodo"))
     yield replace(pipeline, registry=registry)
     del sys.modules["zenodo"]
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.schedules.book import ScheduleConflict, Schedules
 from switchyard.services.engine.schedules.defaults import DEFAULTS
+from switchyard.services.engine.wings import job_modules
 from tests.support.schedules import Time, add, book, entry, outcomes, runner
 from tests.support.system import System
 
@@ -72,7 +73,7 @@ async def test_the_active_scheduler_reads_the_file_again_when_it_has_changed(
 async def test_what_fires_by_itself_can_be_had_otherwise(
     system: System, time: Time, tmp_path: Path
 ) -> None:
-    everything = Schedules(system.ledger, Registry.load(BUILT_IN_MODULES))
+    everything = Schedules(system.ledger, Registry.load(job_modules()))
     await everything.adopt(system.settings)
     usual = {each.name: each for each, _ in await everything.all()}
     assert set(usual) == {each.name for each in DEFAULTS}
@@ -81,7 +82,7 @@ async def test_what_fires_by_itself_can_be_had_otherwise(
         await everything.remove("cleanup-expired")
     # An entry of the file takes the place of one; a system without their types has none.
     own = {"schedules": write(tmp_path, "0 1 * * *", "cleanup-expired")}
-    known = Registry([*Registry.load(BUILT_IN_MODULES), *system.registry])
+    known = Registry([*Registry.load(job_modules()), *system.registry])
     book_of_all = Schedules(system.ledger, known)
     await book_of_all.adopt(system.settings.model_copy(update=own))
     assert (await everything.get("cleanup-expired")).origin == "file"

@@ -12,7 +12,8 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.schedules import FiringOutcome
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.scheduler import Scheduler
 from switchyard.services.engine.schedules.book import job_id_of
 from switchyard.services.engine.schedules.firing import AGAIN, ScheduleRunner
 from tests.support.brokers import TestBroker

@@ -16,8 +16,9 @@ from switchyard.broker.lanes import LANES
 from switchyard.cli.system.node import LocalNode
 from switchyard.cli.system.ports import LOOPBACK, free_port
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.wings import job_modules
 from tests.support.brokers import TestBroker, new_node
 from tests.support.chaos import open_chaos
 from tests.support.eventually import eventually
@@ -100,7 +101,7 @@ async def ground(plan: Plan, directory: Path) -> AsyncIterator[Ground]:
                 broker,
                 url,
                 directory,
-                modules=(*BUILT_IN_MODULES, MODULE),
+                modules=(*job_modules(), MODULE),
                 lanes=LANES,
                 retry_delays=RETRY_DELAYS,
                 log_format="json",
@@ -140,7 +141,7 @@ async def _under_load(
     plan: Plan, stage: Ground, keep: Keeper, api: Api, told: Chronicle
 ) -> Account:
     settings = _settings(stage)
-    registry = Registry.load((*BUILT_IN_MODULES, MODULE))
+    registry = Registry.load((*job_modules(), MODULE))
     system = stage.system
     with suppress(TimeoutError):  # the answers are looked at below
         async with asyncio.timeout(START):

@@ -111,9 +111,10 @@ def _variable(place: tuple[str | int, ...]) -> str:
 
 def load_registry(settings: Settings, include: Iterable[str] | None = None) -> Registry:
     """The built-in job types and those of JOBS_MODULES and `--include`. Raises RegistryError."""
-    from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+    from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.services.engine.wings import job_modules
 
-    return Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules, *(include or ()))))
+    return Registry.load(dict.fromkeys((*job_modules(), *settings.modules, *(include or ()))))
 
 
 def require_broker(settings: Settings) -> str:

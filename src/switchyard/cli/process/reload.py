@@ -146,14 +146,15 @@ def probe(modules: Sequence[str]) -> Probed:
 def main(modules: Sequence[str]) -> None:
     """The process of `probe`: says what it has found as one line of JSON."""
     from switchyard.cli.base.modules import find_modules_here
-    from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry, RegistryError
+    from switchyard.services.engine.jobs.registry import Registry, RegistryError
+    from switchyard.services.engine.wings import job_modules
 
     find_modules_here()
     before = set(sys.modules)
     error: str | None = None
     files = set(_origins(modules))
     try:
-        Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *modules)))
+        Registry.load(dict.fromkeys((*job_modules(), *modules)))
     except RegistryError as wrong:
         error = str(wrong)
     for name in set(sys.modules).difference(before):

@@ -17,7 +17,7 @@ from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.errors import Unknown
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.ending import ended
 from switchyard.services.engine.monitoring.job_events import EventFeed, EventHub
@@ -28,6 +28,7 @@ from switchyard.services.engine.publishing.publisher import JobPublisher, Publis
 from switchyard.services.engine.publishing.requests import job_id_for
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
+from switchyard.services.engine.wings import job_modules
 from switchyard.services.llm.direct import DirectRequests
 from switchyard.services.llm.streaming import LlmText, WrittenAnswer
 
@@ -136,7 +137,7 @@ class LLMQueue:
         """A queue at the broker and ledger of the settings (JOBS_…), closed at the end. What is
         asked directly and not answered by then is cancelled."""
         settings = settings or Settings()
-        registry = Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules)))
+        registry = Registry.load(dict.fromkeys((*job_modules(), *settings.modules)))
         if settings.llm_direct:
             async with (
                 await Ledger.open(settings.ledger_url, check=True) as ledger,

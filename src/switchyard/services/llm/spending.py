@@ -238,18 +238,6 @@ class Till:
         )
 
 
-async def short_budget(
-    ledger: Ledger, backfill_id: str, per_day: float | None
-) -> BudgetState | None:
-    """The budget of a backfill, or of the day, in which its last call has found too little. Raises
-    LedgerError."""
-    mine = ("day:", f"backfill:{backfill_id}")
-    for budget in await ledger.llm_budgets(per_day=per_day):
-        if budget.is_short and budget.key.startswith(mine):
-            return budget
-    return None
-
-
 def told(budget: BudgetState, currency: str) -> str:
     """How a budget stands, for people."""
     aside = f", {amount(budget.reserved, '')} set aside" if budget.reserved > 0 else ""

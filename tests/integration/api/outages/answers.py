@@ -12,7 +12,8 @@ from functools import partial
 import httpx
 
 from switchyard.cli.system.node import LocalNode
-from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.api_server import RunningApi
 from tests.support.system import System
 

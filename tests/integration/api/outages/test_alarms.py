@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from switchyard.cli.system.node import LocalNode
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES
 from switchyard.services.engine.publishing.preparing import JobRequest, prepare
 from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.states import State
+from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.documents.runs import run_id
 from switchyard.services.pipeline.workers.stages import document_id_of
 from tests.integration.api.document_server import send
@@ -56,7 +56,7 @@ async def test_what_was_accepted_during_an_alarm_is_accepted_whoever_asks_again_
     broker = TestBroker("3.10", "classic", "/", node)
     async with (
         open_system(
-            broker, database_url, data_dir=tmp_path, modules=(*BUILT_IN_MODULES, *JOB_MODULES)
+            broker, database_url, data_dir=tmp_path, modules=(*job_modules(), *JOB_MODULES)
         ) as system,
         serving(system.settings) as api,
         serving(system.settings) as other,

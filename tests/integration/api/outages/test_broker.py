@@ -11,7 +11,8 @@ from pydantic import SecretStr
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.engine.monitoring.job_events import EventFeed
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.scheduler import Pace, Scheduler
+from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.integration.api.outages.answers import AT_MOST, NOOP, assert_prompt, heal, timed_publish
 from tests.support import peers
 from tests.support.api_server import RunningApi, connected, problem, serving

@@ -11,8 +11,9 @@ import pytest
 from switchyard.broker.dead.certificate import Reason
 from switchyard.services.common.files.keys import result_key
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, InvalidPayload
+from switchyard.services.engine.jobs.registry import InvalidPayload
 from switchyard.services.engine.records.states import State
+from switchyard.services.engine.wings import job_modules
 from tests.integration.pipeline.arxiv.papers import ID, STAGES
 from tests.support import arxiv_server as server
 from tests.support.arxiv_server import ArxivServer, many
@@ -28,7 +29,7 @@ async def system(
     async with open_system(
         broker310,
         sqlite_url,
-        modules=BUILT_IN_MODULES,
+        modules=job_modules(),
         data_dir=tmp_path / "data",
         arxiv_base_url=site.url,
         arxiv_interval=0.1,

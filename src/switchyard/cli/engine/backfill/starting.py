@@ -25,10 +25,10 @@ from switchyard.cli.base.who import user
 if TYPE_CHECKING:
     from switchyard.cli.engine.backfill.options import CommonOptions
     from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.backfill.costs import CostEstimate
     from switchyard.services.engine.backfill.starting import Backfills, Preview
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.bulk import BulkOperation
-    from switchyard.services.llm.backfill_estimating import CostEstimate
 
 READ_BYTES = 1024 * 1024
 

@@ -27,8 +27,6 @@ def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     Exit code 1: there are errors. docs/doctor.md lists all findings.
     """
     from switchyard.services.engine.monitoring.doctor import diagnose
-    from switchyard.services.pipeline.classes.checking import classes
-    from switchyard.services.pipeline.index.checking import index
 
     quiet_logs("error")
     settings = load_settings()
@@ -36,7 +34,7 @@ def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     found: list[Check] = []
 
     async def check() -> None:
-        async for each in diagnose(settings, include or (), [index, classes]):
+        async for each in diagnose(settings, include or (), on_demand=True):
             found.append(each)
             if not as_json:
                 _print(each)

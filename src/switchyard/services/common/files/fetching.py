@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpcore
 import httpx
@@ -43,6 +44,7 @@ _INWARD = tuple(
 """Ranges that lead inward, or nowhere, and that not every Python knows."""
 _OK = range(200, 300)
 _MOVED = frozenset({301, 302, 303, 307, 308})
+_PORTS = {"http": 80, "https": 443}
 
 
 class FetchRefused(PermanentError):
@@ -299,3 +301,9 @@ def header_of(response: httpcore.Response, name: bytes) -> str:
     return next(
         (value.decode("latin-1") for key, value in response.headers if key.lower() == name), ""
     )
+
+
+def place_of(url: str) -> tuple[str, int]:
+    """Return host and port of an address."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)

@@ -20,6 +20,8 @@ from switchyard.broker.errors import LaneFull, NeverTaken
 from switchyard.broker.lanes import EVENTS_EXCHANGE, queue_name
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.backfill.costs import find_short_budget
 from switchyard.services.engine.backfill.counts import NOTES, Counts
 from switchyard.services.engine.backfill.gate import Gate
 from switchyard.services.engine.backfill.reader import ReadAhead
@@ -35,7 +37,6 @@ from switchyard.services.engine.publishing.recorded import publish_recorded
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.states import FINISHED, State
-from switchyard.services.llm.spending import short_budget
 
 BATCH = 500
 """Jobs that are recorded and published together."""
@@ -70,6 +71,7 @@ class Course:
 
     def __init__(
         self,
+        settings: Settings,
         session: BulkSession,
         ledger: Ledger,
         publisher: Publisher,
@@ -78,18 +80,16 @@ class Course:
         pressure: LanePressure,
         traffic: HotTraffic,
         *,
-        per_day: float | None = None,
         target: Target | None = None,
         fair_from: int | None = None,
     ) -> None:
+        self._settings = settings
         self._session = session
         self._ledger = ledger
         self._publisher = publisher
         self._jobs = JobPublisher(plan.registry, ledger, publisher, fair_from=fair_from)
         self._plan = plan
         self._source = source
-        self._per_day = per_day
-        """What calls of language models may cost on one day."""
         self._counts = Counts.of(session.operation.counts)
         self._under_way: deque[_Batch] = deque()
         self._next_sample = float("-inf")
@@ -269,10 +269,9 @@ class Course:
 
     async def _short_budget(self) -> str | None:
         """More jobs would wait for a budget, too."""
-        budget = await short_budget(
-            self._ledger, self._session.id, self._per_day if self._plan.asks_models else None
+        return await find_short_budget(
+            self._settings, self._ledger, self._session.id, asks_models=self._plan.asks_models
         )
-        return None if budget is None else f"{budget.name} has too little left"
 
     # --- what became of the jobs ------------------------------------------------------------
 

@@ -75,6 +75,7 @@ class BackfillHandler:
                 pressure,
             ):
                 course = Course(
+                    self._settings,
                     session,
                     self._ledger,
                     publisher,
@@ -82,7 +83,6 @@ class BackfillHandler:
                     source,
                     pressure,
                     self._traffic,
-                    per_day=self._settings.llm_budget_per_day,
                     target=target_of(self._sources, self._registry),
                     fair_from=self._settings.fair_from,
                 )

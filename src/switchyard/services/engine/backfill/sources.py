@@ -10,7 +10,6 @@ import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,25 +21,14 @@ from switchyard.services.common.errors import (
     Failed,
     InvalidInput,
     NotNow,
-    PermanentError,
-    RetryableError,
 )
 from switchyard.services.engine.jobs.local_fields import refusals
-from switchyard.services.pipeline.sources.asking import SourceClient, SourceServer
+from switchyard.services.engine.wings import source_modules
 
 if TYPE_CHECKING:
     from switchyard.services.common.files.storage import Storage
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.ledger import Ledger
-
-BUILT_IN_MODULES = (
-    "switchyard.services.pipeline.sources.backfill_arxiv",
-    "switchyard.services.engine.backfill.files",
-    "switchyard.services.pipeline.sources.backfill_github",
-    "switchyard.services.pipeline.sources.backfill_huggingface",
-    "switchyard.services.engine.backfill.stored",
-)
-"""Modules with the sources that come along."""
 
 PATIENCE = 60.0
 
@@ -146,21 +134,6 @@ class SourceContext:
     """Seconds to wait for a turn, where a source lets everybody ask in turn."""
 
 
-@asynccontextmanager
-async def asked(server: SourceServer, context: SourceContext) -> AsyncIterator[SourceClient]:
-    """A client for a server (services/pipeline/sources/asking.py), whose errors become those of a
-    source: what can be asked again later, SourceAway; what can't, SourceFailed."""
-    try:
-        async with SourceClient.connect(
-            server, context.settings, context.ledger, patience=context.patience
-        ) as client:
-            yield client
-    except PermanentError as error:
-        raise SourceFailed(str(error)) from error
-    except RetryableError as error:
-        raise SourceAway(str(error)) from error
-
-
 class Sources:
     """The sources that this process knows."""
 
@@ -183,7 +156,7 @@ class Sources:
     def load(cls, modules: Iterable[str] = ()) -> Sources:
         """The built-in sources and those of these modules. Raises InvalidBackfill."""
         found: dict[type[Source], None] = {}
-        for name in dict.fromkeys((*BUILT_IN_MODULES, *modules)):
+        for name in dict.fromkeys((*source_modules(), *modules)):
             try:
                 module = importlib.import_module(name)
             except ImportError as error:

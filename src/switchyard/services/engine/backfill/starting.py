@@ -11,8 +11,8 @@ from pathlib import PurePath
 
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
+from switchyard.services.engine.backfill.costs import CostEstimate, estimate_cost
 from switchyard.services.engine.backfill.sources import (
-    BUILT_IN_MODULES,
     PATIENCE,
     InvalidBackfill,
     Item,
@@ -41,7 +41,7 @@ from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.results import Cancelled
 from switchyard.services.engine.records.states import WAITING, State
-from switchyard.services.llm.backfill_estimating import CostEstimate, estimate
+from switchyard.services.engine.wings import source_modules
 
 PEEK = 20
 """Items that are made into jobs for trial before a backfill starts."""
@@ -119,14 +119,14 @@ class Backfills:
         except (SourceAway, InvalidBackfill, LedgerError):
             raise
         except Exception as error:
-            if type(source).__module__ in BUILT_IN_MODULES:
+            if type(source).__module__ in source_modules():
                 raise
             # It is not ours: whoever wrote it wants to know where it went wrong.
             raise InvalidBackfill(f"source {spec.source} raised {_where(error)}") from error
         if not jobs:
             why = f"none of its first items can be used: {unusable[0]}" if unusable else "no items"
             raise InvalidBackfill(f"{source.title}: {why}")
-        cost = estimate(self.settings, plan.job_type, jobs, total)
+        cost = estimate_cost(self.settings, plan.job_type, jobs, total)
         return Preview(source.title, total, tuple(jobs), tuple(unusable), cost)
 
     async def start(

@@ -23,30 +23,7 @@ from switchyard.broker.wording import choices
 from switchyard.services.common.errors import InvalidInput, Misconfigured, Unknown
 from switchyard.services.engine.jobs.limits import Limit
 from switchyard.services.engine.jobs.local_fields import Refusal, local_fields, refusals
-
-BUILT_IN_MODULES = (
-    "switchyard.services.pipeline.workers.ingest.documents",
-    "switchyard.services.pipeline.workers.ingest.arxiv",
-    "switchyard.services.pipeline.workers.ingest.github",
-    "switchyard.services.pipeline.workers.ingest.huggingface",
-    "switchyard.services.pipeline.workers.ingest.web",
-    "switchyard.services.pipeline.workers.ingest.crawl",
-    "switchyard.services.pipeline.workers.ocr",
-    "switchyard.services.pipeline.workers.figures",
-    "switchyard.services.pipeline.workers.llm",
-    "switchyard.services.pipeline.workers.llm_requests",
-    "switchyard.services.pipeline.workers.embed",
-    "switchyard.services.pipeline.workers.classify",
-    "switchyard.services.pipeline.workers.link",
-    "switchyard.services.pipeline.workers.references.jobs",
-    "switchyard.services.pipeline.workers.references.linking",
-    "switchyard.services.pipeline.workers.samples",
-    "switchyard.services.pipeline.workers.reindex",
-    "switchyard.services.pipeline.workers.graph",
-    "switchyard.services.pipeline.workers.notices",
-)
-"""Modules with the job types of the document pipeline. Importing them is cheap: heavy
-libraries are imported by the handlers when they run."""
+from switchyard.services.engine.wings import job_modules
 
 Handler = Callable[..., Any]
 AnyHandler = TypeVar("AnyHandler", bound=Handler)
@@ -191,10 +168,11 @@ class Registry:
             self.add(job_type)
 
     @classmethod
-    def load(cls, modules: Iterable[str] = BUILT_IN_MODULES) -> Registry:
-        """Import modules and collect the job types that they declare. Raises RegistryError."""
+    def load(cls, modules: Iterable[str] | None = None) -> Registry:
+        """Import modules, those of the wings where none are given, and collect the job types that
+        they declare. Raises RegistryError, InvalidWing."""
         registry = cls()
-        for name in modules:
+        for name in job_modules() if modules is None else modules:
             try:
                 module = importlib.import_module(name)
             except ImportError as error:

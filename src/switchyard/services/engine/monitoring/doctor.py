@@ -19,22 +19,21 @@ from switchyard.services.engine.monitoring.checks import (
     ledger,
     limits,
     management,
-    models,
     modules,
     schedules,
-    sources,
     systems,
     topology,
     workers,
 )
 from switchyard.services.engine.monitoring.checks.examined import Examined
 from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.wings import brought
 
 Look = Callable[[Examined], Awaitable[list[Check]]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class DoctorStep:
     """One subject."""
 
     look: Look
@@ -43,6 +42,9 @@ class _Step:
     management: str = ""
     """What the management API is asked for."""
     ledger: bool = False
+    on_demand: bool = False
+    """It is asked only where a person waits for it: it opens what costs too much to be opened every
+    few minutes."""
 
     def can_be_asked(self, system: Examined) -> bool:
         return not (
@@ -53,72 +55,64 @@ class _Step:
 
 
 OUTER = (
-    _Step(host.variables),
-    _Step(broker.broker),
-    _Step(broker.version, broker=True),
-    _Step(management.management, broker=True),
-    _Step(topology.topology, management="topology and policies"),
-    _Step(alarms.alarms, management="alarms and watermarks"),
-    _Step(limits.consumer_timeout, management="consumer timeouts"),
-    _Step(features.features, management="feature flags"),
-    _Step(ledger.ledger),
-    _Step(systems.system, broker=True, ledger=True),
-    _Step(clocks.ledger_clock, ledger=True),
-    _Step(clocks.broker_clock, management="the broker's clock"),
-    _Step(host.disk),
-    _Step(host.storage),
-    _Step(host.readable),
-    _Step(host.keys),
+    DoctorStep(host.variables),
+    DoctorStep(broker.broker),
+    DoctorStep(broker.version, broker=True),
+    DoctorStep(management.management, broker=True),
+    DoctorStep(topology.topology, management="topology and policies"),
+    DoctorStep(alarms.alarms, management="alarms and watermarks"),
+    DoctorStep(limits.consumer_timeout, management="consumer timeouts"),
+    DoctorStep(features.features, management="feature flags"),
+    DoctorStep(ledger.ledger),
+    DoctorStep(systems.system, broker=True, ledger=True),
+    DoctorStep(clocks.ledger_clock, ledger=True),
+    DoctorStep(clocks.broker_clock, management="the broker's clock"),
+    DoctorStep(host.disk),
+    DoctorStep(host.storage),
+    DoctorStep(host.readable),
+    DoctorStep(host.keys),
 )
 """Broker, ledger and host, in the order in which one thing builds on another."""
 INNER = (
-    _Step(models.model_servers, ledger=True),
-    _Step(sources.sources, ledger=True),
-    _Step(lanes.lanes, broker=True),
-    _Step(workers.scheduler, ledger=True),
-    _Step(schedules.schedules, ledger=True),
-    _Step(workers.workers, ledger=True),
-    _Step(workers.killed, ledger=True),
-    _Step(workers.blocked, ledger=True),
-    _Step(workers.consuming, management="workers' consumers", ledger=True),
-    _Step(workers.lacking, ledger=True),
-    _Step(jobs.timeouts, ledger=True),
-    _Step(jobs.overdue, ledger=True),
-    _Step(jobs.cancels, ledger=True),
-    _Step(jobs.joins, ledger=True),
-    _Step(jobs.outbox, broker=True, ledger=True),
-    _Step(jobs.dead, ledger=True),
+    DoctorStep(lanes.lanes, broker=True),
+    DoctorStep(workers.scheduler, ledger=True),
+    DoctorStep(schedules.schedules, ledger=True),
+    DoctorStep(workers.workers, ledger=True),
+    DoctorStep(workers.killed, ledger=True),
+    DoctorStep(workers.blocked, ledger=True),
+    DoctorStep(workers.consuming, management="workers' consumers", ledger=True),
+    DoctorStep(workers.lacking, ledger=True),
+    DoctorStep(jobs.timeouts, ledger=True),
+    DoctorStep(jobs.overdue, ledger=True),
+    DoctorStep(jobs.cancels, ledger=True),
+    DoctorStep(jobs.joins, ledger=True),
+    DoctorStep(jobs.outbox, broker=True, ledger=True),
+    DoctorStep(jobs.dead, ledger=True),
 )
 """What goes on there."""
 
 
 async def diagnose(
-    settings: Settings,
-    include: Iterable[str] = (),
-    host_looks: Iterable[Callable[[Settings], Awaitable[list[Check]]]] = (),
+    settings: Settings, include: Iterable[str] = (), *, on_demand: bool = False
 ) -> AsyncIterator[Check]:
-    """All checks, with the job types of JOBS_MODULES and of `include`. What is away is an answer,
-    given within seconds. `host_looks` are asked behind those about this host: what rooms above
-    this one know of the settings."""
+    """All checks, with the job types of JOBS_MODULES and of `include`, and with those of the wings
+    between those of the host and those of what goes on. What is away is an answer, given within
+    seconds. `on_demand`: a person waits for it."""
     registry, missing = modules.load_types(settings, include)
     for check in missing:
         yield check
     system = Examined(settings, registry)
+    of_wings = [step for steps in brought("doctor_steps") for step in steps()]
     try:
-        for step in OUTER:
-            for check in await _asked(step, system):
-                yield check
-        for look in host_looks:
-            for check in await look(settings):
-                yield check
-        for step in INNER:
-            for check in await _asked(step, system):
-                yield check
+        for step in (*OUTER, *of_wings, *INNER):
+            if on_demand or not step.on_demand:
+                for check in await _asked(step, system):
+                    yield check
     finally:
         await system.close()
 
 
-async def _asked(step: _Step, system: Examined) -> list[Check]:
+async def _asked(step: DoctorStep, system: Examined) -> list[Check]:
     """The answers, where it can be asked, with the commands as they are called here."""
     if not step.can_be_asked(system):
         return []
@@ -131,7 +125,7 @@ async def _asked(step: _Step, system: Examined) -> list[Check]:
     ]
 
 
-async def _answers(step: _Step, system: Examined) -> list[Check]:
+async def _answers(step: DoctorStep, system: Examined) -> list[Check]:
     """That something went away meanwhile is one, too."""
     try:
         return await step.look(system)

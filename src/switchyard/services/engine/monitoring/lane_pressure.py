@@ -37,9 +37,9 @@ from switchyard.broker.wire.link import Link
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.monitoring.levels import Pressure, fullest
-from switchyard.services.engine.monitoring.marks import LLM_WORKER, Marks
+from switchyard.services.engine.monitoring.marks import Marks
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.llm.records.llm import BRIEF_PAUSE
+from switchyard.services.engine.wings import brought
 
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
@@ -268,21 +268,13 @@ class LanePressure(Closing):
         try:
             async with asyncio.timeout(ASK_TIMEOUT):
                 put_off = Counter(await self._ledger.waiting_for_room())
-                put_off.update(await self._waiting_for_servers(self._ledger))
+                for count in brought("delayed_jobs"):
+                    put_off.update(await count(self._settings, self._ledger))
                 return put_off
         except (TimeoutError, LedgerError) as error:
             reason = str(error) or f"no answer within {ASK_TIMEOUT:g} s"
             self._log.warning("jobs that wait for limits could not be counted", error=reason)
             return {}
-
-    async def _waiting_for_servers(self, ledger: Ledger) -> Mapping[str, int]:
-        """While all servers of language models are paused, their requests wait in delays: as many
-        as ever come, were they not counted."""
-        names = {each.name for each in self._settings.llm_servers}
-        if not names:
-            return {}
-        waiting = await ledger.waiting_for_servers(names, LLM_WORKER, pause=BRIEF_PAUSE)
-        return {queue_name(lane, LLM_WORKER): number for lane, number in waiting.items()}
 
     async def _limits_in_force(self) -> Mapping[str, int]:
         now = time.monotonic()

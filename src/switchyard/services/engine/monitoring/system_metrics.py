@@ -30,9 +30,7 @@ from switchyard.services.engine.monitoring.worker_status import is_current, stat
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.limits import LimitReport
 from switchyard.services.engine.records.results import Gauges, WorkerRecord
-from switchyard.services.llm.records.llm import LlmServerReport
-from switchyard.services.llm.records.llm_batches import ItemState
-from switchyard.services.llm.records.spending import BudgetState, SpendRow
+from switchyard.services.engine.wings import brought
 
 FRESH_FOR = 4.0
 """Seconds for which what was seen is shown again."""
@@ -123,13 +121,14 @@ class SystemMetrics:
             gauges = await self._ledger.gauges()
             workers = await self._ledger.list_workers()
             limited = await self._ledger.limit_reports()
-            servers = await self._ledger.llm_servers()
-            spent = await self._ledger.llm_spent_today()
-            budgets = await self._ledger.llm_budgets(per_day=self._settings.llm_budget_per_day)
-            batched = await self._ledger.llm_batch_counts()
             schedules = await self._ledger.schedules()
             waiting = await self._ledger.waiting_firings()
             firings = await self._ledger.last_firings(settled=True)
+            of_wings = [
+                each
+                for collect in brought("metrics")
+                for each in await collect(self._settings, self._ledger)
+            ]
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
             up["ledger",] = 0
@@ -142,50 +141,8 @@ class SystemMetrics:
             *self._open(gauges, now),
             (names.WORKERS, _workers(workers, kinds, takeover, now)),
             *_limits(self._registry, limited),
-            *self._llm_servers(servers),
-            *self._llm_spending(spent, budgets),
             *schedule_samples(schedules, waiting, firings, now),
-            (
-                names.LLM_BATCHED,
-                {
-                    (each.name, state.value): batched.get((each.name, state.value), 0)
-                    for each in self._settings.llm_servers
-                    if each.batch
-                    for state in ItemState
-                },
-            ),
-        ]
-
-    def _llm_servers(self, found: Iterable[LlmServerReport]) -> Shown:
-        """Those of the settings: the ledger may know others, of long ago."""
-        most = {each.name: self._settings.most_calls(each) for each in self._settings.model_servers}
-        known = [each for each in found if each.name in most]
-        return [
-            (
-                names.LLM_SERVER_LIMIT,
-                {(each.name,): float(each.state.calls(most[each.name])) for each in known},
-            ),
-            (names.LLM_SERVER_CALLS, {(each.name,): float(each.in_flight) for each in known}),
-            (names.LLM_SERVER_PAUSED, {(each.name,): each.paused_for for each in known}),
-        ]
-
-    def _llm_spending(self, spent: Mapping[str, SpendRow], budgets: Iterable[BudgetState]) -> Shown:
-        servers = (each.name for each in self._settings.model_servers)
-        ours = {name: spent[name] for name in servers if name in spent}
-        tokens: dict[tuple[str, ...], float] = {}
-        for name, row in ours.items():
-            tokens[name, "input"] = row.input_tokens
-            tokens[name, "cached"] = row.cached_tokens
-            tokens[name, "output"] = row.output_tokens
-        found = list(budgets)
-        today = next((each.left for each in found if each.key.startswith("day:")), None)
-        return [
-            (names.LLM_TOKENS, tokens),
-            (names.LLM_COST, {(name,): row.cost for name, row in ours.items()}),
-            (names.LLM_UNPRICED, {(name,): row.unpriced_calls for name, row in ours.items()}),
-            (names.LLM_SAVED, {(): spent[""].saved if "" in spent else 0.0}),
-            (names.LLM_BUDGET_LEFT, {} if today is None else {(): today}),
-            (names.LLM_BUDGETS_SHORT, {(): float(sum(each.is_short for each in found))}),
+            *of_wings,
         ]
 
     def _open(self, gauges: Gauges, now: float) -> Shown:

@@ -36,7 +36,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.settings import Settings
 from switchyard.services.common.tracing import Spanned, begin, current_traceparent
 from switchyard.services.engine.identity.broker import guard
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry
+from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure, QueueDepth
 from switchyard.services.engine.monitoring.levels import Pressure
@@ -47,6 +47,7 @@ from switchyard.services.engine.records.errors import IdempotencyConflict
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.results import Created, Existing, Recorded
 from switchyard.services.engine.records.states import State
+from switchyard.services.engine.wings import job_modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ class JobPublisher:
         """
         settings = settings or Settings()
         settings.require_amqp_url()
-        registry = Registry.load(dict.fromkeys((*BUILT_IN_MODULES, *settings.modules)))
+        registry = Registry.load(dict.fromkeys((*job_modules(), *settings.modules)))
         async with (
             await Ledger.open(settings.ledger_url, check=True) as ledger,
             Publisher(settings, guard=guard(settings, ledger)) as publisher,

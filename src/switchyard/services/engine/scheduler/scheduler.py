@@ -17,11 +17,8 @@ from switchyard.broker.background import Background
 from switchyard.broker.errors import BrokerAway, WrongSystem
 from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.common.files.storage_errors import StorageError
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.alerts.alerter import Alerter
-from switchyard.services.engine.dead.indexing import DeadLetterIndexer
 from switchyard.services.engine.identity.broker import advance_broker
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
@@ -33,43 +30,12 @@ from switchyard.services.engine.publishing.recorded import Refusals, publish_rec
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.redrive.returning import LOOK, Returner
-from switchyard.services.engine.runtime.limiting import call
-from switchyard.services.engine.schedules.firing import ScheduleRunner
-from switchyard.services.llm.answers import DAY, drop_old_answers
-from switchyard.services.llm.batch_sending import BatchSender
-from switchyard.services.llm.spending import tidy_spending
+from switchyard.services.engine.scheduler.duties import DutyContext, Pace, load_duties, run_duty
 
 BATCH = 500
-GENERATION = 10.0
-"""Seconds between two generations: a copy of the ledger is known as old after so long."""
-LAST_GENERATION_LIMIT = 2.0
+LAST_GENERATION_TIMEOUT = 2.0
 """Seconds for the generation that a scheduler begins when it ends: a broker that is away must not
 hold up the end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How often a scheduler looks, and how long it waits before it steps in; all in seconds."""
-
-    turn: float = 0.5
-    """Between looks for due jobs."""
-    lease: float = 6.0
-    """A scheduler that has died is replaced after so long."""
-    pending: float = 15.0
-    """A record that is older and not yet confirmed was left behind by a crash: publish it
-    again."""
-    silent: float = 60.0
-    """Running jobs of a worker that has been silent for so long are published again, for the
-    case that the broker has lost them; otherwise the ledger lets only one copy run."""
-    displaced: float = LOOK
-    """Between looks for what the broker threw out of full lanes."""
-    answers: float = 600.0
-    """Between looks for answers of models and catalogues that are too old, or too many."""
-    calls: float = 1.0
-    """Between looks for room in named limits that jobs wait for."""
-    limits: float = 300.0
-    """Between looks for named limits that nobody uses any more."""
 
 
 @dataclass(slots=True)
@@ -111,12 +77,10 @@ class Scheduler:
         self._ledger = ledger
         self._pace = pace or Pace()
         self._publisher = Publisher(settings, name="scheduler")
-        self._indexer = DeadLetterIndexer(settings, ledger, registry)
-        self._returner = Returner(
-            settings, registry, ledger, self._publisher, lanes, look=self._pace.displaced
-        )
-        self._schedules = ScheduleRunner(
-            settings, registry, ledger, self._publisher, look=self._pace.turn
+        self._duties = load_duties(
+            DutyContext(
+                settings, registry, ledger, self._publisher, self._pace, lanes, self._refuse
+            )
         )
         self._refusals = Refusals()
         self._published_again: set[str | None] = set()
@@ -147,17 +111,8 @@ class Scheduler:
                 if await self._hold_lease():
                     if background is None:
                         background = Background(self._log)
-                        background.start("index of dead letters", self._indexer.run)
-                        background.start("generations", self._advance)
-                        background.start("displaced jobs", self._returner.run)
-                        background.start("old answers", self._drop_answers)
-                        background.start("schedules", self._schedules.run)
-                        background.start("calls to limits", self._call_waiting)
-                        background.start("idle limits", self._forget_limits)
-                        background.start("batches", self._send_batches)
-                        if self._settings.alert_webhook is not None:
-                            alerter = Alerter(self._settings, self._ledger)
-                            background.start("alerts", alerter.run)
+                        for duty in self._duties:
+                            background.start(duty.name, partial(run_duty, duty, self._log))
                     try:
                         await self.turn()
                     except LedgerError as error:
@@ -176,25 +131,12 @@ class Scheduler:
         if self._refused is not None:
             raise self._refused
 
-    async def _advance(self) -> None:
-        """Ledger and broker agree on a new generation now and then, so that an old copy of the
-        ledger is known as one. Where they do not belong together any more, the scheduler ends:
-        what it does there is done to another system."""
-        while True:
-            await self._advance_once()
-            await asyncio.sleep(GENERATION)
-
-    async def _advance_once(self) -> None:
-        try:
-            await advance_broker(self._settings, self._ledger)
-        except WrongSystem as error:
-            self._log.error("the broker is not this ledger's", error=str(error))
-            self._refused = error
-            self.stop()
-        except (BrokerAway, LedgerError) as error:
-            self._log.warning(
-                "a new generation of the system id could not be started", error=str(error)
-            )
+    def _refuse(self, error: WrongSystem) -> None:
+        """End: ledger and broker do not belong together any more, and what a scheduler does there
+        is done to another system."""
+        self._log.error("the broker is not this ledger's", error=str(error))
+        self._refused = error
+        self.stop()
 
     async def _end_generation(self) -> None:
         """Begin a last generation, so that a copy made while this scheduler ran is known as old
@@ -202,10 +144,12 @@ class Scheduler:
         if self._refused is not None:
             return
         try:
-            async with asyncio.timeout(LAST_GENERATION_LIMIT):
-                await self._advance_once()
-        except TimeoutError:
-            self._log.warning("no last generation of the system id: the broker does not answer")
+            async with asyncio.timeout(LAST_GENERATION_TIMEOUT):
+                await advance_broker(self._settings, self._ledger)
+        except WrongSystem as error:
+            self._refuse(error)
+        except (BrokerAway, LedgerError, TimeoutError) as error:
+            self._log.warning("no last generation of the system id", error=str(error))
 
     def stop(self) -> None:
         """End after the current turn; safe in a signal handler."""
@@ -284,44 +228,6 @@ class Scheduler:
         )
         turn.refused += refused
         return accepted
-
-    async def _drop_answers(self) -> None:
-        while True:
-            try:
-                number = await drop_old_answers(self._settings, self._ledger)
-                if number:
-                    self._log.info("dropped old answers of models", answers=number)
-                number = await self._ledger.drop_catalogue_answers(
-                    max_age=self._settings.link_answers_days * DAY
-                )
-                if number:
-                    self._log.info("dropped old answers of catalogues", answers=number)
-                number = await tidy_spending(self._settings, self._ledger)
-                if number:
-                    self._log.info("forgot what old calls of models have cost", calls=number)
-            except (LedgerError, StorageError) as error:
-                self._log.warning("old answers could not be deleted", error=str(error))
-            await asyncio.sleep(self._pace.answers)
-
-    async def _call_waiting(self) -> None:
-        """Where time alone makes room in a named limit, nobody else calls those that wait."""
-        while True:
-            try:
-                await call(self._publisher, await self._ledger.call_waiting(), self._log)
-            except LedgerError as error:
-                self._log.warning("jobs that wait for room could not be released", error=str(error))
-            await asyncio.sleep(self._pace.calls)
-
-    async def _send_batches(self) -> None:
-        await BatchSender(self._settings, self._ledger, self._publisher).run()
-
-    async def _forget_limits(self) -> None:
-        while True:
-            try:
-                await self._ledger.forget_idle_limits()
-            except LedgerError as error:
-                self._log.warning("idle limits could not be deleted", error=str(error))
-            await asyncio.sleep(self._pace.limits)
 
     # --- the lease --------------------------------------------------------------------------
 

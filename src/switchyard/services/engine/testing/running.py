@@ -16,7 +16,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Outcome
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry, job_type_of
+from switchyard.services.engine.jobs.registry import Registry, job_type_of
 from switchyard.services.engine.jobs.retry import Decision, Delayed, Died, Failure, Succeeded
 from switchyard.services.engine.ledger import Ledger, upgrade
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
@@ -26,6 +26,7 @@ from switchyard.services.engine.records.progress import Reported
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.runtime.attempt import attempt_alone
+from switchyard.services.engine.wings import job_modules
 
 P = ParamSpec("P")
 
@@ -124,7 +125,7 @@ async def run_job(
     with tempfile.TemporaryDirectory(prefix="switchyard-test-") as directory:
         own = own_settings(Path(directory), settings or {})
         registry = Registry.load(
-            dict.fromkeys((*BUILT_IN_MODULES, handler.__module__, *own.modules, *modules))
+            dict.fromkeys((*job_modules(), handler.__module__, *own.modules, *modules))
         )
         registry.add(job_type)  # one that is declared inside a function, too
         chosen = lane or job_type.lanes[0]

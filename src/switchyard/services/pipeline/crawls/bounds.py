@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from switchyard.services.common.errors import InvalidInput
+from switchyard.services.common.files.fetching import place_of
 from switchyard.services.pipeline.records.crawls import (
     LONGEST_CRAWL,
     MOST_DEPTH,
     MOST_HOSTS,
     MOST_STARTS,
 )
-from switchyard.services.pipeline.sources.web.addresses import page_address, place_of
+from switchyard.services.pipeline.sources.web.addresses import page_address
 
 _HOST = re.compile(r"(\*\.)?[a-z0-9\[\]:._-]{1,255}", re.IGNORECASE)
 

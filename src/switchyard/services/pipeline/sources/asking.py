@@ -25,8 +25,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from switchyard.services.common.errors import PermanentError, RetryableError
+from switchyard.services.common.files.posting import user_agent
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.libraries import load
+from switchyard.services.engine.backfill.sources import SourceAway as BackfillSourceAway
+from switchyard.services.engine.backfill.sources import SourceContext, SourceFailed
 from switchyard.services.pipeline.sources.answers import KeptAnswers, SourceAnswer, conditions
 from switchyard.services.pipeline.sources.errors import (
     SourceBusy,
@@ -274,10 +278,21 @@ class SourceClient:
         return str(bare)
 
 
-def user_agent(settings: Settings) -> str:
-    """How requests introduce themselves."""
-    about = settings.contact or "job system; one request at a time"
-    return f"switchyard ({about})"
+@asynccontextmanager
+async def backfill_client(
+    server: SourceServer, context: SourceContext
+) -> AsyncIterator[SourceClient]:
+    """Open a client whose errors become those of a backfill's source: what can be asked again
+    later, SourceAway; what can't, SourceFailed."""
+    try:
+        async with SourceClient.connect(
+            server, context.settings, context.ledger, patience=context.patience
+        ) as client:
+            yield client
+    except PermanentError as error:
+        raise SourceFailed(str(error)) from error
+    except RetryableError as error:
+        raise BackfillSourceAway(str(error)) from error
 
 
 def _joined(url: str, target: str) -> str:

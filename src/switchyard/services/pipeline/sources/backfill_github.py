@@ -9,8 +9,8 @@ from urllib.parse import quote
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from switchyard.broker import patterns
-from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable, asked
-from switchyard.services.pipeline.sources.asking import SourceClient
+from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable
+from switchyard.services.pipeline.sources.asking import SourceClient, backfill_client
 from switchyard.services.pipeline.sources.document import mapping
 from switchyard.services.pipeline.sources.errors import SourceNonsense
 from switchyard.services.pipeline.sources.github import github_server, repository_name
@@ -60,7 +60,7 @@ class GithubBackfill(Source):
     async def total(self) -> int | None:
         if self.options.repositories is not None:
             return len(self.options.repositories)
-        async with asked(github_server(self.context.settings), self.context) as client:
+        async with backfill_client(github_server(self.context.settings), self.context) as client:
             if self.options.query is not None:
                 found = await self._page(client, 1, 1)
                 count = found.get("total_count")
@@ -76,7 +76,7 @@ class GithubBackfill(Source):
             for number, name in enumerate(self.options.repositories[done:], start=done + 1):
                 yield _item(name, {"page": 1, "done": number})
             return
-        async with asked(github_server(self.context.settings), self.context) as client:
+        async with backfill_client(github_server(self.context.settings), self.context) as client:
             while True:
                 found = await self._page(client, page, PAGE_SIZE)
                 listed = found.get("items")

@@ -9,7 +9,8 @@ from typing import ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from switchyard.broker import patterns
-from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable, asked
+from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable
+from switchyard.services.pipeline.sources.asking import backfill_client
 from switchyard.services.pipeline.sources.errors import SourceNonsense
 from switchyard.services.pipeline.sources.huggingface import Kind, hub_name, hub_server
 
@@ -51,7 +52,7 @@ class HuggingfaceBackfill(Source):
             for name in ("search", "author")
             if (value := getattr(self.options, name)) is not None
         }
-        async with asked(hub_server(self.context.settings), self.context) as client:
+        async with backfill_client(hub_server(self.context.settings), self.context) as client:
             while True:
                 try:
                     answer = await client.get(place or f"/api/{kind}s", None if place else wanted)

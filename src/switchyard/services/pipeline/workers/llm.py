@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.settings import Settings
 from switchyard.services.common.settings.llm import ASKING
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
-from switchyard.services.engine.jobs.registry import job
+from switchyard.services.engine.jobs.registry import JobType, job
 from switchyard.services.llm.prompts import (
     SUMMARY_MAX_TOKENS,
     SUMMARY_VERSION,
@@ -27,11 +28,20 @@ from switchyard.services.pipeline.workers.stages import (
     note,
 )
 
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.engine.backfill.costs import CostEstimate
+    from switchyard.services.engine.records.requests import NewJob
+
 SUMMARY_TIMEOUT = 1200.0
 """Seconds that a job of this type may take."""
 TEXT_BUDGET = 24_000
 """Characters of a document that a model is given: about 6,000 tokens of English."""
 EXTRACTIVE_VERSION = "extractive-2"
+
+_COST_ASSUMPTION = (
+    f"every document is taken for one of {TEXT_BUDGET:,} characters or more, summaries as long as "
+    "they may be, and none is there already"
+)
 
 
 @job("summarize_content", worker="llm", lanes=("hot", "backfill"), timeout=SUMMARY_TIMEOUT)
@@ -108,3 +118,20 @@ async def _by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, 
 def _shown(pages: list[str]) -> tuple[str, bool]:
     """What a model is shown of a document, and whether anything was left out."""
     return fit(sections_of(pages), TEXT_BUDGET)
+
+
+def estimate_summaries(
+    settings: Settings, job_type: JobType, jobs: Sequence[NewJob], total: int | None
+) -> CostEstimate | None:
+    """Guess the cost of a backfill of summaries; None for other jobs. Nobody reads the documents
+    for a guess, so each is taken for one of TEXT_BUDGET characters."""
+    from switchyard.services.llm.backfill_costs import estimate_of
+    from switchyard.services.llm.spending import most_tokens
+
+    if not jobs or job_type.name != "summarize_content":
+        return None
+    question = {
+        "messages": summary_messages("", "x" * TEXT_BUDGET),
+        "max_tokens": SUMMARY_MAX_TOKENS,
+    }
+    return estimate_of(settings, [most_tokens(question)], total, _COST_ASSUMPTION)

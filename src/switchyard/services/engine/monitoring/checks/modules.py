@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.registry import BUILT_IN_MODULES, Registry, RegistryError
+from switchyard.services.engine.jobs.registry import Registry, RegistryError
 from switchyard.services.engine.monitoring.check import Check, Finding, wrong
+from switchyard.services.engine.wings import job_modules
 
 
 def load_types(settings: Settings, include: Iterable[str] = ()) -> tuple[Registry, list[Check]]:
     """The job types of all modules that can be loaded, and what is wrong with the others."""
-    loaded: list[str] = list(BUILT_IN_MODULES)
+    loaded: list[str] = list(job_modules())
     registry = Registry.load(loaded)
     checks = []
     for name in dict.fromkeys((*settings.modules, *include)):

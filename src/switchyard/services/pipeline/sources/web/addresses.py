@@ -7,7 +7,6 @@ from urllib.parse import urldefrag, urljoin, urlsplit, urlunsplit
 
 LONGEST = 2000
 """Characters of an address."""
-_PORTS = {"http": 80, "https": 443}
 
 
 def page_address(text: str) -> str:
@@ -36,12 +35,6 @@ def origin_of(url: str) -> str:
     """Scheme, host and port, without a slash: what robots.txt is for."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
-
-
-def place_of(url: str) -> tuple[str, int]:
-    """Host and port."""
-    parts = urlsplit(url)
-    return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
 
 
 def addresses(base: str, found: Iterable[str], *, most: int) -> list[str]:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from switchyard.services.common.files.charsets import charset_of, decode
+from switchyard.services.common.files.fetching import place_of
 from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.posting import user_agent
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
-from switchyard.services.pipeline.sources.asking import user_agent
 from switchyard.services.pipeline.sources.errors import (
     SourceBusy,
     SourceNonsense,
@@ -23,7 +24,7 @@ from switchyard.services.pipeline.sources.errors import (
     SourceUnavailable,
 )
 from switchyard.services.pipeline.sources.pace import FleetPace, LocalPace, RequestPace
-from switchyard.services.pipeline.sources.web.addresses import origin_of, page_address, place_of
+from switchyard.services.pipeline.sources.web.addresses import origin_of, page_address
 from switchyard.services.pipeline.sources.web.robots import MAX_BYTES, RobotsVerdict, judge
 
 if TYPE_CHECKING:

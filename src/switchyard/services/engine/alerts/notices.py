@@ -27,7 +27,6 @@ from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.records.bulk import AT_LAST, BulkState
 from switchyard.services.engine.records.joins import JoinedJob
 from switchyard.services.engine.records.states import FINISHED, State
-from switchyard.services.pipeline.sources.asking import user_agent
 
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.common.files.fetching import Guard
@@ -96,7 +95,7 @@ class Notice(BaseModel):
 )
 async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
     """Post to a URL that a job or a backfill has ended."""
-    from switchyard.services.common.files.posting import post
+    from switchyard.services.common.files.posting import post, user_agent
     from switchyard.services.common.files.turns import AddressTurns
 
     ledger = ctx.ledger
@@ -232,7 +231,6 @@ async def _found(url: str, guard: Guard) -> tuple[Guard, str]:
 
 
 def _guard(settings: Settings) -> Guard:
-    from switchyard.services.common.files.fetching import Guard
-    from switchyard.services.pipeline.sources.web.addresses import place_of
+    from switchyard.services.common.files.fetching import Guard, place_of
 
     return Guard(trusted=frozenset(place_of(f"http://{each}") for each in settings.notify_hosts))

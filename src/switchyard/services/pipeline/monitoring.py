@@ -1,16 +1,20 @@
-"""Whether a server of documents or a catalogue has asked to be left alone for long."""
+"""What the document pipeline adds to the doctor's checks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from switchyard.services.engine.monitoring.check import Check, Finding, warning
 from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.doctor import DoctorStep
+from switchyard.services.pipeline.classes.checking import classes
+from switchyard.services.pipeline.index.checking import index
 
-LONG_PAUSE = 120.0
+LONG_SOURCE_PAUSE = 120.0
 """Seconds left of a pause from which it is told of."""
-_DOCUMENTS = ("arxiv", "github", "huggingface")
-_KEYS = {
+_DOCUMENT_SERVERS = ("arxiv", "github", "huggingface")
+_KEY_SETTINGS = {
     "openalex": "JOBS_OPENALEX_API_KEY",
     "github": "JOBS_GITHUB_TOKEN",
     "huggingface": "JOBS_HF_TOKEN",
@@ -18,17 +22,27 @@ _KEYS = {
 """Settings with which servers answer more requests."""
 
 
+def doctor_steps() -> Iterable[DoctorStep]:
+    """Return the checks of the index, of the classes' file and of servers that pause."""
+    return [
+        DoctorStep(lambda system: index(system.settings), on_demand=True),
+        DoctorStep(lambda system: classes(system.settings), on_demand=True),
+        DoctorStep(sources, ledger=True),
+    ]
+
+
 async def sources(system: Examined) -> list[Check]:
-    """Those that pause, and until when; nothing where none does."""
+    """Return a warning for each server of documents and catalogue that has asked to be left alone
+    for long."""
     ledger = system.need_ledger()
     checks = []
-    for name in (*system.settings.link_catalogues, *_DOCUMENTS):
+    for name in (*system.settings.link_catalogues, *_DOCUMENT_SERVERS):
         left = await ledger.source_pause(name)
-        if left < LONG_PAUSE:
+        if left < LONG_SOURCE_PAUSE:
             continue
         until = datetime.fromtimestamp(ledger.clock.time() + left, UTC)
         is_catalogue = name in system.settings.link_catalogues
-        key = f"; with {_KEYS[name]} it answers more" if name in _KEYS else ""
+        key = f"; with {_KEY_SETTINGS[name]} it answers more" if name in _KEY_SETTINGS else ""
         checks.append(
             warning(
                 "sources",

@@ -7,61 +7,42 @@ are typical. Of documents' texts, which nobody reads for a guess, it takes as mu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel
 
 from switchyard.services.common.settings import Settings
+from switchyard.services.engine.backfill.costs import CostEstimate
 from switchyard.services.engine.jobs.registry import JobType
+from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import NewJob
-from switchyard.services.llm.prompts import SUMMARY_MAX_TOKENS, summary_messages
 from switchyard.services.llm.requests import LlmRequest
 from switchyard.services.llm.spending import most_tokens
-from switchyard.services.pipeline.workers.llm import TEXT_BUDGET
 
-SUMMARY = "summarize_content"
 _OF_REQUESTS = (
     "every item is taken for the average of the first {number}, a token for 3 bytes of a question, "
     "answers as long as they may be (max_tokens), and none is there already"
 )
-_OF_SUMMARIES = (
-    f"every document is taken for one of {TEXT_BUDGET:,} characters or more, summaries as long as "
-    "they may be, and none is there already"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class CostEstimate:
-    """The most that a backfill's calls are likely to come to."""
-
-    jobs: int | None
-    """All that it would publish; None where the source does not know: the rest is for one job."""
-    input_tokens: int
-    output_tokens: int
-    cost: float | None
-    """At the most expensive server of the lowest order; None where that has no price."""
-    currency: str
-    assumption: str
 
 
 def estimate(
     settings: Settings, job_type: JobType, jobs: Sequence[NewJob], total: int | None
 ) -> CostEstimate | None:
     """The guess by a backfill's first jobs; None for jobs that ask no model themselves."""
-    if not jobs or not settings.llm_servers:
+    if not jobs or not issubclass(job_type.payload_model, LlmRequest):
         return None
-    if issubclass(job_type.payload_model, LlmRequest):
-        found = [_of_request(job_type.payload_model, job) for job in jobs]
-        assumption = _OF_REQUESTS.format(number=len(jobs))
-    elif job_type.name == SUMMARY:
-        asked = {"messages": summary_messages("", "x" * TEXT_BUDGET)}
-        found = [most_tokens({**asked, "max_tokens": SUMMARY_MAX_TOKENS})]
-        assumption = _OF_SUMMARIES
-    else:
+    found = [_of_request(job_type.payload_model, job) for job in jobs]
+    return estimate_of(settings, found, total, _OF_REQUESTS.format(number=len(jobs)))
+
+
+def estimate_of(
+    settings: Settings, usages: Sequence[Mapping[str, int]], total: int | None, assumption: str
+) -> CostEstimate | None:
+    """Estimate what `total` calls cost that are on average like these; None without servers."""
+    if not settings.llm_servers:
         return None
-    usage = {name: sum(each[name] for each in found) / len(found) for name in found[0]}
-    whole = {name: round(each * (1 if total is None else total)) for name, each in usage.items()}
+    mean = {name: sum(each[name] for each in usages) / len(usages) for name in usages[0]}
+    whole = {name: round(each * (1 if total is None else total)) for name, each in mean.items()}
     return CostEstimate(
         total,
         whole["prompt_tokens"],
@@ -70,6 +51,19 @@ def estimate(
         settings.prices.currency,
         assumption,
     )
+
+
+async def short_budget(
+    settings: Settings, ledger: Ledger, backfill_id: str, asks_models: bool
+) -> str | None:
+    """Say which budget, of a backfill or of the day, was too short for its last call; None where
+    none was. Raises LedgerError."""
+    mine = ("day:", f"backfill:{backfill_id}")
+    per_day = settings.llm_budget_per_day if asks_models else None
+    for budget in await ledger.llm_budgets(per_day=per_day):
+        if budget.is_short and budget.key.startswith(mine):
+            return f"{budget.name} has too little left"
+    return None
 
 
 def _of_request(model: type[BaseModel], job: NewJob) -> dict[str, int]:

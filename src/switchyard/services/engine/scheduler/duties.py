@@ -1,0 +1,134 @@
+"""What the active scheduler does besides publishing: duties that the wings bring."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from switchyard.broker.errors import BrokerAway, WrongSystem
+from switchyard.broker.lanes import LANES, Lane
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.common.files.storage_errors import StorageError
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.alerts.alerter import Alerter
+from switchyard.services.engine.dead.indexing import DeadLetterIndexer
+from switchyard.services.engine.identity.broker import advance_broker
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.redrive.returning import LOOK, Returner
+from switchyard.services.engine.runtime.limiting import call
+from switchyard.services.engine.schedules.firing import ScheduleRunner
+from switchyard.services.engine.wings import brought
+
+GENERATION_INTERVAL = 10.0
+"""Seconds between two generations: a copy of the ledger is known as old after so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often a scheduler looks, and how long it waits before it steps in; all in seconds."""
+
+    turn: float = 0.5
+    """Between looks for due jobs."""
+    lease: float = 6.0
+    """A scheduler that has died is replaced after so long."""
+    pending: float = 15.0
+    """A record that is older and not yet confirmed was left behind by a crash: publish it
+    again."""
+    silent: float = 60.0
+    """Running jobs of a worker that has been silent for so long are published again, for the
+    case that the broker has lost them; otherwise the ledger lets only one copy run."""
+    displaced: float = LOOK
+    """Between looks for what the broker threw out of full lanes."""
+    answers: float = 600.0
+    """Between looks for answers of models and catalogues that are too old, or too many."""
+    calls: float = 1.0
+    """Between looks for room in named limits that jobs wait for."""
+    limits: float = 300.0
+    """Between looks for named limits that nobody uses any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class DutyContext:
+    """What duties may use."""
+
+    settings: Settings
+    registry: Registry
+    ledger: Ledger
+    publisher: Publisher
+    pace: Pace
+    lanes: tuple[Lane, ...] = LANES
+    refuse: Callable[[WrongSystem], None] = lambda _: None
+    """Ends the scheduler: broker and ledger do not belong together."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeriodicDuty:
+    """Something that the active scheduler does again and again."""
+
+    name: str
+    """For logs, and the name of its task."""
+    run: Callable[[], Awaitable[None]]
+    """Does it once; without an interval, until it is cancelled."""
+    interval: float | None = None
+    """Seconds between the end of one run and the next."""
+
+
+def load_duties(context: DutyContext) -> list[PeriodicDuty]:
+    """Return the duties of all wings. Raises InvalidWing."""
+    return [duty for bring in brought("periodic_duties") for duty in bring(context)]
+
+
+async def run_duty(duty: PeriodicDuty, log: structlog.stdlib.BoundLogger) -> None:
+    """Run a duty until cancelled. What is away is logged, and the duty tried again after its
+    interval; any other error is raised."""
+    if duty.interval is None:
+        await duty.run()
+        return
+    while True:
+        try:
+            await duty.run()
+        except (BrokerAway, LedgerError, StorageError) as error:
+            log.warning("duty postponed", duty=duty.name, error=str(error))
+        await asyncio.sleep(duty.interval)
+
+
+def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
+    """Return the engine's own duties."""
+    settings, registry, ledger = context.settings, context.registry, context.ledger
+    publisher, pace = context.publisher, context.pace
+    indexer = DeadLetterIndexer(settings, ledger, registry)
+    returner = Returner(settings, registry, ledger, publisher, context.lanes, look=pace.displaced)
+    schedules = ScheduleRunner(settings, registry, ledger, publisher, look=pace.turn)
+    yield PeriodicDuty("index of dead letters", indexer.run)
+    yield PeriodicDuty("generations", partial(_advance, context), GENERATION_INTERVAL)
+    yield PeriodicDuty("displaced jobs", returner.run)
+    yield PeriodicDuty("schedules", schedules.run)
+    yield PeriodicDuty("calls to limits", partial(_call_waiting, context), pace.calls)
+    yield PeriodicDuty("idle limits", partial(_forget_limits, context), pace.limits)
+    if settings.alert_webhook is not None:
+        yield PeriodicDuty("alerts", Alerter(settings, ledger).run)
+
+
+async def _advance(context: DutyContext) -> None:
+    """Agree on a new generation with the broker, so that an old copy of the ledger is known as
+    one."""
+    try:
+        await advance_broker(context.settings, context.ledger)
+    except WrongSystem as error:
+        context.refuse(error)
+
+
+async def _call_waiting(context: DutyContext) -> None:
+    """Wake jobs that wait for a named limit in which time alone makes room."""
+    log = structlog.get_logger("scheduler")
+    await call(context.publisher, await context.ledger.call_waiting(), log)
+
+
+async def _forget_limits(context: DutyContext) -> None:
+    await context.ledger.forget_idle_limits()

@@ -1,0 +1,94 @@
+"""What each wing brings to the engine: job types, backfill sources, duties, checks, metrics.
+
+The engine knows no wing above it. A wing says in its module `wing.py` what it brings, in a `WING`;
+other packages name such a module in the entry point group `switchyard.wings`. What it brings is
+named and imported only when it is used, so that knowing the wings costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+from switchyard.services.common.errors import Misconfigured
+
+WING_MODULES = (
+    "switchyard.services.engine.wing",
+    "switchyard.services.llm.wing",
+    "switchyard.services.pipeline.wing",
+)
+"""The wings that come along, lowest first."""
+ENTRY_POINTS = "switchyard.wings"
+
+
+class InvalidWing(Misconfigured):
+    """A wing can't be loaded; the text says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wing:
+    """What one wing brings. The fields below `source_modules` name a function, `module:function`;
+    empty where the wing has nothing of the kind."""
+
+    name: str
+    job_modules: tuple[str, ...] = ()
+    """Modules with job types. To import them is cheap: handlers import heavy libraries when they
+    run."""
+    source_modules: tuple[str, ...] = ()
+    """Modules with sources of backfills."""
+    periodic_duties: str = ""
+    """Returns the `scheduler.duties.PeriodicDuty`s of a `DutyContext`."""
+    doctor_steps: str = ""
+    """Returns `monitoring.doctor.DoctorStep`s."""
+    metrics: str = ""
+    """Awaited with a `monitoring.system_metrics.LedgerContext`; returns samples."""
+    delayed_jobs: str = ""
+    """Awaited with settings and ledger; returns how many jobs of each queue wait elsewhere and will
+    come back to it (`monitoring.lane_pressure`)."""
+    cost_estimate: str = ""
+    """A `backfill.costs.CostEstimator`."""
+    short_budget: str = ""
+    """A `backfill.costs.BudgetCheck`."""
+
+
+def load_wings() -> tuple[Wing, ...]:
+    """Return all wings, lowest first. Raises InvalidWing."""
+    names = list(WING_MODULES)
+    names += sorted(each.value for each in entry_points(group=ENTRY_POINTS))
+    return tuple(_load(name) for name in dict.fromkeys(names))
+
+
+def job_modules() -> tuple[str, ...]:
+    """Return the modules with the job types that come along. Raises InvalidWing."""
+    return tuple(module for wing in load_wings() for module in wing.job_modules)
+
+
+def source_modules() -> tuple[str, ...]:
+    """Return the modules with the sources of backfills that come along. Raises InvalidWing."""
+    return tuple(module for wing in load_wings() for module in wing.source_modules)
+
+
+def brought(what: str) -> Iterator[Any]:
+    """Import what the wings bring under that field of Wing, lowest first. Raises InvalidWing."""
+    for wing in load_wings():
+        if reference := getattr(wing, what):
+            module, _, name = reference.partition(":")
+            try:
+                yield getattr(importlib.import_module(module), name)
+            except (ImportError, AttributeError) as error:
+                raise InvalidWing(f"wing {wing.name}: {reference} can't be loaded: {error}") from (
+                    error
+                )
+
+
+def _load(module: str) -> Wing:
+    try:
+        wing = importlib.import_module(module).WING
+    except (ImportError, AttributeError) as error:
+        raise InvalidWing(f"the wing {module!r} can't be loaded: {error}") from error
+    if not isinstance(wing, Wing):
+        raise InvalidWing(f"{module}.WING is no Wing")
+    return wing

@@ -1,0 +1,16 @@
+"""What the lane of language models brings."""
+
+from __future__ import annotations
+
+from switchyard.services.engine.wings import Wing
+
+WING = Wing(
+    name="llm",
+    job_modules=("switchyard.services.llm.jobs",),
+    periodic_duties="switchyard.services.llm.duties:periodic_duties",
+    doctor_steps="switchyard.services.llm.monitoring:doctor_steps",
+    metrics="switchyard.services.llm.monitoring:samples",
+    delayed_jobs="switchyard.services.llm.monitoring:delayed_jobs",
+    cost_estimate="switchyard.services.llm.backfill_costs:estimate",
+    short_budget="switchyard.services.llm.backfill_costs:short_budget",
+)

@@ -1,0 +1,37 @@
+"""What the document pipeline brings."""
+
+from __future__ import annotations
+
+from switchyard.services.engine.wings import Wing
+
+WING = Wing(
+    name="pipeline",
+    job_modules=(
+        "switchyard.services.pipeline.workers.ingest.documents",
+        "switchyard.services.pipeline.workers.ingest.arxiv",
+        "switchyard.services.pipeline.workers.ingest.github",
+        "switchyard.services.pipeline.workers.ingest.huggingface",
+        "switchyard.services.pipeline.workers.ingest.web",
+        "switchyard.services.pipeline.workers.ingest.crawl",
+        "switchyard.services.pipeline.workers.ocr",
+        "switchyard.services.pipeline.workers.figures",
+        "switchyard.services.pipeline.workers.llm",
+        "switchyard.services.pipeline.workers.embed",
+        "switchyard.services.pipeline.workers.classify",
+        "switchyard.services.pipeline.workers.link",
+        "switchyard.services.pipeline.workers.references.jobs",
+        "switchyard.services.pipeline.workers.references.linking",
+        "switchyard.services.pipeline.workers.samples",
+        "switchyard.services.pipeline.workers.reindex",
+        "switchyard.services.pipeline.workers.graph",
+    ),
+    source_modules=(
+        "switchyard.services.pipeline.sources.backfill_arxiv",
+        "switchyard.services.pipeline.sources.backfill_github",
+        "switchyard.services.pipeline.sources.backfill_huggingface",
+        "switchyard.services.pipeline.sources.backfill_stored",
+    ),
+    periodic_duties="switchyard.services.pipeline.duties:periodic_duties",
+    doctor_steps="switchyard.services.pipeline.monitoring:doctor_steps",
+    cost_estimate="switchyard.services.pipeline.workers.llm:estimate_summaries",
+)
