@@ -85,7 +85,7 @@ def meanwhile(
 def _queued(env: dict[str, str]) -> int:
     async def count() -> int:
         async with await Ledger.open(env["JOBS_DATABASE_URL"]) as ledger:
-            return (await ledger.counts()).get("backfill", {}).get(State.QUEUED, 0)
+            return (await ledger.job_reads.counts()).get("backfill", {}).get(State.QUEUED, 0)
 
     return asyncio.run(count())
 

@@ -27,6 +27,7 @@ from switchyard.services.pipeline.ledger.graph_tables import (
     graph_keys,
     graph_nodes,
 )
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import EdgeKind, Ranking
 
 EDGES_PER_WORK = 8
@@ -65,20 +66,24 @@ async def _measured(url: str, name: str, rounds: int, count: int) -> list[Row]:
         await _fill(ledger, count)
         picked = await _picked(ledger)
         for _ in range(rounds):
-            near.rounds.append(await _p95(picked, ledger.graph_neighbours))
-            within = partial(ledger.graph_neighbourhood, depth=2)
+            near.rounds.append(
+                await _p95(picked, PipelineLedger(ledger).graph_reads.graph_neighbours)
+            )
+            within = partial(PipelineLedger(ledger).graph_walks.graph_neighbourhood, depth=2)
             around.rounds.append(await _p95(picked[:100], within))
-            far = partial(ledger.graph_paths, end=picked[-1])
+            far = partial(PipelineLedger(ledger).graph_walks.graph_paths, end=picked[-1])
             paths.rounds.append(await _p95(picked[:100], far))
-            shared.rounds.append(await _p95(picked[:100], ledger.graph_cocited))
+            shared.rounds.append(
+                await _p95(picked[:100], PipelineLedger(ledger).graph_reads.graph_cocited)
+            )
             told.rounds.append(await _tell(ledger, picked))
             began = time.monotonic()
-            generation = await ledger.begin_ranking()
+            generation = await PipelineLedger(ledger).graph_rankings.begin_ranking()
             edges = await read_edges(ledger)
             ranks, seconds, megabytes = await _ranked(edges)
-            await ledger.put_ranks(generation, ranks.rows())
+            await PipelineLedger(ledger).graph_rankings.put_ranks(generation, ranks.rows())
             facts = Ranking(generation, time.time(), len(ranks.nodes), len(edges), 0, seconds)
-            await ledger.finish_ranking(facts)
+            await PipelineLedger(ledger).graph_rankings.finish_ranking(facts)
             whole.rounds.append(time.monotonic() - began)
             computed.rounds.append(seconds)
             memory.rounds.append(megabytes)
@@ -101,7 +106,7 @@ async def _fill(ledger: Ledger, count: int) -> None:
             def work(connection: Connection, some: list[dict[str, Any]] = some) -> None:
                 connection.execute(insert(table), some)
 
-            await ledger._database.write(work)
+            await ledger.core.database.write(work)
 
     nodes = [
         {
@@ -141,7 +146,7 @@ async def _fill(ledger: Ledger, count: int) -> None:
         connection.execute(update(graph_counters).values(value=works + 1))
         connection.execute(text("ANALYZE"))
 
-    await ledger._database.write(settle)
+    await ledger.core.database.write(settle)
 
 
 async def _picked(ledger: Ledger) -> list[str]:
@@ -157,7 +162,7 @@ async def _picked(ledger: Ledger) -> list[str]:
         )
         return list(connection.scalars(query))
 
-    keys = await ledger._database.read(work)
+    keys = await ledger.core.database.read(work)
     random.Random(0).shuffle(keys)
     return keys[:ASKED]
 
@@ -186,7 +191,9 @@ async def _tell(ledger: Ledger, keys: list[str]) -> float:
             for each in range(10)
         ]
         document = document_of(f"bench-{number}-{began}", title="A paper of the benchmark")
-        await ledger.put_in_graph(document, {EdgeKind.CITES: cited_works(known + new)})
+        await PipelineLedger(ledger).graph.put_in_graph(
+            document, {EdgeKind.CITES: cited_works(known + new)}
+        )
     return TOLD / (time.monotonic() - began)
 
 

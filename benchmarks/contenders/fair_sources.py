@@ -81,7 +81,7 @@ class Run:
 
     async def _wait_of(self, job_id: str) -> float:
         while True:
-            record = await self._ledger.get(job_id)
+            record = await self._ledger.job_reads.get(job_id)
             if record is not None and record.state in FINISHED and record.started_at is not None:
                 return record.started_at - record.created_at
             await asyncio.sleep(PAUSE)

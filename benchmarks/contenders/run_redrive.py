@@ -63,7 +63,7 @@ async def bury(ledger: Ledger, settings: Settings, registry: Registry, count: in
     async with Publisher(settings) as publisher:
         for start in range(0, count, TOGETHER):
             letters = [letter(number) for number in range(start, min(count, start + TOGETHER))]
-            await ledger.record_many(
+            await ledger.jobs.record_many(
                 [NewJob(message, "backfill", "llm", "backfill.noop") for message, _ in letters]
             )
             await asyncio.gather(
@@ -83,7 +83,7 @@ async def scan(ledger: Ledger, settings: Settings) -> object:
         count = sum([1 async for _ in scanned.letters()])
     scan_seconds = time.perf_counter() - started
     started = time.perf_counter()
-    groups = await ledger.dead_groups()
+    groups = await ledger.dead_letters.dead_groups()
     group_seconds = time.perf_counter() - started
     assert sum(group.count for group in groups) == count
     return {"scan": scan_seconds, "groups": group_seconds}
@@ -115,7 +115,7 @@ async def main() -> None:
             case "scan":
                 answer = await scan(ledger, settings)
             case "group":
-                [first, *_] = await ledger.dead_groups()
+                [first, *_] = await ledger.dead_letters.dead_groups()
                 which = LetterFilter(group=first.fingerprint)
                 answer = await redrive(ledger, settings, registry, which)
             case _:

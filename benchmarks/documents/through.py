@@ -19,6 +19,7 @@ from benchmarks.stage import Stage
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import DocumentFilter
 from switchyard.services.engine.wings import job_modules
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.document_states import COMPLETED
 from switchyard.services.pipeline.samples.generating import generate
 
@@ -87,7 +88,9 @@ async def _until(ledger: Ledger, wanted: int) -> None:
     """Wait until so many documents are through. Raises RuntimeError where none comes any more."""
     done, since = 0, time.monotonic()
     while done < wanted:
-        now = await ledger.count_documents(DocumentFilter(state=COMPLETED))
+        now = await PipelineLedger(ledger).documents.count_documents(
+            DocumentFilter(state=COMPLETED)
+        )
         if now > done:
             done, since = now, time.monotonic()
         if time.monotonic() - since > STALLED:

@@ -12,7 +12,7 @@ from switchyard.cli.engine.backfill.options import DeadChoice, common_options
 from switchyard.cli.engine.backfill.sources import FormatName
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.backfill.formats import FileFormat
-from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.bulk_operations import BulkRepository
 from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.engine.records.joins import WHEN_DEAD
 from tests.acceptance.conftest import CommandLine
@@ -131,13 +131,13 @@ def test_a_pipe_is_a_file_too(jobctl: CommandLine) -> None:
 async def test_the_file_of_a_backfill_that_was_perhaps_recorded_is_kept(
     jobctl: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    create = Ledger.create_bulk
+    create = BulkRepository.create_bulk
 
-    async def cut_off_behind_it(self: Ledger, *arguments: Any, **options: Any) -> None:
+    async def cut_off_behind_it(self: BulkRepository, *arguments: Any, **options: Any) -> None:
         await create(self, *arguments, **options)
         raise LedgerUnavailable("the answer was lost")
 
-    monkeypatch.setattr(Ledger, "create_bulk", cut_off_behind_it)
+    monkeypatch.setattr(BulkRepository, "create_bulk", cut_off_behind_it)
     file = tmp_path / "items.jsonl"
     file.write_text('{"n": 1}\n')
     common = common_options(job_type="work")

@@ -398,7 +398,7 @@ async def test_a_job_that_runs_on_although_it_was_called_off(jobctl: CommandLine
         jobctl.until_state(job_id, "running")
         url = f"sqlite+aiosqlite:///{jobctl.environment['JOBS_DATA_DIR']}/ledger.db"
         async with await Ledger.open(url) as ledger:  # its worker hears nothing of it
-            await ledger.cancel(job_id, time.time() - 40)
+            await ledger.jobs.cancel(job_id, time.time() - 40)
         found = findings(jobctl)["cancel-unheeded"]
         assert f"work {job_id} on" in found["detail"]
         assert "cancel asked" in jobctl.ok("jobs", "show", job_id)

@@ -60,7 +60,7 @@ async def test_that_of_jobs_and_letters_and_workers(jobctl: CommandLine, tmp_pat
         raw.publish("jobs.dlx", "hot.work", json.dumps(LETTER).encode(), message_id)
         raw.publish("jobs.dlx", f"hot.\x1b[2J{'a'}", STEERING.encode())
     ledger = await Ledger.open(Settings().ledger_url)
-    await ledger.register_worker(
+    await ledger.workers.register_worker(
         STEERING, kinds=("tester",), lanes=("hot",), host=STEERING, pid=1, concurrency=1
     )
     await ledger.close()

@@ -158,7 +158,7 @@ async def change(system: System, statement: str, **values: Any) -> None:
     def work(connection: Connection) -> None:
         connection.execute(text(statement), values)
 
-    await system.ledger._database.write(work)
+    await system.ledger.core.database.write(work)
 
 
 @pytest.mark.long
@@ -200,7 +200,7 @@ async def test_what_goes_wrong_makes_its_alert_fire_and_nothing_else_does(
                 worker.end()
                 scheduler.end()
                 job = system.jobs.prepare(JobRequest("hot.noop", {"n": 1}))
-                await system.ledger.record(replace(job, now=past))
+                await system.ledger.jobs.record(replace(job, now=past))
                 # It was due an hour ago, and its last job was refused.
                 entry = {"name": "tidy", "cron": "0 3 * * *", "job": "hot.noop"}
                 book = Schedules(system.ledger, system.registry)
@@ -336,10 +336,10 @@ async def _again_and_again(cause: Callable[[], Awaitable[None]]) -> AsyncIterato
 
 
 async def _bulk(system: System, operation_id: str, state: BulkState) -> None:
-    await system.ledger.create_bulk(
+    await system.ledger.bulk.create_bulk(
         operation_id, kind=operation_id.partition("-")[0], title="t", spec={}, created_by="me"
     )
-    await system.ledger.move_bulk(operation_id, state, among=list(BulkState))
+    await system.ledger.bulk.move_bulk(operation_id, state, among=list(BulkState))
 
 
 async def _all_up(server: Prometheus, number: int) -> bool:

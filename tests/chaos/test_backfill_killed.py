@@ -50,7 +50,7 @@ async def test_killed_time_and_again_it_publishes_every_item_once(
         progress = await user.progress(operation)
         assert 0 < progress.read < ITEMS
 
-        await system.ledger.set_bulk_limits(operation.id, {"rate": None})
+        await system.ledger.bulk.set_bulk_limits(operation.id, {"rate": None})
         await system.start_worker(slots=8)
         # The backfill is taken when the last hold has run out; what was recorded by a process that
         # was killed before it could publish it is the outbox's.
@@ -67,5 +67,5 @@ async def test_killed_time_and_again_it_publishes_every_item_once(
         assert progress.jobs == {State.SUCCEEDED: ITEMS}
         runs = Counter(start.message.payload["n"] for start in journal.starts)
         assert runs == Counter(range(ITEMS))
-        listed = await system.ledger.list_jobs(JobFilter(), limit=1)
+        listed = await system.ledger.job_reads.list_jobs(JobFilter(), limit=1)
         assert listed.items[0].operation_id == operation.id

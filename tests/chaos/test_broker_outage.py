@@ -94,7 +94,7 @@ async def test_alarm_refuses_publishers_and_running_jobs_end_when_it_is_over(
         assert "blocked" in {outcome for _, outcome in system.wire.counts}
         write(tmp_path, "alarm")
         await system.wait_until_all(accepted[:2], State.SUCCEEDED)
-        assert set((await system.ledger.states(accepted[2:])).values()) == {State.RUNNING}
+        assert set((await system.ledger.job_reads.states(accepted[2:])).values()) == {State.RUNNING}
 
         await ctl(node, "set_vm_memory_high_watermark", "absolute", "2GB")
         accepted += [job_id_of(job_id, "effect", 0) for job_id in accepted[4:]]

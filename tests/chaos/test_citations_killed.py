@@ -36,10 +36,12 @@ async def ended(system: System, job_type: str, pipeline: str) -> dict[str, Any]:
     """The result of the job of that type once it has succeeded."""
 
     async def there() -> bool:
-        return any(job.job_type == job_type for job in await system.ledger.pipeline(pipeline))
+        return any(
+            job.job_type == job_type for job in await system.ledger.job_reads.pipeline(pipeline)
+        )
 
     await eventually(there)
-    (job,) = [j for j in await system.ledger.pipeline(pipeline) if j.job_type == job_type]
+    (job,) = [j for j in await system.ledger.job_reads.pipeline(pipeline) if j.job_type == job_type]
     record = await system.wait_for_state(job.id, State.SUCCEEDED, timeout=60)
     return dict(record.result or {})
 

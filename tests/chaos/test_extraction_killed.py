@@ -48,7 +48,9 @@ async def test_a_document_of_2000_pages_goes_on_at_page_1500_when_its_worker_is_
         await victim.ended()
         kept = sum(file.exists() for file in files.values()) * RANGE
         assert KILLED_AT <= kept < PAGES
-        (extracting,) = [job.id for job in await system.ledger.pipeline(job_id) if job.id != job_id]
+        (extracting,) = [
+            job.id for job in await system.ledger.job_reads.pipeline(job_id) if job.id != job_id
+        ]
         assert (await system.record(extracting)).progress is not None
         await processes.start("worker", kind="ingest")
         done = await system.wait_for_state(extracting, State.SUCCEEDED, timeout=60)

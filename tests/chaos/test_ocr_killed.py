@@ -10,6 +10,7 @@ from switchyard.services.common.files.keys import page_key, stage_key
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.pdfs import scan, slips
@@ -82,13 +83,13 @@ async def read_once(
         await processes.start("worker", kind="ocr", slots=2)
 
         async def is_done() -> bool:
-            document = await system.ledger.get_document(document_id)
+            document = await PipelineLedger(system.ledger).documents.get_document(document_id)
             return document is not None and document.state == "completed"
 
         await eventually(is_done, 150)
         again = {number for number, when in kept.items() if files[number].stat().st_mtime != when}
         assert again == set()
-        jobs = await system.ledger.pipeline(job_id)
+        jobs = await system.ledger.job_reads.pipeline(job_id)
         (extracted,) = [job.id for job in jobs if job.job_type == "extract_text"]
         assert ((await system.record(extracted)).result or {})["page_count"] == count
         kept_text = tmp_path / "files" / stage_key(document_id, "extract_text")

@@ -78,7 +78,7 @@ async def is_free(ledger: Ledger, operation_id: str) -> bool:
     """Whether there is more to do; then the hold of the process that died is over at once."""
     operation = await require_bulk(ledger, operation_id)
     if operation.holder is not None:
-        await ledger.release_bulk(operation_id, operation.holder)
+        await ledger.bulk.release_bulk(operation_id, operation.holder)
     return operation.state in ACTIVE
 
 

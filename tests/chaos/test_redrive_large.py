@@ -90,7 +90,7 @@ async def test_one_cause_of_twenty_is_redriven_though_it_is_killed(
         each = len(everything) // CAUSES
 
         began = time.monotonic()
-        groups = await system.ledger.dead_groups()
+        groups = await system.ledger.dead_letters.dead_groups()
         assert time.monotonic() - began < GROUPED_WITHIN
         assert [group.count for group in groups] == [each] * CAUSES
 
@@ -126,7 +126,7 @@ async def test_one_cause_of_twenty_is_redriven_though_it_is_killed(
         await system.wait_until_all(chosen, State.SUCCEEDED, timeout=120)
         assert sorted({start.job_id for start in journal.starts}) == chosen
         assert {journal.runs(job_id) for job_id in chosen} == {1}
-        assert await system.ledger.settle_redriven(operation.id) == {"succeeded": each}
+        assert await system.ledger.redrives.settle_redriven(operation.id) == {"succeeded": each}
 
 
 async def _run_when_free(system: System, operation_id: str):

@@ -44,7 +44,7 @@ async def test_sigterm_in_the_middle_of_jobs_uses_up_no_attempt(
         first.terminate()
         assert await first.ended() == 0
         assert effects.ids("done") == []
-        assert set((await system.ledger.states(accepted)).values()) == {State.QUEUED}
+        assert set((await system.ledger.job_reads.states(accepted)).values()) == {State.QUEUED}
 
         write(tmp_path, "second")
         await processes.start("worker", slots=6, reserve=0)

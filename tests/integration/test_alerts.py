@@ -114,7 +114,7 @@ async def test_a_finding_is_told_once_and_again_when_it_is_over(
     await system.publish("hot.noop", {})
 
     async def is_kept() -> bool:
-        return "queue-unworked" in await system.ledger.told_alerts()
+        return "queue-unworked" in await system.ledger.alerts.told_alerts()
 
     async with scheduler_of(system):
         await eventually(is_kept)  # which follows its delivery
@@ -126,15 +126,15 @@ async def test_a_finding_is_told_once_and_again_when_it_is_over(
     told = next(each for each in receiver.bodies if each["key"] == "queue-unworked")
     assert "hot.llm" in told["detail"]
     assert "jobctl worker" in told["remedy"]
-    assert str(await system.ledger.system()) == told["system"]
+    assert str(await system.ledger.system.system()) == told["system"]
     assert told["text"].startswith("🔴")
 
 
 async def test_an_operation_that_ended_is_told_once(system: System, receiver: Receiver) -> None:
-    await system.ledger.create_bulk(
+    await system.ledger.bulk.create_bulk(
         "backfill-1", kind="backfill", title="all of it", spec={}, created_by="me"
     )
-    await system.ledger.move_bulk(
+    await system.ledger.bulk.move_bulk(
         "backfill-1", BulkState.CANCELLED, among=[BulkState.WAITING], note="enough"
     )
     alerter = Alerter(system.settings, system.ledger)
@@ -163,10 +163,10 @@ async def test_what_was_not_taken_is_sent_again_and_the_address_stays_secret(
 async def test_what_else_the_server_says_is_not_listened_to(
     system: System, receiver: Receiver
 ) -> None:
-    await system.ledger.create_bulk(
+    await system.ledger.bulk.create_bulk(
         "backfill-3", kind="backfill", title="all", spec={}, created_by="me"
     )
-    await system.ledger.move_bulk("backfill-3", BulkState.CANCELLED, among=[BulkState.WAITING])
+    await system.ledger.bulk.move_bulk("backfill-3", BulkState.CANCELLED, among=[BulkState.WAITING])
     receiver.status, receiver.is_endless = 200, True
     try:
         async with asyncio.timeout(10):
@@ -179,10 +179,10 @@ async def test_a_message_that_is_refused_holds_up_no_other(
     system: System, receiver: Receiver
 ) -> None:
     for number in range(2):
-        await system.ledger.create_bulk(
+        await system.ledger.bulk.create_bulk(
             f"backfill-{number}", kind="backfill", title=f"{number}", spec={}, created_by="me"
         )
-        await system.ledger.move_bulk(
+        await system.ledger.bulk.move_bulk(
             f"backfill-{number}", BulkState.CANCELLED, among=[BulkState.WAITING]
         )
     receiver.refused = "backfill-1.cancelled"
@@ -197,10 +197,10 @@ async def test_slack_gets_a_text_in_which_nobody_is_mentioned(
     system: System, receiver: Receiver
 ) -> None:
     settings = system.settings.model_copy(update={"alert_format": "slack"})
-    await system.ledger.create_bulk(
+    await system.ledger.bulk.create_bulk(
         "backfill-2", kind="backfill", title="<!channel>", spec={}, created_by="me"
     )
-    await system.ledger.move_bulk("backfill-2", BulkState.CANCELLED, among=[BulkState.WAITING])
+    await system.ledger.bulk.move_bulk("backfill-2", BulkState.CANCELLED, among=[BulkState.WAITING])
     await Alerter(settings, system.ledger).look()
     (message,) = receiver.bodies
     assert list(message) == ["text"]

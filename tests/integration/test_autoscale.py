@@ -14,6 +14,7 @@ from switchyard.cli.system.supervisor import Child, Supervisor
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger, upgrade
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from tests.support.made import claim, new_job
 
 Start = Callable[[str], int]
@@ -53,12 +54,12 @@ async def test_the_process_with_the_fewest_jobs_retires_and_its_jobs_delay_no_de
     jobs_of = {"llm": 3, "llm-2": 1, "llm-3": 2}
     async with await Ledger.open(sqlite_url) as ledger:
         for name, number in jobs_of.items():
-            await ledger.register_worker(
+            await ledger.workers.register_worker(
                 name, kinds=["llm"], lanes=["hot"], host=HOST, pid=start(name), concurrency=8
             )
             for job_id in (f"{name}-{n}" for n in range(number)):
-                await ledger.record(new_job(job_id))
-                await ledger.claim(claim(job_id, worker_id=name))
+                await ledger.jobs.record(new_job(job_id))
+                await ledger.jobs.claim(claim(job_id, worker_id=name))
         scaler = Autoscaler(System(settings, Registry(), {}), supervisor, {"llm": Span(1, 3)})
         assert await scaler.look(1_000) == []
         (news,) = await scaler.look(1_020)
@@ -89,6 +90,8 @@ async def test_servers_bear_what_the_settings_of_now_allow_them(
         start(name)
     async with await Ledger.open(sqlite_url) as ledger:
         for name in ("small", "large", "of another time"):  # with limits from before
-            await ledger.take_llm_slot(name, name, "me", ttl=60, keep_free=0, first=70, most=70)
+            await LlmLedger(ledger).slots.take_llm_slot(
+                name, name, "me", ttl=60, keep_free=0, first=70, most=70
+            )
     scaler = Autoscaler(System(settings, Registry(), {}), supervisor, {"llm": Span(1, 4)})
     assert await scaler.look(1_000) == ["llm: 4 → 2 processes; its servers bear 14 at once"]

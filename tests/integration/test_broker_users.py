@@ -95,7 +95,7 @@ async def test_each_knows_whose_broker_it_is(system: System, users: Users, role:
     settings = system.settings.model_copy(update={"amqp_url": SecretStr(users[role])})
     mark = await read_broker(settings)
     assert mark is not None
-    assert mark.id == (await system.ledger.system()).id
+    assert mark.id == (await system.ledger.system.system()).id
 
 
 async def test_a_worker_sees_the_depths_of_lanes(system: System, users: Users) -> None:

@@ -32,7 +32,7 @@ async def test_a_job_that_was_cancelled_before_it_started_is_never_run(
 ) -> None:
     async with open_system(broker310, database_url) as system:
         job_id = await system.publish("hot.noop")
-        assert await system.ledger.cancel(job_id, time.time()) == Cancelled()
+        assert await system.ledger.jobs.cancel(job_id, time.time()) == Cancelled()
         worker = await system.start_worker("llm")
         await eventually(lambda: worker.worker.counters.skipped == 1)
         await system.stop_workers()
@@ -47,7 +47,7 @@ async def test_a_running_job_is_stopped_and_never_run_again(system: System) -> N
     await listening(system, workers=2)
     job_id, other = [await system.publish("hot.gated") for _ in range(2)]
     await journal.started(job_id, other)
-    assert isinstance(await system.ledger.cancel(job_id, time.time()), Running)
+    assert isinstance(await system.ledger.jobs.cancel(job_id, time.time()), Running)
     await send_cancel(system.wire, job_id)
     record = await system.wait_for_state(job_id, State.CANCELLED)
     assert [line.outcome for line in record.timeline] == [AttemptOutcome.CANCELLED]
@@ -77,7 +77,7 @@ async def test_a_job_that_waits_for_its_retry_is_not_run_again(system: System) -
     worker = await system.start_worker("llm")
     job_id = await system.publish("hot.scripted", {"steps": ["retry:0.5", "done"]})
     await system.wait_for_state(job_id, State.RETRYING)
-    assert await system.ledger.cancel(job_id, time.time()) == Cancelled()
+    assert await system.ledger.jobs.cancel(job_id, time.time()) == Cancelled()
     await eventually(lambda: worker.worker.counters.skipped == 1)
     assert await system.state(job_id) is State.CANCELLED
     assert journal.runs(job_id) == 1
@@ -90,7 +90,7 @@ async def test_a_cancel_that_its_worker_has_not_heard_is_what_the_run_ends_in(
     worker = await system.start_worker("llm")
     job_id = await system.publish("hot.held_script", {"steps": [step]})
     await journal.started(job_id)
-    assert isinstance(await system.ledger.cancel(job_id, time.time()), Running)
+    assert isinstance(await system.ledger.jobs.cancel(job_id, time.time()), Running)
     journal.release(job_id)
     await system.wait_for_state(job_id, State.CANCELLED)
     counters = worker.worker.counters
@@ -105,13 +105,13 @@ async def test_a_cancel_that_comes_after_the_retry_was_sent_is_what_the_run_ends
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = await system.start_worker("llm")
-    finish = system.ledger.finish
+    finish = system.ledger.jobs.finish
 
     async def cancelled_first(request: FinishRequest) -> EndNoted | None:
-        assert isinstance(await system.ledger.cancel(job_id, time.time()), Running)
+        assert isinstance(await system.ledger.jobs.cancel(job_id, time.time()), Running)
         return await finish(request)
 
-    monkeypatch.setattr(system.ledger, "finish", cancelled_first)
+    monkeypatch.setattr(system.ledger.jobs, "finish", cancelled_first)
     job_id = await system.publish("hot.held_script", {"steps": ["retry"]})
     await journal.started(job_id)
     journal.release(job_id)

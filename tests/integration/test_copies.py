@@ -44,14 +44,14 @@ async def test_a_copy_of_a_running_job_does_not_come_round_and_round(
     """Returned to its queue it would be back at once, for as long as the job runs."""
     worker = await system.start_worker("llm")
     claims = 0
-    claim = system.ledger.claim
+    claim = system.ledger.jobs.claim
 
     async def counted(request: Any) -> Any:
         nonlocal claims
         claims += 1
         return await claim(request)
 
-    monkeypatch.setattr(system.ledger, "claim", counted)
+    monkeypatch.setattr(system.ledger.jobs, "claim", counted)
     for _ in range(2):
         await system.publish_foreign("hot.gated", job_id="one")
     await eventually(lambda: claims >= 2 and worker.worker.running == 1)

@@ -20,7 +20,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.system.ports import LOOPBACK
 from switchyard.services.engine.dead.indexing import DeadLetterIndexer, index_waiting
-from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.dead_groups import DeadLetterRepository
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.engine.records.requests import NewJob
@@ -45,7 +45,7 @@ async def indexing(system: System, **settings: Any) -> AsyncIterator[None]:
 async def entry(system: System, letter_id: str) -> DeadLetter:
     """The index's entry, as soon as it is there."""
     found: DeadLetter = await eventually(
-        lambda: system.ledger.get_dead(letter_id), what=f"an entry of {letter_id}"
+        lambda: system.ledger.dead_letters.get_dead(letter_id), what=f"an entry of {letter_id}"
     )
     return found
 
@@ -134,7 +134,7 @@ async def test_recorded_job_that_no_queue_takes_is_indexed_and_goes_back(
 ) -> None:
     async with open_system(broker, sqlite_url) as system, indexing(system):
         message = JobMessage(job_type="ghost", payload={})
-        await system.ledger.record(NewJob(message, "hot", "llm", "hot.ghost"))
+        await system.ledger.jobs.record(NewJob(message, "hot", "llm", "hot.ghost"))
         await system.wire.publish(message, "hot.ghost")
 
         letter = await entry(system, message.job_id)
@@ -212,7 +212,7 @@ async def test_index_catches_up_with_what_waited(broker: TestBroker, sqlite_url:
         assert await system.ready(DEAD_LOG_QUEUE) == 0
         assert await index_waiting(system.settings, system.ledger, system.registry) == 0
 
-        page = await system.ledger.list_dead(limit=1_000)
+        page = await system.ledger.dead_letters.list_dead(limit=1_000)
         assert sorted(letter.id for letter in page.items) == ids
         assert len(await system.letters()) == 450
 
@@ -231,7 +231,7 @@ async def test_index_goes_on_after_a_cut_and_loses_no_letter(
             await asyncio.wait_for(cut.wait(), PATIENCE)
 
         async def all_indexed() -> bool:
-            return len((await system.ledger.list_dead(limit=1_000)).items) == 100
+            return len((await system.ledger.dead_letters.list_dead(limit=1_000)).items) == 100
 
         await eventually(all_indexed)
         await system.wait_until_ready(DEAD_LOG_QUEUE, 0)
@@ -240,15 +240,15 @@ async def test_index_goes_on_after_a_cut_and_loses_no_letter(
 async def test_index_goes_on_after_the_ledger_was_away(
     broker310: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index_dead, away = Ledger.index_dead, asyncio.Event()
+    index_dead, away = DeadLetterRepository.index_dead, asyncio.Event()
 
-    async def sometimes(ledger: Ledger, letters: Any, **options: Any) -> None:
+    async def sometimes(ledger: DeadLetterRepository, letters: Any, **options: Any) -> None:
         if not away.is_set():
             away.set()
             raise LedgerUnavailable("for this once")
         await index_dead(ledger, letters, **options)
 
-    monkeypatch.setattr(Ledger, "index_dead", sometimes)
+    monkeypatch.setattr(DeadLetterRepository, "index_dead", sometimes)
     async with open_system(broker310, sqlite_url) as system, indexing(system):
         await bury(system, "job")
         assert (await entry(system, "job")).copies == 1

@@ -76,10 +76,12 @@ async def test_what_a_restart_throws_out_of_full_lanes_goes_back_when_there_is_r
         await eventually(lambda: letters_are(system, 2 * HELD + 1))
         await index(system)
 
-        states = await system.ledger.states(accepted)
+        states = await system.ledger.job_reads.states(accepted)
         assert set(states.values()) == {State.QUEUED}
         assert await system.state("refused") is State.DEAD
-        reasons = {each.id: each.reason for each in (await system.ledger.list_dead()).items}
+        reasons = {
+            each.id: each.reason for each in (await system.ledger.dead_letters.list_dead()).items
+        }
         assert reasons.pop("refused") == "overflowed"
         assert set(reasons.values()) == {"displaced"}
         examined = cast("Examined", SimpleNamespace(need_ledger=lambda: system.ledger, broker=None))
@@ -96,9 +98,11 @@ async def test_what_a_restart_throws_out_of_full_lanes_goes_back_when_there_is_r
         await system.wait_until_all(accepted, State.SUCCEEDED)
         assert [journal.runs(each) for each in accepted] == [1] * len(accepted)
         assert [letter.id for letter in await system.letters()] == ["refused"]
-        gone_back = {each.id for each in (await system.ledger.list_dead()).items} - {"refused"}
+        gone_back = {each.id for each in (await system.ledger.dead_letters.list_dead()).items} - {
+            "refused"
+        }
         for each in gone_back:
-            letter = await system.ledger.get_dead(each)
+            letter = await system.ledger.dead_letters.get_dead(each)
             assert letter is not None
             assert letter.state == "redriven"
         assert await returner(system).turn() == 0
@@ -160,7 +164,7 @@ async def test_what_has_ended_meanwhile_is_taken_away_and_does_not_run_again(
         message = JobMessage(job_id="done", job_type="noop", payload={"n": 1})
         await system.wire.publish(message, "backfill.noop")
         await system.wait_for_state("done", State.SUCCEEDED)
-        await system.ledger.cancel("gone", 0)
+        await system.ledger.jobs.cancel("gone", 0)
         assert await returner(system).turn() == 0
         assert await system.letters() == []
         assert journal.runs("done") == 1
@@ -197,7 +201,7 @@ async def test_an_accepted_job_that_no_queue_was_bound_for_goes_into_its_queue(
         await eventually(lambda: letters_are(system, 1))
         await index(system)
         assert await system.state(job_id) is State.QUEUED
-        (letter,) = (await system.ledger.list_dead()).items
+        (letter,) = (await system.ledger.dead_letters.list_dead()).items
         assert (letter.reason, letter.worker) == ("displaced", "llm")
         examined = cast("Examined", SimpleNamespace(need_ledger=lambda: system.ledger, broker=None))
         checks = {each.name: each for each in await dead(examined)}
@@ -230,7 +234,7 @@ async def test_it_waits_for_its_queue_and_holds_nothing_else_up(
         assert await returner(system).turn() == 1  # of the lane whose queue is there
         assert await system.ready("backfill.llm") == 1
         assert await returner(system).turn() == 0
-        assert set((await system.ledger.states([*ids, later])).values()) == {State.QUEUED}
+        assert set((await system.ledger.job_reads.states([*ids, later])).values()) == {State.QUEUED}
 
         await declare(broker310, system.registry, lanes=system.lanes)
         assert await returner(system).turn() == 2

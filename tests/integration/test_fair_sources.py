@@ -37,8 +37,11 @@ async def test_the_few_of_one_source_do_not_wait_for_the_many_of_another(system:
 
     await publish("big", 200)
     await publish("small", 5)
-    assert await system.ledger.open_by_source("backfill", sample=1000) == {"big": 200, "small": 5}
-    assert sum((await system.ledger.open_by_source("backfill", sample=50)).values()) == 50
+    assert await system.ledger.gauges.open_by_source("backfill", sample=1000) == {
+        "big": 200,
+        "small": 5,
+    }
+    assert sum((await system.ledger.gauges.open_by_source("backfill", sample=50)).values()) == 50
     await system.start_worker()
     await eventually(lambda: len(journal.starts) == 205, 60)
     order = [start.message.metadata.source for start in journal.starts]
@@ -53,7 +56,7 @@ async def test_a_backfill_has_its_part_of_a_queue_that_another_has_filled(
     user = BackfillUser(system)
 
     async def queued(operation: BulkOperation) -> int:
-        return await system.ledger.count_queued_bulk_jobs(
+        return await system.ledger.bulk_jobs.count_queued_bulk_jobs(
             operation.id, "backfill", system.registry.get("noop").worker, at_most=1000
         )
 

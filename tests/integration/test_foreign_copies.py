@@ -35,7 +35,7 @@ async def system(
 
 
 async def foreign_letters(ledger: Ledger) -> list[str]:
-    found = await ledger.list_dead(DeadLetterFilter(error_type="ForeignCopy"))
+    found = await ledger.dead_letters.list_dead(DeadLetterFilter(error_type="ForeignCopy"))
     assert all(each.reason == "malformed" and each.job_id is None for each in found.items)
     return [each.id for each in found.items]
 
@@ -87,7 +87,7 @@ async def test_a_copied_id_is_a_dead_letter_of_its_own_and_the_record_stays(
     for name in ("state", "job_type", "payload", "lane", "redrives", "attempts", "result"):
         assert getattr(after, name) == getattr(before, name), name
     assert len(await foreign_letters(system.ledger)) == len(copies) + 1
-    found = await system.ledger.get_dead(job_id)
+    found = await system.ledger.dead_letters.get_dead(job_id)
     if state is State.DEAD:
         assert found is not None
         assert (found.job_type, found.error_type) == ("scripted", before.error_type)

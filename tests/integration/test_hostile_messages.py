@@ -68,7 +68,7 @@ def fine_to_read(broker: TestBroker, name: str) -> bytes:
 
 
 async def ids(system: System, ledger: Ledger) -> set[str]:
-    return {letter.id for letter in (await ledger.list_dead()).items}
+    return {letter.id for letter in (await ledger.dead_letters.list_dead()).items}
 
 
 @pytest.mark.parametrize("body", [b"{", JOB.encode()], ids=["no job", "a job"])
@@ -99,7 +99,7 @@ async def test_a_worker_buries_what_it_cannot_read_and_goes_on(
         assert "nested more than" in whys
 
         assert await index_waiting(system.settings, system.ledger, system.registry) == 5
-        assert await system.ledger.get("carried") is None
+        assert await system.ledger.job_reads.get("carried") is None
         different = len({each.id for each in letters})  # messages of one body are one letter
         tally = await plan(system)
         assert (tally.matched, tally.done, tally.invalid) == (different, 0, different)
@@ -116,10 +116,14 @@ async def test_letters_that_cannot_be_read_are_indexed_shown_skipped_exported_an
             raw.publish(DEAD_EXCHANGE, "hot.noop", name.encode(), properties)
         raw.publish(DEAD_EXCHANGE, "hot.noop", JOB.encode())
 
-        await eventually(lambda: system.ledger.get_dead("carried"), what="the last letter")
+        await eventually(
+            lambda: system.ledger.dead_letters.get_dead("carried"), what="the last letter"
+        )
         assert not task.done()
         await end_tasks(task)
-        found = (await system.ledger.list_dead(DeadLetterFilter(reason="malformed"))).items
+        found = (
+            await system.ledger.dead_letters.list_dead(DeadLetterFilter(reason="malformed"))
+        ).items
         assert {letter.body.decode() for letter in found} == set(HOSTILE)
         for letter in found:
             assert letter.error_type == "UnreadableProperties"
@@ -182,7 +186,7 @@ async def test_odd_properties_keep_nothing_going_round(
         raw.publish("jobs.topic", "hot.noop", JOB.encode(), properties)
         await system.wait_for_state(JOB.job_id, State.SUCCEEDED)
         assert await index_waiting(system.settings, system.ledger, system.registry) == 2
-        for each in (await system.ledger.list_dead()).items:
+        for each in (await system.ledger.dead_letters.list_dead()).items:
             json.dumps(each.headers, allow_nan=False)
             assert each.dead_at <= now().timestamp()
         assert len([line async for line in exported(system.ledger, DeadLetterFilter())]) == 2

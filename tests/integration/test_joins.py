@@ -44,7 +44,7 @@ async def test_what_waits_runs_once_when_all_have_ended_and_is_told_what_they_ca
     assert then.result == {"depth": 1, "states": {"succeeded": 40}, "numbers": list(range(40))}
     assert (then.joins, then.pipeline, then.lane) == (True, fan_id, "hot")
     assert gathered_by(system, fan_id) == [then.id]
-    join = await system.ledger.join(then.id)
+    join = await system.ledger.joins.join(then.id)
     assert join is not None
     assert (join.total, join.succeeded, join.open) == (40, 40, 0)
 
@@ -136,7 +136,7 @@ async def test_cancelled_jobs_have_ended(
         fan_id = await system.publish("hot.fan", {"leaves": 2, "lane": "backfill"})
         await system.wait_for_state(fan_id, State.SUCCEEDED)
         for number in range(2):
-            await system.ledger.cancel(job_id_of(fan_id, "leaf", number), 0)
+            await system.ledger.jobs.cancel(job_id_of(fan_id, "leaf", number), 0)
         assert ((await gathered(system, fan_id)).result or {})["states"] == {"cancelled": 2}
 
 

@@ -40,7 +40,7 @@ async def bury(
 ) -> None:
     """A recorded job with letters of these attempts."""
     message = JobMessage(job_id=job_id, job_type="noop", payload={"n": 1})
-    await system.ledger.record(NewJob(message, "backfill", "llm", KEY))
+    await system.ledger.jobs.record(NewJob(message, "backfill", "llm", KEY))
     for number, each in enumerate(attempts):
         letter = message.with_metadata(attempts=each)
         headers = DeathCertificate(
@@ -86,11 +86,11 @@ async def test_two_letters_of_one_death_are_listed_once_with_what_the_first_says
         await bury(system, "job")
         await bury(system, "other", attempts=(3,))
         (first, second) = sorted(
-            (await system.ledger.list_dead()).items, key=lambda letter: letter.id
+            (await system.ledger.dead_letters.list_dead()).items, key=lambda letter: letter.id
         )
         assert (first.id, first.copies, first.error_message) == ("job", 2, "letter 0")
         assert (second.id, second.copies) == ("other", 1)
-        (group,) = await system.ledger.dead_groups()
+        (group,) = await system.ledger.dead_letters.dead_groups()
         assert group.count == 2
         async with scanning_in_turn(system.settings, system.ledger) as scan:
             assert [letter.id async for letter in scan.letters()] == ["job", "other"]
@@ -149,7 +149,7 @@ async def test_a_later_death_of_the_same_job_is_a_letter_of_its_own(
         async with scanning_in_turn(system.settings, system.ledger) as scan:
             found = [letter.death async for letter in scan.letters()]
         assert found == [("job", 0, 2), ("job", 0, 3)]
-        letter = await system.ledger.get_dead("job")
+        letter = await system.ledger.dead_letters.get_dead("job")
         assert letter is not None
         assert (letter.copies, letter.attempts, letter.error_message) == (2, 3, "letter 1")
 
@@ -164,9 +164,11 @@ async def test_equal_messages_that_are_no_jobs_are_one_letter_for_every_count(
                 DEAD_EXCHANGE, "hot.noop", Envelope(body=body, message_id=str(number))
             )
         await index_waiting(system.settings, system.ledger, system.registry)
-        assert await system.ledger.count_dead(DeadLetterFilter(state="waiting")) == 3
-        assert await system.ledger.count_messages() == 30
-        assert {each.copies for each in (await system.ledger.list_dead()).items} == {10}
+        assert await system.ledger.dead_letters.count_dead(DeadLetterFilter(state="waiting")) == 3
+        assert await system.ledger.dead_letters.count_messages() == 30
+        assert {each.copies for each in (await system.ledger.dead_letters.list_dead()).items} == {
+            10
+        }
         assert len([line async for line in exported(system.ledger, DeadLetterFilter())]) == 3
         everything = LetterFilter()
         would = await count_letters(system.settings, system.ledger, everything, asyncio.sleep)
@@ -178,4 +180,4 @@ async def test_equal_messages_that_are_no_jobs_are_one_letter_for_every_count(
         ended = await BulkRunner(system.ledger, [handler]).run_one(operation.id)
         assert ended.counts == would.to_json()
         assert await system.letters() == []
-        assert await system.ledger.count_messages() == 0
+        assert await system.ledger.dead_letters.count_messages() == 0

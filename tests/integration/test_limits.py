@@ -34,7 +34,7 @@ async def system(broker310: TestBroker, sqlite_url: str) -> AsyncIterator[System
 
 
 async def report(system: System, name: str = "account", key: str = "acme") -> LimitReport:
-    reports = {(each.name, each.key): each for each in await system.ledger.limit_reports()}
+    reports = {(each.name, each.key): each for each in await system.ledger.limits.limit_reports()}
     return reports[name, key]
 
 
@@ -219,7 +219,7 @@ async def test_who_waits_for_room_can_be_cancelled(system: System) -> None:
     await journal.started(first)
     second = await system.publish("hot.called", {"account": "acme"})
     await waiting(system, 1)
-    await system.ledger.cancel(second, system.ledger.clock.time())
+    await system.ledger.jobs.cancel(second, system.ledger.clock.time())
     journal.release_all()
     await system.wait_for_state(first, State.SUCCEEDED)
     await waiting(system, 0)
@@ -240,4 +240,4 @@ async def test_jobs_without_limits_cost_no_statement_of_the_ledger(system: Syste
     await system.start_worker()
     job_id = await system.publish("hot.noop")
     await system.wait_for_state(job_id, State.SUCCEEDED)
-    assert await system.ledger.limit_reports() == []
+    assert await system.ledger.limits.limit_reports() == []

@@ -13,6 +13,7 @@ from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
 from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.scheduler import Scheduler
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from tests.support.api_server import serving
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -163,7 +164,9 @@ async def test_the_limit_of_a_server_is_its_own_and_that_of_vision_is_shown_too(
         update={"llm_providers": servers, "llm_concurrency_max": 20, **sees}
     )
     for name in ("large", "small", "vision", "of another time"):
-        await system.ledger.take_llm_slot(name, name, "me", ttl=60, keep_free=0, first=70, most=70)
+        await LlmLedger(system.ledger).slots.take_llm_slot(
+            name, name, "me", ttl=60, keep_free=0, first=70, most=70
+        )
     metrics = Metrics()
     SystemMetrics(settings, system.registry, system.ledger).install(metrics)
     scrape = await scraped(metrics)

@@ -259,16 +259,16 @@ async def test_an_end_between_them_makes_runs_without_an_end_count_anew(
     message = await system.publish_foreign("hot.gated")
     found: list[int] = []
     for end in (None, None, State.RETRYING, None, None):
-        claim = await system.ledger.claim(_asks(message))
+        claim = await system.ledger.jobs.claim(_asks(message))
         assert isinstance(claim, Claimed)
         found.append(claim.unended)
         if end is None:
-            await system.ledger.release_all("ghost", 1.0)
+            await system.ledger.jobs.release_all("ghost", 1.0)
         else:
             snoozed = FinishRequest(
                 message.job_id, "ghost/1", end, attempts=0, now=1.0, outcome=AttemptOutcome.SNOOZE
             )
-            assert await system.ledger.finish(snoozed) is not None
+            assert await system.ledger.jobs.finish(snoozed) is not None
     assert found == [0, 1, 2, 0, 1]
 
 

@@ -62,14 +62,14 @@ async def scheduler_of(system: System) -> AsyncIterator[Scheduler]:
 async def recorded(system: System, payload: dict[str, Any], **options: Any) -> str:
     """A job that was recorded and not published."""
     new = prepare(system.registry, JobRequest("hot.noop", payload, **options))
-    await system.ledger.record(new)
+    await system.ledger.jobs.record(new)
     return new.message.job_id
 
 
 async def kept(system: System, job_id: str) -> DeadLetter:
     """The letter of a job that the ledger alone has."""
     assert job_id not in {letter.id for letter in await system.letters()}
-    letter = await system.ledger.get_dead(job_id)
+    letter = await system.ledger.dead_letters.get_dead(job_id)
     assert letter is not None
     return letter
 
@@ -83,7 +83,7 @@ async def test_the_outbox_publishes_the_others_and_ends_the_job_that_is_too_larg
     async with scheduler_of(system) as scheduler:
         assert await scheduler.turn() == Turn(outbox=10, refused=1)
         assert await scheduler.turn() == Turn()
-    states = await system.ledger.states([*before, *behind])
+    states = await system.ledger.job_reads.states([*before, *behind])
     assert set(states.values()) == {State.QUEUED}
     record = await system.record(large)
     assert (record.state, record.reason, record.error_type) == (
@@ -256,7 +256,7 @@ async def test_the_api_answers_413_and_serves_others_meanwhile(system: System) -
         small = await api.client.post("/jobs", json={"routing_key": "hot.noop", "payload": {}})
         assert small.status_code == 202
         assert small.json()["state"] == "queued"
-    assert (await system.ledger.list_jobs()).items[0].state is State.QUEUED
+    assert (await system.ledger.job_reads.list_jobs()).items[0].state is State.QUEUED
 
 
 def examined(system: System) -> Examined:
@@ -299,7 +299,7 @@ async def test_a_waiting_job_that_is_too_large_is_dead_when_its_turn_comes(syste
     waited_for = prepare(system.registry, JobRequest("hot.noop", {"n": 1}))
     waiting = prepare(system.registry, JobRequest("hot.noop", LARGE))
     name = waiting.message.job_id
-    await system.ledger.record_joined(
+    await system.ledger.joins.record_joined(
         [replace(waited_for, join_id=name), replace(waiting, joins=Joining("wait"))]
     )
     await system.wire.publish(waited_for.message, waited_for.routing_key)

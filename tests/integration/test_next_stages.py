@@ -120,7 +120,7 @@ async def test_a_repeated_stage_publishes_the_same_jobs_and_they_run_once(system
     await system.wait_for_state(message.job_id, State.SUCCEEDED)
     children = [job_id_of("parent", "received", n) for n in range(3)]
     await system.wait_until_all(children, State.SUCCEEDED)
-    await system.ledger._database.write(
+    await system.ledger.core.database.write(
         lambda connection: connection.execute(
             jobs_table.delete().where(jobs_table.c.id == "parent")
         )
@@ -154,14 +154,14 @@ async def test_a_next_job_that_the_ledger_rejects_is_a_defect_of_the_handler(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sent back to its queue it would be rejected again, over and over."""
-    record_many = system.ledger.record_many
+    record_many = system.ledger.jobs.record_many
 
     async def rejecting(batch: Sequence[NewJob]) -> Any:
         if any(job.message.metadata.parent_id for job in batch):
             raise RowRejected("value too long")
         return await record_many(batch)
 
-    monkeypatch.setattr(system.ledger, "record_many", rejecting)
+    monkeypatch.setattr(system.ledger.jobs, "record_many", rejecting)
     await system.start_worker("llm")
     parent = await system.publish("hot.spread", {"count": 1})
     record = await system.wait_for_state(parent, State.DEAD)
@@ -218,7 +218,7 @@ async def test_part_of_the_next_jobs_accepted_and_part_refused_ends_well(
         parent = await system.publish("hot.spread", {"count": 5, "lane": "backfill"})
         await journal.started(parent, times=2)
         children = [job_id_of(parent, "received", n) for n in range(5)]
-        states = await system.ledger.states(children)
+        states = await system.ledger.job_reads.states(children)
         assert list(states.values()).count(State.QUEUED) == 3
         await system.start_worker("embed")
         await system.wait_until_all([parent, *children], State.SUCCEEDED)

@@ -103,7 +103,7 @@ async def test_a_notice_that_comes_while_it_goes_on_again_leaves_the_word_to_the
     job_id = await system.publish("hot.leaf", {"dies": True}, notify_url=receiver.url)
     await system.start_worker("llm")
     await system.wait_for_state(job_id, State.DEAD)
-    await system.ledger.note_redriven([RedrivenCopy(job_id, 1)], time.time())
+    await system.ledger.redrives.note_redriven([RedrivenCopy(job_id, 1)], time.time())
     await system.start_worker("link")
     early = await system.wait_for_state(await notice_id(system, job_id), State.SUCCEEDED)
     assert early.result is not None
@@ -118,7 +118,7 @@ async def test_a_backfill_that_failed_and_was_resumed_is_told_of_twice(
     user = BackfillUser(system)
     started = await user.start("numbers", {"to": 5}, notify_url=receiver.url)
     async with outbox(system):
-        await system.ledger.move_bulk(started.id, BulkState.FAILED, among=list(BulkState))
+        await system.ledger.bulk.move_bulk(started.id, BulkState.FAILED, among=list(BulkState))
         await receiver.told()
         await control.resume(system.ledger, started.id)
         await user.run(started)
@@ -166,7 +166,7 @@ async def test_ends_without_a_worker_are_told_by_whoever_comes_later(
     past = datetime.now(UTC) - timedelta(seconds=1)
     expired = await system.publish("hot.noop", {"n": 2}, expires_at=past, notify_url=receiver.url)
     # Nobody is there who could publish what this end lets go: as when a worker is killed then.
-    await system.ledger.cancel(cancelled, 0)
+    await system.ledger.jobs.cancel(cancelled, 0)
     assert await system.state(await notice_id(system, cancelled)) is State.PENDING
     await system.start_worker("llm", "link")
     async with outbox(system):
@@ -188,13 +188,13 @@ async def test_of_a_refused_job_nobody_is_told_and_nothing_is_kept(
             except LaneFull:
                 refused += 1
         assert refused
-        kept = (await system.ledger.list_jobs(JobFilter(), limit=10)).items
+        kept = (await system.ledger.job_reads.list_jobs(JobFilter(), limit=10)).items
         taken = [each for each in kept if each.job_type == "noop"]
         waiting = [each for each in kept if each.job_type == "send_notice"]
         assert len(waiting) == len([each for each in taken if each.join_id])
         for each in waiting:
             assert each.state is State.JOINING
-            join = await system.ledger.join(each.id)
+            join = await system.ledger.joins.join(each.id)
             assert join is not None
             assert (join.total, join.open) == (1, 1)
 
@@ -205,7 +205,9 @@ async def test_the_same_key_again_is_told_once(system: System, receiver: Receive
     await system.start_worker("llm", "link")
     (told,) = await receiver.told()
     await system.wait_for_state(told["delivery"], State.SUCCEEDED)
-    kept = (await system.ledger.list_jobs(JobFilter(job_type="send_notice"), limit=10)).items
+    kept = (
+        await system.ledger.job_reads.list_jobs(JobFilter(job_type="send_notice"), limit=10)
+    ).items
     assert len(kept) == len(receiver.taken) == 1
 
 
@@ -236,7 +238,7 @@ async def test_what_is_no_address_is_refused_before_anything_is_recorded(
 ) -> None:
     with pytest.raises(InvalidJob, match="notify_url"):
         await system.publish("hot.noop", {"n": 1}, notify_url=url)
-    assert not (await system.ledger.list_jobs(JobFilter(), limit=10)).items
+    assert not (await system.ledger.job_reads.list_jobs(JobFilter(), limit=10)).items
 
 
 async def test_without_a_secret_the_notice_is_dead_until_there_is_one(

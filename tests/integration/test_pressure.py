@@ -42,7 +42,7 @@ def jobs(system: System, pressure: LanePressure) -> JobPublisher:
 async def put_off(system: System, number: int) -> None:
     """So many jobs wait for a limit in which one is running."""
     for each in range(number + 1):
-        await system.ledger.take_room(
+        await system.ledger.limits.take_room(
             RoomRequest(
                 hold=f"hold-{each}",
                 holder="worker",
@@ -68,11 +68,11 @@ async def test_the_publisher_says_when_its_queue_is_slow_and_refuses_what_a_full
         await pressure.snapshot()
         said.append((await jobs.publish(NOOP)).pressure)
     assert said == [Pressure.OK, Pressure.OK, Pressure.SLOW, Pressure.SLOW]
-    known = (await system.ledger.list_jobs()).items[0]
+    known = (await system.ledger.job_reads.list_jobs()).items[0]
     await pressure.snapshot()
     with pytest.raises(LaneFull):
         await jobs.publish(NOOP)
-    assert len((await system.ledger.list_jobs()).items) == 4
+    assert len((await system.ledger.job_reads.list_jobs()).items) == 4
     again = await jobs.publish(JobRequest("backfill.noop", {}, job_id=known.id))
     assert again.duplicate
     later, full = await jobs.publish_many([JobRequest("backfill.noop", {}, delay=60), NOOP])
@@ -122,7 +122,7 @@ async def test_jobs_that_wait_for_a_named_limit_count_as_if_they_were_in_their_q
     assert (depth.ready, depth.put_off, depth.pressure) == (0, 4, Pressure.FULL)
     with pytest.raises(LaneFull):
         await jobs.publish(NOOP)
-    await system.ledger.wait_no_longer("limited-1")
+    await system.ledger.limits.wait_no_longer("limited-1")
     await pressure.snapshot()
     assert (await jobs.publish(NOOP)).pressure is Pressure.SLOW
 

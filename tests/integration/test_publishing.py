@@ -50,7 +50,7 @@ async def test_a_batch_is_answered_job_by_job_in_its_order(system: System) -> No
     assert len(set(ids)) == 300
     records = [await system.record(ids[n]) for n in (0, 150, 299)]
     assert [record.payload["n"] for record in records] == [0, 150, 299]
-    assert set((await system.ledger.states(ids)).values()) == {State.QUEUED}
+    assert set((await system.ledger.job_reads.states(ids)).values()) == {State.QUEUED}
     assert await system.ready("hot.llm") == 300
 
 
@@ -84,7 +84,7 @@ async def test_a_key_that_another_job_has_does_not_let_this_one_run_unrecorded(
 ) -> None:
     """The other was recorded by a process that died before it could publish it."""
     other = JobRequest("hot.noop", {"n": 1}, idempotency_key="k", job_id="first")
-    await system.ledger.record(prepare(system.registry, other))
+    await system.ledger.jobs.record(prepare(system.registry, other))
     mine = JobRequest("hot.noop", {"n": 1}, idempotency_key="k", job_id="second")
     published = await system.jobs.publish(mine)
     assert (published.job_id, published.duplicate) == ("first", True)
@@ -96,7 +96,7 @@ async def test_what_an_earlier_try_has_only_recorded_is_left_to_the_outbox(
 ) -> None:
     """A second copy of it could only do harm: a full hot lane would make a dead letter of it."""
     request = JobRequest("hot.noop", {}, idempotency_key="k")
-    await system.ledger.record(prepare(system.registry, request))
+    await system.ledger.jobs.record(prepare(system.registry, request))
     published = await system.jobs.publish(request)
     assert (published.state, published.duplicate) == (State.PENDING, True)
     assert await system.ready("hot.llm") == 0
@@ -235,7 +235,7 @@ async def test_nothing_is_sent_while_the_ledger_is_away(
     async def away(jobs: object) -> None:
         raise LedgerUnavailable("away")
 
-    monkeypatch.setattr(system.ledger, "record_many", away)
+    monkeypatch.setattr(system.ledger.jobs, "record_many", away)
     with pytest.raises(LedgerUnavailable):
         await system.publish("hot.noop")
     assert await system.ready("hot.llm") == 0

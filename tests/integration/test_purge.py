@@ -56,7 +56,7 @@ async def test_purge_throws_away_what_matches_and_keeps_the_record(
         assert await ids(system) == ["a", "c"]
         assert await indexed(system, "b") == ("purged", 1, 0)
         assert await indexed(system, "a") == ("waiting", 1, 0)
-        (listed,) = (await system.ledger.list_bulk("purge")).items
+        (listed,) = (await system.ledger.bulk.list_bulk("purge")).items
         assert (listed.created_by, listed.reason, listed.title, listed.state) == (
             "ann@desk",
             "rubbish",
@@ -85,7 +85,9 @@ async def test_what_a_process_left_behind_is_purged_by_a_scheduler(
         await bury_many(system, everything)
         operation = await started(system)
         # It was killed between the mark and the acknowledgement.
-        await system.ledger.mark_dead_state(everything[:200], DeadLetterState.PURGED, time.time())
+        await system.ledger.dead_letters.mark_dead_state(
+            everything[:200], DeadLetterState.PURGED, time.time()
+        )
         runner = BulkRunner(
             system.ledger, bulk_handlers(system.settings, system.registry, system.ledger, [])
         )
@@ -106,7 +108,7 @@ async def test_a_cancelled_purge_leaves_the_rest(broker310: TestBroker, sqlite_u
     async with open_system(broker310, sqlite_url) as system:
         await bury_many(system, ["a", "b"])
         operation = await started(system)
-        async with system.ledger.holding_lease(DEAD_SCAN):
+        async with system.ledger.leases.holding_lease(DEAD_SCAN):
             running = asyncio.create_task(run(system, operation))
 
             async def waits() -> bool:

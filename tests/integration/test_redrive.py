@@ -13,7 +13,7 @@ from switchyard.broker.message import JobMessage, now
 from switchyard.broker.publish.outcome import Outgoing, envelope_of
 from switchyard.services.engine.dead.changes import Change
 from switchyard.services.engine.dead.letters import LetterFilter
-from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.redrives import RedriveRepository
 from switchyard.services.engine.records.requests import RedrivenCopy
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
@@ -197,7 +197,7 @@ async def test_redriven_job_that_dies_again_can_be_redriven_again(
 
             async def waits(redrives: int = redrives) -> bool:
                 return (
-                    await system.ledger.get_dead(job_id) is not None
+                    await system.ledger.dead_letters.get_dead(job_id) is not None
                     and await indexed(system, job_id) == ("waiting", 1, redrives)
                     and await ids(system) == [job_id]
                 )
@@ -216,17 +216,19 @@ async def test_redriven_job_that_dies_again_can_be_redriven_again(
 async def test_index_is_right_when_a_job_dies_again_before_its_redrive_is_noted(
     broker310: TestBroker, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note_redriven = Ledger.note_redriven
+    note_redriven = RedriveRepository.note_redriven
 
-    async def late(ledger: Ledger, copies: Sequence[RedrivenCopy], *options: Any) -> None:
+    async def late(
+        redrives: RedriveRepository, copies: Sequence[RedrivenCopy], *options: Any
+    ) -> None:
         async def dead_again() -> bool:
-            letter = await ledger.get_dead(copies[0].letter_id)
+            letter = await system.ledger.dead_letters.get_dead(copies[0].letter_id)
             return letter is not None and letter.redrives == copies[0].redrives
 
         await eventually(dead_again)
-        await note_redriven(ledger, copies, *options)
+        await note_redriven(redrives, copies, *options)
 
-    monkeypatch.setattr(Ledger, "note_redriven", late)
+    monkeypatch.setattr(RedriveRepository, "note_redriven", late)
     async with open_system(broker310, database_url) as system, indexing(system):
         await system.start_worker()
         job_id = await system.publish("hot.scripted", {"steps": ["permanent"]})

@@ -65,7 +65,7 @@ async def test_a_redrive_sends_what_fits_and_keeps_a_record(
         assert (progress.total, progress.redriven, progress.invalid) == (350, 350, 0)
         await system.wait_until_all(everything[::2], State.SUCCEEDED)
         assert await ids(system) == everything[1::2]
-        counts = await system.ledger.settle_redriven(operation.id)
+        counts = await system.ledger.redrives.settle_redriven(operation.id)
         assert counts == {"succeeded": 350}
 
 
@@ -75,10 +75,10 @@ async def test_what_is_not_valid_or_needs_no_redrive_is_counted(
     async with open_system(broker310, sqlite_url) as system:
         await bury_all(system, ["a", "b"])
         await bury_all(system, ["c"], "backfill.noop")
-        await system.ledger.record(
+        await system.ledger.jobs.record(
             NewJob(JobMessage(job_id="d", job_type="noop", payload={}), "hot", "llm", "hot.noop")
         )
-        await system.ledger.cancel("d", 1.0)
+        await system.ledger.jobs.cancel("d", 1.0)
         await bury_all(system, ["d"], "backfill.noop")
         change = Change(values={"payload.steps": "no list"})
         ended = await run(system, await start(system, change=change))
@@ -110,7 +110,7 @@ async def test_what_dies_again_is_left_alone(broker: TestBroker, sqlite_url: str
         assert RedriveProgress.of(ended).redriven == 30
 
         async def all_failed() -> bool:
-            return await system.ledger.settle_redriven(operation.id) == {"failed": 30}
+            return await system.ledger.redrives.settle_redriven(operation.id) == {"failed": 30}
 
         await eventually(all_failed)
 
@@ -224,7 +224,7 @@ async def test_a_low_rate_does_not_keep_others_from_the_queue(
                 wait=wait_at_most(10),
             )
             assert plan.matched == 3
-            await system.ledger.set_bulk_limits(operation.id, {"rate": None})
+            await system.ledger.bulk.set_bulk_limits(operation.id, {"rate": None})
             await system.wait_until_ready("backfill.llm", 3)
 
 
@@ -255,7 +255,7 @@ async def test_rate_can_be_changed_while_it_runs(broker310: TestBroker, sqlite_u
         async with running(system, operation) as task:
             await system.wait_until_ready("backfill.llm", 3)
             assert not task.done()
-            await system.ledger.set_bulk_limits(operation.id, {"rate": None})
+            await system.ledger.bulk.set_bulk_limits(operation.id, {"rate": None})
             assert (await asyncio.wait_for(task, 20)).state is BulkState.COMPLETED
         assert await system.ready("backfill.llm") == 300
 
@@ -301,7 +301,7 @@ async def test_pause_leaves_the_rest_and_resume_goes_on(
             await start(system)
 
         await resume_redrive(system.ledger, operation.id)
-        await system.ledger.set_bulk_limits(operation.id, {"rate": None})
+        await system.ledger.bulk.set_bulk_limits(operation.id, {"rate": None})
         ended = await run(system, operation)
         assert (ended.state, RedriveProgress.of(ended).redriven) == (BulkState.COMPLETED, 200)
         assert await system.ready("backfill.llm") == 200
@@ -370,4 +370,4 @@ async def test_what_can_not_be_meant_is_refused_at_once(
     async with open_system(broker310, sqlite_url) as system:
         with pytest.raises(InvalidRedrive, match=complaint):
             await start_redrive(system.ledger, spec, created_by="test")
-        assert (await system.ledger.list_bulk()).items == ()
+        assert (await system.ledger.bulk.list_bulk()).items == ()

@@ -113,7 +113,7 @@ async def test_letter_of_a_job_that_has_ended_meanwhile_is_dropped_and_said_so(
         done = await system.publish("hot.noop", job_id="done")
         await system.wait_for_state(done, State.SUCCEEDED)
         cancelled = await system.publish("backfill.noop", job_id="off", delay=3600)
-        await system.ledger.cancel(cancelled, 0.0)
+        await system.ledger.jobs.cancel(cancelled, 0.0)
         await bury_many(system, ["done", "dead", "off"], "hot.noop")
 
         dry = await plan(system)

@@ -16,7 +16,8 @@ from switchyard.services.engine.dead.edits import NothingToUndo, latest_edits, u
 from switchyard.services.engine.dead.indexing import GRACE_SECONDS, index_waiting, tidy
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.scan import scanning_in_turn
-from switchyard.services.engine.ledger import Ledger, to_message
+from switchyard.services.engine.ledger import to_message
+from switchyard.services.engine.ledger.redrives import RedriveRepository
 from switchyard.services.engine.monitoring.check import Check
 from switchyard.services.engine.monitoring.checks.examined import Examined
 from switchyard.services.engine.monitoring.checks.jobs import dead
@@ -46,7 +47,7 @@ async def lose(system: System, *letter_ids: str) -> None:
 
 
 async def letter_state(system: System, letter_id: str) -> str:
-    letter = await system.ledger.get_dead(letter_id)
+    letter = await system.ledger.dead_letters.get_dead(letter_id)
     assert letter is not None
     return letter.state
 
@@ -58,7 +59,7 @@ async def run_killed(system: System, operation: BulkOperation) -> None:
         raise asyncio.CancelledError("killed before it could note that")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Ledger, "note_redriven", never)
+        patched.setattr(RedriveRepository, "note_redriven", never)
         with pytest.raises(asyncio.CancelledError):
             await run(system, operation)
     await bulk_control.cancel(system.ledger, operation.id)
@@ -127,7 +128,7 @@ async def test_part_of_what_the_broker_has_lost_goes_back_and_the_rest_waits_to_
 
         async def waiting() -> list[str]:
             await index_waiting(system.settings, system.ledger, system.registry)
-            page = await system.ledger.list_dead(DeadLetterFilter(state="waiting"))
+            page = await system.ledger.dead_letters.list_dead(DeadLetterFilter(state="waiting"))
             return sorted(letter.id for letter in page.items)
 
         told = (await doctor_of(system))[-1]
@@ -136,7 +137,7 @@ async def test_part_of_what_the_broker_has_lost_goes_back_and_the_rest_waits_to_
         ended = await run(system, await start(system, limit=2, from_ledger=True))
         assert (ended.state, RedriveProgress.of(ended).redriven) == (BulkState.COMPLETED, 2)
         assert await waiting() == everything[2:]
-        [group, other] = await system.ledger.dead_groups()
+        [group, other] = await system.ledger.dead_letters.dead_groups()
         assert (group.count, other.count) == (4, 2)
         which = LetterFilter(group=other.fingerprint)
         await run(system, await start(system, which, from_ledger=True))
@@ -204,8 +205,8 @@ async def test_job_whose_letter_nobody_has_goes_back_from_its_record(
         claim = ClaimRequest(
             message, "hot", "llm", "hot.noop", "worker", "claim", now().timestamp()
         )
-        await system.ledger.claim(claim)
-        await system.ledger.finish(
+        await system.ledger.jobs.claim(claim)
+        await system.ledger.jobs.finish(
             FinishRequest("lost", "claim", State.DEAD, 3, now().timestamp(), reason="exhausted")
         )
         ended = await run(system, await start(system, from_ledger=True))
@@ -221,7 +222,9 @@ async def test_purged_letters_go_back_only_by_their_id(
     async with open_system(broker310, sqlite_url) as system:
         everything = await bury_all(system, names(3))
         await lose(system, *everything)
-        await system.ledger.mark_dead_state(everything[:2], DeadLetterState.PURGED, 1.0)
+        await system.ledger.dead_letters.mark_dead_state(
+            everything[:2], DeadLetterState.PURGED, 1.0
+        )
         ended = await run(system, await start(system, from_ledger=True))
         assert RedriveProgress.of(ended).redriven == 1
         one = LetterFilter(ids=frozenset(everything[:1]))
@@ -236,11 +239,11 @@ async def test_index_notes_when_the_brokers_time_for_a_letter_is_over(
         [letter_id] = await bury_all(system, ["job"])
         await tidy(system.ledger)
         assert await letter_state(system, letter_id) == "waiting"
-        await system.ledger.drop_expired_letters(
+        await system.ledger.dead_letters.drop_expired_letters(
             now().timestamp() + 60 - DEAD_TTL_SECONDS - GRACE_SECONDS
         )
         assert await letter_state(system, letter_id) == "waiting"
-        assert await system.ledger.drop_expired_letters(now().timestamp() + 1) == 1
+        assert await system.ledger.dead_letters.drop_expired_letters(now().timestamp() + 1) == 1
         assert await letter_state(system, letter_id) == "dropped"
 
 
@@ -274,7 +277,7 @@ async def test_worker_that_is_faster_than_the_record_shows_the_change_too(
         async def never(*_: object) -> None:
             raise asyncio.CancelledError("killed before it could note that")
 
-        monkeypatch.setattr(Ledger, "note_redriven", never)
+        monkeypatch.setattr(RedriveRepository, "note_redriven", never)
         with pytest.raises(asyncio.CancelledError):
             await run(system, await start(system, change=Change(values={"payload.n": 7})))
         await system.start_worker()
@@ -298,7 +301,7 @@ async def test_edit_is_undone_until_it_runs(broker: TestBroker, database_url: st
         [before] = await system.letters()
         operation = await start(system, change=Change(values={"payload.n": 7}, to="hot.noop"))
         await run(system, operation)
-        [edit] = await system.ledger.letter_edits(letter_id="job")
+        [edit] = await system.ledger.redrives.letter_edits(letter_id="job")
         assert json.loads(edit.original)["payload"] == {}
         assert json.loads(edit.edited)["payload"] == {"n": 7}
         assert (edit.operation_id, edit.edited_by) == (operation.id, "test")
@@ -312,7 +315,7 @@ async def test_edit_is_undone_until_it_runs(broker: TestBroker, database_url: st
         record = await system.record("job")
         assert (record.state, record.payload, record.lane) == (State.DEAD, {}, "backfill")
         assert await letter_state(system, "job") == "waiting"
-        assert await system.ledger.settle_redriven(operation.id) == {"undone": 1}
+        assert await system.ledger.redrives.settle_redriven(operation.id) == {"undone": 1}
         assert await undone(system, letter_ids=["job"]) == [(True, "was undone before")]
         assert await ids(system) == ["job"]
 

@@ -54,7 +54,7 @@ async def runs_once(system: System, job_id: str) -> None:
 async def accepted_pending(system: System, request: JobRequest) -> str:
     """A job that its request recorded, and left to the outbox."""
     new = prepare(system.registry, request)
-    await system.ledger.record(new)
+    await system.ledger.jobs.record(new)
     return new.message.job_id
 
 
@@ -129,7 +129,7 @@ async def test_requests_at_the_same_time_are_all_told_what_is_true(
 
         answers = await asyncio.gather(*(ask(door, key) for key in keys for door in doors * 2))
     ids = {published.job_id for _, published in answers if published is not None}
-    assert set(await system.ledger.states(list(ids))) == ids
+    assert set(await system.ledger.job_reads.states(list(ids))) == ids
     for job_id in ids:
         assert await system.state(job_id) is State.PENDING
 
@@ -153,16 +153,16 @@ async def test_what_the_outbox_publishes_its_slow_recorder_can_not_take_back(
 async def test_what_was_taken_back_before_the_outbox_came_to_it_is_not_sent(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (made,) = await system.ledger.record_many([prepare(system.registry, KEYED)])
+    (made,) = await system.ledger.jobs.record_many([prepare(system.registry, KEYED)])
     assert isinstance(made, Created)
-    fetch = system.ledger.due_pending
+    fetch = system.ledger.job_reads.due_pending
 
     async def and_then_it_goes(*arguments, **options):
         found = await fetch(*arguments, **options)
-        await system.ledger.take_back([made])
+        await system.ledger.jobs.take_back([made])
         return found
 
-    monkeypatch.setattr(system.ledger, "due_pending", and_then_it_goes)
+    monkeypatch.setattr(system.ledger.job_reads, "due_pending", and_then_it_goes)
     async with outbox(system) as scheduler:
         turn = await scheduler.turn()
     assert (turn.outbox, turn.refused) == (0, 0)

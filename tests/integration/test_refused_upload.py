@@ -64,7 +64,7 @@ async def test_an_upload_that_is_refused_alone_leaves_nothing(system: System) ->
     with pytest.raises(LaneFull):
         await desk.submit(await desk.inbox.receive(text()), ABOUT)
     assert waiting_files(system) == []
-    assert not (await system.ledger.list_jobs()).items
+    assert not (await system.ledger.job_reads.list_jobs()).items
 
 
 async def test_an_upload_for_which_there_is_no_queue_leaves_nothing(system: System) -> None:
@@ -74,5 +74,5 @@ async def test_an_upload_for_which_there_is_no_queue_leaves_nothing(system: Syst
     with pytest.raises(Unroutable, match="jobctl topology apply"):
         await desk.submit(await desk.inbox.receive(text()), ABOUT)
     assert waiting_files(system) == []
-    assert not (await system.ledger.list_jobs()).items
+    assert not (await system.ledger.job_reads.list_jobs()).items
     assert await system.letters() == []

@@ -61,7 +61,7 @@ async def by_hand(system: System, pace: Pace = QUICK, **settings: Any) -> AsyncI
 async def record(system: System, routing_key: str = "hot.noop", **options: Any) -> NewJob:
     """A job that was recorded and not published."""
     new = prepare(system.registry, JobRequest(routing_key, {}, **options))
-    await system.ledger.record(new)
+    await system.ledger.jobs.record(new)
     return new
 
 
@@ -94,7 +94,7 @@ async def test_age_of_a_delayed_job_counts_from_its_time_on(
         late = NewJob(
             old.model_copy(update={"job_id": "late"}), "hot", "llm", "hot.noop", run_at=1.0
         )
-        await system.ledger.record(late)
+        await system.ledger.jobs.record(late)
 
         async with scheduling(system):
             await system.wait_for_state("late", State.SUCCEEDED)
@@ -246,7 +246,7 @@ async def test_job_of_a_publisher_that_died_between_record_and_publish_runs(
 async def lose(system: System, worker_id: str) -> str:
     """A job that a worker claimed before it died, and that the broker has lost as well."""
     new = await record(system)
-    await system.ledger.register_worker(
+    await system.ledger.workers.register_worker(
         worker_id, kinds=["llm"], lanes=["hot"], host="here", pid=1, concurrency=1
     )
     claim = ClaimRequest(
@@ -258,7 +258,7 @@ async def lose(system: System, worker_id: str) -> str:
         claim_id=f"{worker_id}/1",
         now=time.time(),
     )
-    await system.ledger.claim(claim)
+    await system.ledger.jobs.claim(claim)
     return new.message.job_id
 
 
@@ -293,7 +293,7 @@ async def test_lost_job_that_could_not_be_published_is_tried_in_the_next_turn(
     ):
         proxy.refuse()
         job_id = await lose(system, "silent")
-        await system.ledger.stopped("silent")
+        await system.ledger.workers.stopped("silent")
         through_proxy = SecretStr(proxy.url(broker310.amqp_url))
         async with by_hand(system, amqp_url=through_proxy) as scheduler:
             assert await scheduler.turn() == Turn(refused=1)
@@ -364,11 +364,11 @@ async def test_a_lease_that_was_taken_when_the_clock_was_ahead_locks_nobody_out(
     broker310: TestBroker, database_url: str
 ) -> None:
     async with open_system(broker310, database_url) as system:
-        assert await system.ledger.acquire_lease(SCHEDULER, "somebody who has died", 7200)
+        assert await system.ledger.leases.acquire_lease(SCHEDULER, "somebody who has died", 7200)
         async with scheduling(system) as scheduler:
             await asyncio.wait_for(scheduler.is_active.wait(), PATIENCE)
-        assert await system.ledger.acquire_lease("a pause", "somebody", 7200)
-        assert not await system.ledger.acquire_lease("a pause", "somebody else", 1)
+        assert await system.ledger.leases.acquire_lease("a pause", "somebody", 7200)
+        assert not await system.ledger.leases.acquire_lease("a pause", "somebody else", 1)
 
 
 async def test_scheduler_that_stops_hands_over_at_once(

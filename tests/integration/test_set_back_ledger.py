@@ -60,20 +60,20 @@ async def test_letters_that_the_copy_does_not_know_are_listed_again_and_no_other
 
     done = await reindex(system.settings, system.ledger, system.registry)
     assert done == Reindexed(messages=8, letters=7, dropped=1)
-    listed = {letter.id: letter for letter in (await system.ledger.list_dead()).items}
+    listed = {letter.id: letter for letter in (await system.ledger.dead_letters.list_dead()).items}
     assert {each.id for each in listed.values() if each.state == "waiting"} == {
         f"job-{number}" for number in range(7)
     }
     assert listed["gone"].state == "dropped"
     assert {name: listed[name].copies for name in ("job-5", "job-6")} == {"job-5": 1, "job-6": 2}
-    record = await system.ledger.get("job-6")
+    record = await system.ledger.job_reads.get("job-6")
     assert record is not None
     assert record.state is State.DEAD
     assert await unlisted_letters(system.settings, system.ledger) == 0
     assert len(await system.letters()) == 8
 
     assert await reindex(system.settings, system.ledger, system.registry) == Reindexed(8, 7, 0)
-    assert await system.ledger.count_dead(DeadLetterFilter(state="waiting")) == 7
+    assert await system.ledger.dead_letters.count_dead(DeadLetterFilter(state="waiting")) == 7
 
 
 async def test_records_that_run_under_a_living_worker_that_does_not_run_them_are_published_again(

@@ -68,7 +68,7 @@ async def test_two_systems_on_one_broker_are_refused_by_both_names(
         for refused in (require_same_system(two, second), mark_broker(two, second)):
             with pytest.raises(WrongSystem) as told:
                 await refused
-            for name in (await first.system(), await second.system()):
+            for name in (await first.system.system(), await second.system.system()):
                 assert str(name) in str(told.value)
             assert "jobctl system adopt" in str(told.value)
         assert await mark_broker(two, second, take=True)
@@ -112,7 +112,7 @@ async def test_a_copy_made_seconds_ago_is_refused_once_its_scheduler_has_ended(
     copy = tmp_path / "copy.db"
     async with await new_ledger(settings) as ledger:
         await mark_broker(settings, ledger)
-        marked = (await ledger.system()).generation
+        marked = (await ledger.system.system()).generation
         scheduler = Scheduler(settings, registry, ledger, pace=Pace(turn=0.05))
         running = asyncio.create_task(scheduler.run())
 
@@ -160,7 +160,7 @@ async def test_a_ledger_that_is_newer_than_the_mark_is_the_same_system(
     settings = settings_of(broker310, tmp_path)
     async with await new_ledger(settings) as ledger:
         await mark_broker(settings, ledger)
-        await ledger.advance_system()  # as by a crash before the broker was told
+        await ledger.system.advance_system()  # as by a crash before the broker was told
         await require_same_system(settings, ledger)
 
 
@@ -172,7 +172,7 @@ async def test_generations_only_grow_and_only_of_a_marked_broker(
         await advance_broker(settings, ledger)
         assert await read_broker(settings) is None
         await mark_broker(settings, ledger)
-        seen = [(await ledger.system()).generation]
+        seen = [(await ledger.system.system()).generation]
         for _ in range(3):
             await advance_broker(settings, ledger)
             mark = await read_broker(settings)
@@ -219,7 +219,7 @@ async def test_a_publisher_sends_nothing_to_another_systems_broker(
             request = JobRequest("hot.ingest_document", {"path": "/tmp/a.pdf"})
             with pytest.raises(PublishError, match="is of the system"):
                 await publisher.publish(request)
-        assert not (await second.list_jobs()).items
+        assert not (await second.job_reads.list_jobs()).items
         async with JobPublisher.opened(one) as publisher:
             await publisher.publish(request)
 
@@ -232,7 +232,7 @@ async def test_the_mark_is_no_leftover_and_goes_with_exported_definitions(
     await broker.declare(topology)
     async with await new_ledger(settings) as ledger:
         await mark_broker(settings, ledger)
-        marked = str(await ledger.system())
+        marked = str(await ledger.system.system())
     url, vhost = settings.require_management_url(), settings.vhost
     async with ManagementClient(url, vhost) as client:
         assert diff(topology, await client.fetch()) == []
@@ -274,14 +274,14 @@ async def test_who_adopts_a_broker_while_it_goes_on_keeps_it(
     async with await new_ledger(one) as first, await new_ledger(two) as second:
         await mark_broker(one, first)
         has_read, may_write = asyncio.Event(), asyncio.Event()
-        advance = first.advance_system
+        advance = first.system.advance_system
 
         async def slowly(*, least: int = 0) -> SystemRecord:
             has_read.set()
             await may_write.wait()
             return await advance(least=least)
 
-        monkeypatch.setattr(first, "advance_system", slowly)
+        monkeypatch.setattr(first.system, "advance_system", slowly)
         going_on = asyncio.create_task(advance_broker(one, first))
         await has_read.wait()
         adopting = asyncio.create_task(mark_broker(two, second, take=True))
@@ -328,7 +328,7 @@ async def test_storage_and_index_are_of_one_system(broker310: TestBroker, tmp_pa
             wrong = two.model_copy(update={setting: value})
             with pytest.raises(WrongPlace) as told:
                 await claim_places(wrong, second)
-            for name in (await first.system(), await second.system()):
+            for name in (await first.system.system(), await second.system.system()):
                 assert str(name) in str(told.value)
             assert f"JOBS_{setting.upper()}" in str(told.value)
         (tmp_path / "one" / "files" / MARKER).write_bytes(b"[" * 900)
@@ -344,14 +344,14 @@ async def test_what_can_not_be_claimed_at_the_start_is_claimed_as_soon_as_the_le
     one, two = (settings_of(broker310, tmp_path / name) for name in ("one", "two"))
     async with await new_ledger(one) as first, await new_ledger(two) as second:
         await claim_places(one, first)
-        ask, is_away = second.system, True
+        ask, is_away = second.system.system, True
 
         async def system() -> SystemRecord:
             if is_away:
                 raise LedgerUnavailable("it is away")
             return await ask()
 
-        monkeypatch.setattr(second, "system", system)
+        monkeypatch.setattr(second.system, "system", system)
         marker, stopped = tmp_path / "two" / "files" / MARKER, asyncio.Event()
         async with claiming(two, second, stopped.set, again=0.05):
             assert not marker.exists()
@@ -383,7 +383,11 @@ async def test_an_index_in_postgresql_is_of_one_system(
         await claim_places(one, first)
         with pytest.raises(WrongPlace) as told:
             await claim_places(two, second)
-        for text in (str(await first.system()), str(await second.system()), "JOBS_INDEX_URL"):
+        for text in (
+            str(await first.system.system()),
+            str(await second.system.system()),
+            "JOBS_INDEX_URL",
+        ):
             assert text in str(told.value)
         assert "test:" not in str(told.value)
         await claim_places(two, second, take=True)

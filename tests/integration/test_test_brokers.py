@@ -264,11 +264,11 @@ async def test_each_test_gets_a_ledger_of_its_own(
         await Ledger.open(database_url, check=True) as ledger,
         await Ledger.open(f"sqlite+aiosqlite:///{tmp_path / 'another.db'}") as another,
     ):
-        before = await ledger.system()
-        assert before.id != (await another.system()).id
-        assert await ledger.counts() == {}
+        before = await ledger.system.system()
+        assert before.id != (await another.system.system()).id
+        assert await ledger.job_reads.counts() == {}
         await make_ledger(database_url)
-        assert await ledger.system() == before
+        assert await ledger.system.system() == before
 
 
 async def test_a_database_can_stop_pause_and_come_back(postgres_server: PostgresServer) -> None:

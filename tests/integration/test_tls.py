@@ -131,11 +131,11 @@ async def test_a_ledger_over_tls(
     monkeypatch.setenv("PGSSLROOTCERT", str(certificates.authority))
     await upgrade(url)
     async with await Ledger.open(url) as ledger:
-        assert await ledger.counts() == {}
+        assert await ledger.job_reads.counts() == {}
     monkeypatch.setenv("PGSSLROOTCERT", str(stranger.authority))
     with pytest.raises(LedgerError):
         async with await Ledger.open(url) as ledger:
-            await ledger.counts()
+            await ledger.job_reads.counts()
 
 
 async def test_the_api_speaks_https(

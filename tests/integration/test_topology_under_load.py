@@ -68,7 +68,7 @@ async def scheduling(system: System) -> AsyncIterator[Scheduler]:
 
 async def is_dead_letter_there(system: System) -> bool:
     await index_waiting(system.settings, system.ledger, system.registry)
-    return bool((await system.ledger.list_dead()).items or await system.letters())
+    return bool((await system.ledger.dead_letters.list_dead()).items or await system.letters())
 
 
 async def test_pending_jobs_and_new_ones_survive_an_apply_to_an_empty_broker(
@@ -80,7 +80,7 @@ async def test_pending_jobs_and_new_ones_survive_an_apply_to_an_empty_broker(
         await empty(broker)
         requests = [JobRequest(f"{lane}.noop", {}) for lane in ("hot", "backfill")]
         jobs = [system.jobs.prepare(requests[number % 2]) for number in range(PENDING)]
-        await system.ledger.record_many(jobs)
+        await system.ledger.jobs.record_many(jobs)
         accepted = [each.message.job_id for each in jobs]
         is_applied = asyncio.Event()
 
@@ -105,14 +105,14 @@ async def test_pending_jobs_and_new_ones_survive_an_apply_to_an_empty_broker(
                 await scheduler.turn()
                 with pytest.raises(Unroutable, match=r"no queue 'hot\.llm'"):
                     await system.publish("hot.noop")
-            assert set((await system.ledger.states(accepted)).values()) == {State.PENDING}
+            assert set((await system.ledger.job_reads.states(accepted)).values()) == {State.PENDING}
             client.go_on.set()
             (await applying).require_success()
             is_applied.set()
 
         async def none_is_pending() -> bool:
             await scheduler.turn()
-            states = await system.ledger.states(accepted)
+            states = await system.ledger.job_reads.states(accepted)
             return State.PENDING not in states.values()
 
         await eventually(none_is_pending)
@@ -170,7 +170,7 @@ async def test_a_job_that_waited_for_others_stays_pending_until_its_queue_is_bou
         await client.put_exchange(Exchange("backfill.llm" + UNBOUND, "fanout"))
         await client.delete_binding(Binding("jobs.topic", "backfill.llm", "backfill.gather"))
         fan = system.jobs.prepare(JobRequest("backfill.fan", {"leaves": 3, "lane": "hot"}))
-        await system.ledger.record(fan)
+        await system.ledger.jobs.record(fan)
         await system.wire.publish(fan.message, "backfill.fan")
         then = job_id_of(fan.message.job_id, "gather", THEN)
         await system.wait_for_state(then, State.PENDING)

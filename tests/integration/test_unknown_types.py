@@ -48,7 +48,7 @@ async def test_no_job_dies_in_a_rolling_deploy(broker: TestBroker, sqlite_url: s
             record = await system.wait_for_state(job_id, State.SUCCEEDED, timeout=60)
             assert (record.attempts, record.crashes) == (0, 0)
         assert await system.letters() == []
-        assert await system.ledger.lacking() == []
+        assert await system.ledger.workers.lacking() == []
         assert older[1].worker.counters.dead == 0
 
 
@@ -150,4 +150,4 @@ async def test_a_flood_of_them_leaves_the_worker_to_its_own_jobs(
         journal.release(job_id)
         await system.wait_for_state(job_id, State.SUCCEEDED)
         assert worker.worker.counters.snoozed == 600
-        assert await system.ledger.lacking() == [Lacking(worker.worker_id, "noop", 200)]
+        assert await system.ledger.workers.lacking() == [Lacking(worker.worker_id, "noop", 200)]

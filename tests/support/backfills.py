@@ -152,9 +152,11 @@ async def numbers(ledger: Ledger) -> list[int]:
     found: list[int] = []
     cursor: str | None = None
     while True:
-        page = await ledger.list_jobs(JobFilter(job_type="noop"), limit=1000, cursor=cursor)
+        page = await ledger.job_reads.list_jobs(
+            JobFilter(job_type="noop"), limit=1000, cursor=cursor
+        )
         for job in page.items:
-            record = await ledger.get(job.id)
+            record = await ledger.job_reads.get(job.id)
             assert record is not None
             found.append(record.payload["n"])
         cursor = page.next_cursor

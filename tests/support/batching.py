@@ -37,7 +37,7 @@ async def collect(
     """Record jobs, of that metadata, whose questions wait for a batch then."""
     async with LlmLane.open(settings, ledger) as lane:
         for n in range(first, first + number):
-            await ledger.record(new_job(message(f"job-{n}", **metadata)))
+            await ledger.jobs.record(new_job(message(f"job-{n}", **metadata)))
             with pytest.raises(Batched):
                 await answer(lane, n)
 
@@ -58,7 +58,7 @@ def new_sender(ledger: Ledger, settings: Settings) -> BatchSender:
 
 async def fence_is_over(ledger: Ledger) -> None:
     past = text("UPDATE llm_batches SET fenced_until = 0")
-    await ledger._database.write(lambda connection: connection.execute(past))
+    await ledger.core.database.write(lambda connection: connection.execute(past))
 
 
 async def killed_here(*_: Any, **__: Any) -> Any:

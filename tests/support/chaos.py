@@ -205,7 +205,7 @@ async def assert_all_accounted_for(
     alive = set(accepted) - set(dead)
     await system.wait_until_all(accepted, State.SUCCEEDED, State.DEAD, timeout=timeout)
 
-    states = await system.ledger.states(list(accepted))
+    states = await system.ledger.job_reads.states(list(accepted))
     found_dead = {job_id for job_id, state in states.items() if state is State.DEAD}
     assert found_dead == set(dead), f"dead: {found_dead}, expected: {set(dead)}"
     changes = await history_of(system.settings.ledger_url)

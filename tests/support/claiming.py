@@ -17,7 +17,7 @@ async def claim_all(url: str, worker_id: str, jobs: int) -> list[int]:
 
         async def got(n: int) -> bool:
             request = claim(f"job-{n}", f"{worker_id}-{n}", worker_id=worker_id)
-            return isinstance(await ledger.claim(request), Claimed)
+            return isinstance(await ledger.jobs.claim(request), Claimed)
 
         answers = await asyncio.gather(*(got(n) for n in range(jobs)))
     return [n for n, mine in enumerate(answers) if mine]

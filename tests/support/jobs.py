@@ -318,7 +318,7 @@ async def located(payload: Note, ctx: JobContext) -> Outcome:
     """Says in whose child process it runs, if in one, and what the ledger says of it."""
     assert ctx.ledger is not None
     child = multiprocessing.parent_process()
-    states = await ctx.ledger.states([ctx.job_id])
+    states = await ctx.ledger.job_reads.states([ctx.job_id])
     return Done({"parent": child and child.pid, "state": states[ctx.job_id]})
 
 

@@ -88,4 +88,4 @@ async def let_out(ledger: Ledger, redrives: int, job_id: str = "job-1") -> None:
         statement = insert_into(connection, redriven_letters).on_conflict_do_nothing()
         connection.execute(statement, planned)
 
-    await ledger._database.write(work)
+    await ledger.core.database.write(work)

@@ -73,7 +73,7 @@ async def bury(
     certificate = DeathCertificate(
         reason, routing_key, error_type=error_type, dead_at=(died or now()).isoformat()
     )
-    await system.ledger.record(NewJob(message, lane, "llm", routing_key))
+    await system.ledger.jobs.record(NewJob(message, lane, "llm", routing_key))
     await system.wire.send(DEAD_EXCHANGE, routing_key, envelope_of(message, certificate.headers()))
     await index(system)
     return job_id
@@ -107,7 +107,7 @@ async def bury_all(
     for start in range(0, len(messages), 500):
         group = messages[start : start + 500]
         if recorded:
-            await system.ledger.record_many(
+            await system.ledger.jobs.record_many(
                 [NewJob(message, lane, "llm", routing_key) for message in group]
             )
         await asyncio.gather(
@@ -137,7 +137,7 @@ async def ids(system: System) -> list[str]:
 
 async def indexed(system: System, letter_id: str) -> tuple[str, int, int]:
     """What the index says: state, copies, redrives."""
-    letter = await system.ledger.get_dead(letter_id)
+    letter = await system.ledger.dead_letters.get_dead(letter_id)
     assert letter is not None
     return letter.state, letter.copies, letter.redrives
 

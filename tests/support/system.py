@@ -215,11 +215,11 @@ class System:
 
     async def state(self, job_id: str) -> State | None:
         """The job's state in the ledger; None when it has no record."""
-        return (await self.ledger.states([job_id])).get(job_id)
+        return (await self.ledger.job_reads.states([job_id])).get(job_id)
 
     async def record(self, job_id: str) -> JobRecord:
         """The job's record, which must be there."""
-        record = await self.ledger.get(job_id)
+        record = await self.ledger.job_reads.get(job_id)
         assert record is not None, f"the ledger has no job {job_id}"
         return record
 
@@ -234,7 +234,7 @@ class System:
         try:
             await eventually(reached, timeout)
         except AssertionError:
-            record = await self.ledger.get(job_id)
+            record = await self.ledger.job_reads.get(job_id)
             raise AssertionError(f"not {states} after {timeout:g} s: {record}") from None
         return await self.record(job_id)
 
@@ -246,7 +246,7 @@ class System:
         left: list[str] = []
 
         async def reached() -> bool:
-            known = await self.ledger.states(wanted)
+            known = await self.ledger.job_reads.states(wanted)
             left[:] = [
                 f"{job_id}: {known.get(job_id)}"
                 for job_id in wanted

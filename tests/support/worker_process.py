@@ -203,7 +203,7 @@ async def record(
     settings: Settings, registry: Registry, ledger: Ledger, *, routing_key: str, job_id: str
 ) -> None:
     """Record a job as a publisher does, and never get to publish it."""
-    await ledger.record(prepare(registry, JobRequest(routing_key, {}, job_id=job_id)))
+    await ledger.jobs.record(prepare(registry, JobRequest(routing_key, {}, job_id=job_id)))
     _say_ready(job_id)
     await asyncio.Event().wait()
 

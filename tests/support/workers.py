@@ -54,7 +54,7 @@ async def held_by(
     system: System, message: JobMessage, worker_id: str, takeover_from: str | None = None
 ) -> str:
     """Let another worker, which is only in the ledger, claim the job; the claim's id."""
-    await system.ledger.register_worker(
+    await system.ledger.workers.register_worker(
         worker_id, kinds=["llm"], lanes=["hot"], host="elsewhere", pid=1, concurrency=1
     )
     request = ClaimRequest(
@@ -67,15 +67,15 @@ async def held_by(
         now=time.time(),
         takeover_from=takeover_from,
     )
-    assert isinstance(await system.ledger.claim(request), Claimed)
+    assert isinstance(await system.ledger.jobs.claim(request), Claimed)
     return request.claim_id
 
 
 async def another_beat(system: System, worker_id: str) -> None:
     """Wait until the worker has given a further sign of life."""
-    before = await system.ledger.worker_beat(worker_id)
+    before = await system.ledger.workers.worker_beat(worker_id)
 
     async def seen() -> bool:
-        return await system.ledger.worker_beat(worker_id) != before
+        return await system.ledger.workers.worker_beat(worker_id) != before
 
     await eventually(seen, what="a sign of life")

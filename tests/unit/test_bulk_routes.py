@@ -23,7 +23,7 @@ async def two_of_each(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with await Ledger.open(settings.ledger_url) as ledger:
         for kind in KINDS:
             for number in "ab":
-                await ledger.create_bulk(
+                await ledger.bulk.create_bulk(
                     f"{kind}-{number * 10}",
                     kind=kind,
                     title="all",

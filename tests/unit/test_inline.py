@@ -123,7 +123,7 @@ async def test_a_job_that_waits_for_others_runs_last_and_once(
     runner: InlineRunner, ledger: Ledger, settings: Settings
 ) -> None:
     job_id = await finished(runner, "fanning")
-    then = await ledger.get(job_id_of(job_id, "gathering", THEN))
+    then = await ledger.job_reads.get(job_id_of(job_id, "gathering", THEN))
     assert then is not None
     # Those two, and the two that followed from the first of them.
     assert then.result == {"found": ["succeeded"] * 4}
@@ -132,14 +132,14 @@ async def test_a_job_that_waits_for_others_runs_last_and_once(
 
 async def test_a_job_and_all_that_follow_run_and_are_recorded(runner: InlineRunner, ledger: Ledger):
     job_id = await finished(runner, "first")
-    jobs = await ledger.pipeline(job_id)
+    jobs = await ledger.job_reads.pipeline(job_id)
     assert [(each.job_type, each.state, each.attempts) for each in jobs] == [
         ("first", State.SUCCEEDED, 0),
         ("second", State.SUCCEEDED, 0),
         ("second", State.SUCCEEDED, 1),
     ]
     assert {each.id for each in jobs[1:]} == {job_id_of(job_id, "second", n) for n in (0, 1)}
-    retried = await ledger.get(job_id_of(job_id, "second", 1))
+    retried = await ledger.job_reads.get(job_id_of(job_id, "second", 1))
     assert retried is not None
     assert retried.result == {"attempt": 2}
     assert [each.outcome for each in retried.timeline] == ["retry"]
@@ -164,7 +164,7 @@ async def test_what_keeps_failing_is_dead_with_the_workers_reason(
     error_type: str,
     attempts: int,
 ):
-    record = await ledger.get(await finished(runner, job_type, payload))
+    record = await ledger.job_reads.get(await finished(runner, job_type, payload))
     assert record is not None
     assert (record.state, record.reason) == (State.DEAD, reason)
     assert (record.error_type, record.attempts) == (error_type, attempts)
@@ -174,7 +174,7 @@ async def test_a_retry_that_asks_for_more_patience_than_there_is_is_given_up(
     settings: Settings, registry: Registry, ledger: Ledger
 ):
     async with InlineRunner(settings, registry, ledger, patience=0.005) as runner:
-        record = await ledger.get(await finished(runner, "second", {"fail": 1}))
+        record = await ledger.job_reads.get(await finished(runner, "second", {"fail": 1}))
     assert record is not None
     assert (record.state, record.reason, record.attempts) == (State.DEAD, "exhausted", 1)
 
@@ -201,7 +201,7 @@ async def test_it_runs_on_when_the_one_who_waits_has_gone(
     await asyncio.gather(caller, return_exceptions=True)
     (settings.data_dir / "go").touch()
     await asyncio.wait_for(runner.finish("left"), 20)
-    assert await ledger.states(["left"]) == {"left": State.SUCCEEDED}
+    assert await ledger.job_reads.states(["left"]) == {"left": State.SUCCEEDED}
     assert (settings.data_dir / "runs").read_text() == "left\n"
 
 
@@ -211,26 +211,26 @@ async def test_what_a_process_left_undone_the_next_one_finishes(
     async with InlineRunner(settings, registry, ledger) as runner:
         await runner.publish(JobRequest("hot.waiting", {"until": "go"}, job_id="cut"))
         await eventually((settings.data_dir / "runs").exists)
-    assert await ledger.states(["cut"]) == {"cut": State.RUNNING}
+    assert await ledger.job_reads.states(["cut"]) == {"cut": State.RUNNING}
     (settings.data_dir / "go").touch()
     async with InlineRunner(settings, registry, ledger) as runner:
         await asyncio.wait_for(runner.finish("cut"), 20)
-    assert await ledger.states(["cut"]) == {"cut": State.SUCCEEDED}
+    assert await ledger.job_reads.states(["cut"]) == {"cut": State.SUCCEEDED}
 
 
 async def test_a_job_that_took_its_process_along_time_and_again_is_not_started_again(
     settings: Settings, registry: Registry, ledger: Ledger, runner: InlineRunner
 ):
     new = prepare(registry, JobRequest("hot.second", {}, job_id="killer"))
-    await ledger.record(new)
+    await ledger.jobs.record(new)
     held = None
     for claim in [f"{number}/1" for number in range(MAX_DEATHS)]:
-        await ledger.claim(
+        await ledger.jobs.claim(
             ClaimRequest(new.message, "hot", "llm", "hot.second", claim, claim, 1.0, held)
         )
         held = claim
     await asyncio.wait_for(runner.finish("killer"), 20)
-    record = await ledger.get("killer")
+    record = await ledger.job_reads.get("killer")
     assert record is not None
     assert (record.state, record.reason) == (State.DEAD, "crashed")
 
@@ -242,7 +242,7 @@ async def test_whatever_a_handler_raises_ends_its_attempt(runner: InlineRunner, 
     async with asyncio.timeout(60):
         for job_id in published:
             await runner.finish(job_id)
-    assert set((await ledger.states(published)).values()) == {State.DEAD}
+    assert set((await ledger.job_reads.states(published)).values()) == {State.DEAD}
 
 
 async def test_a_job_whose_end_can_not_be_recorded_is_dead(
@@ -258,7 +258,7 @@ async def test_a_job_whose_end_can_not_be_recorded_is_dead(
     monkeypatch.setattr(runner, "_record_end", record_end)
     published = await runner.publish(JobRequest("hot.second", {}))
     await asyncio.wait_for(runner.finish(published.job_id), 20)
-    record = await ledger.get(published.job_id)
+    record = await ledger.job_reads.get(published.job_id)
     assert record is not None
     assert (record.state, record.error_type) == (State.DEAD, "InvalidOutcome")
 
@@ -270,7 +270,7 @@ async def test_nothing_is_recorded_of_a_job_that_can_not_be_run(
         await runner.publish(JobRequest("hot.second", {}, delay=5))
     with pytest.raises(InvalidPayload, match="fail"):
         await runner.publish(JobRequest("hot.second", {"fail": "x"}))
-    assert (await ledger.list_jobs()).items == ()
+    assert (await ledger.job_reads.list_jobs()).items == ()
 
 
 async def test_a_job_whose_time_is_over_is_not_run(
@@ -279,7 +279,7 @@ async def test_a_job_whose_time_is_over_is_not_run(
     late = ledger.clock.now() - timedelta(seconds=1)
     published = await runner.publish(JobRequest("hot.waiting", {}, expires_at=late))
     await asyncio.wait_for(runner.finish(published.job_id), 20)
-    record = await ledger.get(published.job_id)
+    record = await ledger.job_reads.get(published.job_id)
     assert record is not None
     assert (record.state, record.reason, record.attempts) == (State.DEAD, "expired", 0)
     assert not (settings.data_dir / "runs").exists()

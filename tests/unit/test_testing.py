@@ -75,7 +75,9 @@ async def remember(payload: Text, ctx: JobContext) -> Outcome:
     assert ctx.settings.amqp_url is None
     assert ctx.settings.data_dir.is_dir()
     (ctx.settings.data_dir / "note").write_text(payload.text)
-    return Done({"jobs": len((await ctx.ledger.list_jobs()).items), "url": ctx.settings.files_url})
+    return Done(
+        {"jobs": len((await ctx.ledger.job_reads.list_jobs()).items), "url": ctx.settings.files_url}
+    )
 
 
 @job("count_up", worker="llm", lanes=("hot",))

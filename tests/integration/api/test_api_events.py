@@ -113,7 +113,7 @@ async def test_an_end_without_an_event_is_seen_in_the_ledger(system: System) -> 
     async with serving(system.settings, api_heartbeat=0.2) as api:
         job_id = await system.publish("hot.noop")
         following = await follow(api, job_id)
-        await system.ledger.cancel(job_id, 1.0)  # nobody says so on the exchange
+        await system.ledger.jobs.cancel(job_id, 1.0)  # nobody says so on the exchange
         found = await following
         assert [each["event"] for each in found] == ["state", "end"]
 

@@ -151,7 +151,7 @@ async def test_the_same_key_and_job_answers_with_the_same_job(
     assert again.status_code == 202
     assert again.json() == first.json() | {"duplicate": True}
     assert again.headers["idempotency-replayed"] == "true"
-    assert len((await system.ledger.list_jobs()).items) == 1
+    assert len((await system.ledger.job_reads.list_jobs()).items) == 1
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ async def test_a_full_lane_refuses_and_keeps_nothing(
         answer = await api.client.post("/jobs", json={"routing_key": routing_key})
         problem(answer, 503, "lane-full")
         assert int(answer.headers["retry-after"]) >= 1
-        assert len((await system.ledger.list_jobs()).items) == 4
+        assert len((await system.ledger.job_reads.list_jobs()).items) == 4
         assert len(await system.letters()) == letters
         lane = routing_key.partition(".")[0]
         shown = {
@@ -264,7 +264,7 @@ async def test_a_job_without_a_queue_is_refused_and_leaves_nothing(
     answer = await api.client.post("/jobs", json=NOOP)
     assert "jobctl topology apply" in problem(answer, 503, "no-queue")["detail"]
     assert int(answer.headers["retry-after"]) >= 1
-    assert (await system.ledger.list_jobs()).items == ()
+    assert (await system.ledger.job_reads.list_jobs()).items == ()
     assert await system.letters() == []
 
 
@@ -288,7 +288,7 @@ async def test_a_lane_that_fills_up_meanwhile_refuses_too(
         answer = await api.client.post("/jobs", json={"routing_key": routing_key})
         body = problem(answer, 503, "lane-full")
         assert len(await system.letters()) == letters
-        records = {job.id: job.state for job in (await system.ledger.list_jobs()).items}
+        records = {job.id: job.state for job in (await system.ledger.job_reads.list_jobs()).items}
         assert len(records) == 1 + letters
         if letters:
             assert records[body["job_id"]] is State.DEAD
@@ -315,13 +315,13 @@ async def test_a_job_that_waits_for_dead_ones_can_go_on_without_them(
 ) -> None:
     then, open_one = (system.jobs.prepare(JobRequest("hot.noop", {"n": n})) for n in range(2))
     then_id, open_id = then.message.job_id, open_one.message.job_id
-    await system.ledger.record_joined(
+    await system.ledger.joins.record_joined(
         [replace(open_one, join_id=then_id), replace(then, joins=Joining())]
     )
     for _ in range(2):  # it waits for one that is open yet
         answer = await api.client.post(f"/jobs/{then_id}/release")
         assert answer.json() == {"job_id": then_id, "open": 1, "dead": 0}
-    join = await system.ledger.join(then_id)
+    join = await system.ledger.joins.join(then_id)
     assert join is not None
     assert join.when_dead == "go_on"
     problem(await api.client.post(f"/jobs/{open_id}/release"), 409, "wrong-state")

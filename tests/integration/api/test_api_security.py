@@ -18,6 +18,7 @@ from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.access.api_keys import REMEMBERED_FOR, Scope, create_key, hash_of
 from switchyard.services.engine.records.errors import LedgerUnavailable
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.workers.stages import document_id_of
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.eventually import eventually
@@ -100,7 +101,9 @@ async def test_a_wrong_scope_is_named(locked: RunningApi, keys: dict[str, str]) 
 async def test_a_key_that_only_publishes_sees_no_document_in_a_backfill(
     system: System, locked: RunningApi, keys: dict[str, str], path: str
 ) -> None:
-    await system.ledger.upsert_document("0" * 64, document_id="first", title="A secret")
+    await PipelineLedger(system.ledger).documents.upsert_document(
+        "0" * 64, document_id="first", title="A secret"
+    )
     template = {"text": "{document_id}"}
     plan = {"source": "documents", "options": {}, "job_type": "noop", "payload": template}
     answer = await locked.client.post(path, json=plan, headers=bearer(keys["publish"]))
@@ -115,7 +118,7 @@ async def test_a_key_that_only_publishes_is_told_nothing_of_a_document_that_was_
     system: System, locked: RunningApi, keys: dict[str, str]
 ) -> None:
     digest = content_hash(b"The same content.")
-    await system.ledger.upsert_document(
+    await PipelineLedger(system.ledger).documents.upsert_document(
         digest,
         document_id=document_id_of(digest),
         title="A secret",
@@ -142,9 +145,9 @@ async def test_a_revoked_key_works_no_longer(
 ) -> None:
     headers = bearer(keys["read"])
     assert (await locked.client.get("/jobs", headers=headers)).is_success
-    found = {key.name: key for key in await system.ledger.list_api_keys()}
+    found = {key.name: key for key in await system.ledger.api_keys.list_api_keys()}
     assert found["read"].last_used_at == pytest.approx(time.time(), abs=30)
-    await system.ledger.revoke_api_key(found["read"].id, time.time())
+    await system.ledger.api_keys.revoke_api_key(found["read"].id, time.time())
 
     async def refused() -> bool:
         return (await locked.client.get("/jobs", headers=headers)).status_code == 401
@@ -153,8 +156,8 @@ async def test_a_revoked_key_works_no_longer(
 
 
 async def revoke(system: System, name: str) -> None:
-    [found] = [key for key in await system.ledger.list_api_keys() if key.name == name]
-    await system.ledger.revoke_api_key(found.id, time.time())
+    [found] = [key for key in await system.ledger.api_keys.list_api_keys() if key.name == name]
+    await system.ledger.api_keys.revoke_api_key(found.id, time.time())
 
 
 @pytest.mark.parametrize("path", ["/events", "/jobs/JOB/events"])
@@ -204,7 +207,7 @@ async def test_a_stream_outlives_a_short_absence_of_the_ledger(
 
     async with locked.client.stream("GET", "/events", headers=bearer(keys["read"])) as answer:
         end = asyncio.create_task(answer.aread())
-        monkeypatch.setattr(locked.state.ledger, "find_api_key", away)
+        monkeypatch.setattr(locked.state.ledger.api_keys, "find_api_key", away)
         for _ in range(2):
             asked.clear()
             await asyncio.wait_for(asked.wait(), 15)
@@ -295,7 +298,7 @@ async def test_health_writes_no_file_for_each_request(
 
 async def test_a_key_is_kept_as_a_hash_alone(system: System, keys: dict[str, str]) -> None:
     assert len({*keys.values()}) == len(keys)
-    records = await system.ledger.list_api_keys()
+    records = await system.ledger.api_keys.list_api_keys()
     assert {record.key_hash for record in records} == set(map(hash_of, keys.values()))
     assert not any(key in repr(record) for key in keys.values() for record in records)
 
@@ -483,7 +486,7 @@ async def test_a_defect_is_a_problem_without_its_cause(
     async def broken(*_args: object, **_options: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(shared_api.state.ledger, "list_jobs", broken)
+    monkeypatch.setattr(shared_api.state.ledger.job_reads, "list_jobs", broken)
     answer = await shared_api.client.get("/jobs")
     problem(answer, 500, "internal-error")
     assert "secret" not in answer.text
@@ -522,8 +525,8 @@ async def test_each_key_is_a_source_of_its_own(
     for key, more in ((keys["publish"], {}), (keys["admin"], {}), (keys["admin"], said)):
         answer = await locked.client.post("/jobs", json=NOOP | more, headers=bearer(key))
         assert answer.status_code == 202
-    found = {key.name: key.id for key in await system.ledger.list_api_keys()}
-    jobs = (await system.ledger.list_jobs()).items
+    found = {key.name: key.id for key in await system.ledger.api_keys.list_api_keys()}
+    jobs = (await system.ledger.job_reads.list_jobs()).items
     wanted = {f"api:{found['publish']}", f"api:{found['admin']}", "nightly"}
     assert {each.source for each in jobs} == wanted
 
@@ -543,8 +546,10 @@ async def test_what_a_key_sends_to_other_paths_is_of_its_source_too(
     for path, content in sent:
         answer = await locked.client.post(path, headers=bearer(keys["publish"]), **content)
         assert answer.status_code == 202, answer.text
-    [own] = [key.id for key in await system.ledger.list_api_keys() if key.name == "publish"]
-    jobs = (await system.ledger.list_jobs()).items
+    [own] = [
+        key.id for key in await system.ledger.api_keys.list_api_keys() if key.name == "publish"
+    ]
+    jobs = (await system.ledger.job_reads.list_jobs()).items
     assert [each.source for each in jobs] == [f"api:{own}"] * len(sent)
 
 
@@ -576,7 +581,7 @@ async def test_each_key_has_idempotency_keys_of_its_own(
 async def test_a_key_can_not_publish_under_the_name_of_another(
     system: System, locked: RunningApi, keys: dict[str, str], source: str
 ) -> None:
-    found = {key.name: key.id for key in await system.ledger.list_api_keys()}
+    found = {key.name: key.id for key in await system.ledger.api_keys.list_api_keys()}
     headers = bearer(keys["publish"])
     named = source.format(other=found["admin"])
     question = {"type": "classify", "payload": {"text": "The tide.", "labels": ["a", "b"]}}
@@ -587,7 +592,7 @@ async def test_a_key_can_not_publish_under_the_name_of_another(
     for allowed in (own, f"{own}/nightly", "nightly", "file-watch"):
         answer = await locked.client.post("/jobs", json=NOOP | {"source": allowed}, headers=headers)
         assert answer.status_code == 202, answer.text
-    jobs = (await system.ledger.list_jobs()).items
+    jobs = (await system.ledger.job_reads.list_jobs()).items
     assert {each.source for each in jobs} == {own, f"{own}/nightly", "nightly", "file-watch"}
 
 

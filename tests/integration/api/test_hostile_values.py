@@ -19,6 +19,7 @@ from switchyard.services.engine.records.requests import MAX_SOURCE
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from switchyard.services.engine.wings import job_modules
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.workers.ingest.documents import IngestDocument
 from tests.support.api_server import RunningApi, environment_of, problem, serving
 from tests.support.brokers import TestBroker
@@ -74,7 +75,7 @@ async def write(system: System, statement: TextClause, values: dict[str, Any]) -
     def work(connection: Connection) -> None:
         connection.execute(statement, values)
 
-    await system.ledger._database.write(work)
+    await system.ledger.core.database.write(work)
 
 
 def encoded(cursor: str) -> str:
@@ -274,7 +275,9 @@ async def test_a_source_is_refused_at_the_door_or_taken_by_every_database(
     system, api = both
     chance = random.Random(1)
     longest = "".join(chr(chance.randrange(0x20000, 0x2A6DF)) for _ in range(MAX_SOURCE // 4))
-    document, _ = await system.ledger.upsert_document("0" * 64, source=longest)
+    document, _ = await PipelineLedger(system.ledger).documents.upsert_document(
+        "0" * 64, source=longest
+    )
     assert document.source == longest
     for source, status in ((longest, 202), (longest + "x", 422)):
         answer = await api.client.post(

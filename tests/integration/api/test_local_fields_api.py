@@ -22,6 +22,7 @@ from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.redrive.handler import RedriveHandler
 from switchyard.services.engine.wings import job_modules
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from tests.integration.api.standing import open_api, standing, with_own_client
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.brokers import TestBroker
@@ -188,7 +189,9 @@ async def test_no_backfill_reads_a_file_of_the_host(
 async def test_no_name_of_a_document_becomes_a_path(
     system: System, client: httpx.AsyncClient, secret: str
 ) -> None:
-    await system.ledger.upsert_document("0" * 64, document_id="a", filename=secret)
+    await PipelineLedger(system.ledger).documents.upsert_document(
+        "0" * 64, document_id="a", filename=secret
+    )
     plan = {
         "source": "documents",
         "job_type": "ingest_document",
@@ -219,7 +222,7 @@ async def test_an_offending_item_is_refused_when_the_backfill_runs(
     (note,) = shown["notes"]
     assert note.startswith("31: payload of convert: where can't be set from outside")
     assert note.endswith(": ask the archive")
-    jobs = (await system.ledger.list_jobs(limit=100)).items
+    jobs = (await system.ledger.job_reads.list_jobs(limit=100)).items
     assert len(jobs) == 31
     assert all(each.state is State.SUCCEEDED for each in jobs)
 
@@ -326,5 +329,5 @@ async def test_on_the_host_all_of_it_works(
     operation = await backfills.start(spec, created_by="somebody")
     await system.start_worker()
     assert (await run(system, operation.id)).state == "completed"
-    (done,) = (await system.ledger.list_jobs()).items
+    (done,) = (await system.ledger.job_reads.list_jobs()).items
     assert (await system.record(done.id)).result == {"where": secret}

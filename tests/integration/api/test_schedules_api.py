@@ -73,7 +73,7 @@ async def test_what_comes_over_http_stays_from_outside_when_it_fires(
     api: RunningApi, system: System
 ) -> None:
     assert (await api.client.post("/schedules", json=DAILY)).status_code == 201
-    (record,) = await system.ledger.schedules()
+    (record,) = await system.ledger.schedules.schedules()
     assert record.remote
     assert record.created_by.startswith("api: ")
 

@@ -30,6 +30,7 @@ from switchyard.services.engine.webhooks.deliveries import (
 )
 from switchyard.services.engine.webhooks.sources import InvalidWebhooks, WebhookSources
 from switchyard.services.engine.wings import job_modules
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from tests.integration.api.document_server import WORKERS
 from tests.integration.api.standing import open_api, standing, with_own_client
 from tests.support.api_server import RunningApi, connected, problem, serving
@@ -134,7 +135,7 @@ async def shared(_standing_hooked: RunningApi) -> AsyncIterator[RunningApi]:
 
 
 async def jobs(system: System) -> list[JobRecord]:
-    listed = (await system.ledger.list_jobs(JobFilter(), limit=1000)).items
+    listed = (await system.ledger.job_reads.list_jobs(JobFilter(), limit=1000)).items
     return [await system.record(each.id) for each in listed]
 
 
@@ -304,7 +305,7 @@ async def test_a_burst_of_a_thousand_deliveries_is_taken_in(
         # At the pace of 1,000 in 10 s: faster is the rate limit's concern.
         await asyncio.sleep(max(0.0, began + (start + 50) / 100 - time.monotonic()))
     assert set(codes) == {202}
-    listed = (await system.ledger.list_jobs(JobFilter(), limit=1000)).items
+    listed = (await system.ledger.job_reads.list_jobs(JobFilter(), limit=1000)).items
     assert len(listed) == 1000
 
 
@@ -418,11 +419,17 @@ async def test_one_webhook_makes_a_document_that_is_searched_and_linked(
                     assert (await deliver(api.client, release(name))).status_code == 202
 
                     async def is_there(source: str = f"github:{name}") -> bool:
-                        listed = (await system.ledger.list_documents(source=source)).items
+                        listed = (
+                            await PipelineLedger(system.ledger).documents.list_documents(
+                                source=source
+                            )
+                        ).items
                         return bool(listed) and listed[0].state == "completed"
 
                     await eventually(is_there, timeout=60)
-                listed = await system.ledger.list_documents(source="github:psf/requests")
+                listed = await PipelineLedger(system.ledger).documents.list_documents(
+                    source="github:psf/requests"
+                )
                 document_id = listed.items[0].id
                 query = {"query": "sessions that survive redirects"}
                 found = (await api.client.post("/search", json=query)).json()["hits"]

@@ -22,7 +22,7 @@ async def test_pause_means_no_further_publish_within_a_second(user: BackfillUser
     async with user.running():
 
         async def published() -> int:
-            own, _ = await user.system.ledger.count_bulk_jobs(operation.id)
+            own, _ = await user.system.ledger.bulk_jobs.count_bulk_jobs(operation.id)
             return sum(own.values())
 
         await eventually(published)
@@ -130,5 +130,5 @@ async def test_no_more_of_its_jobs_are_open_than_it_may_have(user: BackfillUser)
         for start in list(journal.starts):
             journal.release(start.job_id)
         await eventually(lambda: len(journal.starts) == 14)
-        own, _ = await user.system.ledger.count_bulk_jobs(operation.id)
+        own, _ = await user.system.ledger.bulk_jobs.count_bulk_jobs(operation.id)
         assert sum(own.values()) == 14

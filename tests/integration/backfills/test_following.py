@@ -58,7 +58,7 @@ async def test_a_job_follows_when_the_last_of_its_jobs_has_ended(
             await system.start_worker(slots=8)
             then = await system.wait_for_state(then_id, State.SUCCEEDED, timeout=40)
         assert (then.payload, then.routing_key) == ({"n": -1}, "backfill.noop")
-        join = await system.ledger.join(then_id)
+        join = await system.ledger.joins.join(then_id)
         assert join is not None
         assert (join.total, join.succeeded) == (520, 520)
         assert [start.job_id for start in journal.starts].count(then_id) == 1

@@ -84,7 +84,7 @@ async def test_its_course_goes_by_the_ledgers_clock_wherever_it_runs_or_is_looke
     operation = await user.start("numbers", {"to": 9})
     right = time.time
     monkeypatch.setattr(time, "time", lambda: right() + 7200)
-    await user.system.ledger.get("any")  # the clocks are compared
+    await user.system.ledger.job_reads.get("any")  # the clocks are compared
     progress = await user.progress(operation)
     assert progress.note is None
     await user.system.start_worker()
@@ -132,7 +132,7 @@ async def test_it_slows_down_while_hot_jobs_wait(user: BackfillUser) -> None:
             return note == f"slow: {gate.HOT_BACKLOG + 1} hot jobs wait"
 
         async def published() -> int:
-            return sum((await system.ledger.count_bulk_jobs(operation.id))[0].values())
+            return sum((await system.ledger.bulk_jobs.count_bulk_jobs(operation.id))[0].values())
 
         async def has_gone_on() -> bool:
             return await published() >= before + 3 * gate.SLOW_BATCH

@@ -13,6 +13,7 @@ from switchyard.services.engine.bulk import runner as bulk_runner
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.states import State
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.sources import backfill_arxiv as arxiv
 from tests.support.arxiv_server import ArxivServer, Paper, answer_well, fails
 from tests.support.backfills import BackfillUser, numbers, opened
@@ -105,12 +106,16 @@ async def test_documents_that_are_stored_are_gone_through_once(user: BackfillUse
     ledger = user.system.ledger
     for number in range(7):
         source = f"arxiv:{number}" if number % 2 else f"upload:{number}"
-        await ledger.upsert_document(f"hash-{number}", source=source, title=f"T{number}")
+        await PipelineLedger(ledger).documents.upsert_document(
+            f"hash-{number}", source=source, title=f"T{number}"
+        )
     template = {"text": "{source} {title}"}
     operation = await user.start(
         "documents", {"source": "arxiv:"}, job_type="noop", payload=template
     )
-    await ledger.upsert_document("late", source="arxiv:late", title="came later")
+    await PipelineLedger(ledger).documents.upsert_document(
+        "late", source="arxiv:late", title="came later"
+    )
     await user.system.start_worker()
     await user.run(operation)
     texts = {start.message.payload["text"] for start in journal.starts}
@@ -142,8 +147,8 @@ async def test_papers_of_arxiv_are_published_page_by_page(
             server.next(answer_well, fails(500))  # its second page fails at first
             async with user.running():
                 await system.wait_until_ready("backfill.ingest", 24)
-            page = await system.ledger.list_jobs(JobFilter(job_type="ingest_arxiv"))
-            records = [await system.ledger.get(job.id) for job in page.items]
+            page = await system.ledger.job_reads.list_jobs(JobFilter(job_type="ingest_arxiv"))
+            records = [await system.ledger.job_reads.get(job.id) for job in page.items]
             ids = sorted(record.payload["id"] for record in records if record is not None)
             assert ids == [f"2403.{number:05}v1" for number in range(12, 36)]
             progress = await user.progress(operation)
@@ -183,4 +188,4 @@ async def test_what_can_not_work_is_refused_at_the_start(user: BackfillUser) -> 
         with pytest.raises(InvalidBackfill) as refused:
             await user.start(source, options, **spec)
         assert message in str(refused.value)
-        assert (await user.system.ledger.list_bulk()).items == (), message
+        assert (await user.system.ledger.bulk.list_bulk()).items == (), message

@@ -23,7 +23,7 @@ from tests.support.made import NOW, message, new_job
 
 async def make(ledger: Ledger, operation_id: str = "count-1", **changes: object) -> BulkOperation:
     fields = {"kind": "count", "title": "numbers", "spec": {"to": 5}, "created_by": "test"}
-    return await ledger.create_bulk(operation_id, **{**fields, **changes})  # type: ignore[arg-type]
+    return await ledger.bulk.create_bulk(operation_id, **{**fields, **changes})  # type: ignore[arg-type]
 
 
 class Counting:
@@ -105,7 +105,7 @@ async def test_a_rate_is_kept_and_can_be_raised_while_it_runs(ledger: Ledger) ->
     running = asyncio.create_task(BulkRunner(ledger, [counting]).run_one("count-1"))
     await eventually(lambda: is_held(ledger))
     assert counting.counted == []
-    await ledger.set_bulk_limits("count-1", {"rate": None})
+    await ledger.bulk.set_bulk_limits("count-1", {"rate": None})
     async with asyncio.timeout(10):
         assert (await running).state is BulkState.COMPLETED
     assert counting.counted == list(range(200))
@@ -132,7 +132,10 @@ async def test_one_process_holds_an_operation(ledger: Ledger) -> None:
     for number in range(3):
         await make(ledger, f"count-{number}")
     taken = await asyncio.gather(
-        *(ledger.claim_bulk(BulkHold(f"p{number}", 60), kinds=["count"]) for number in range(9))
+        *(
+            ledger.bulk.claim_bulk(BulkHold(f"p{number}", 60), kinds=["count"])
+            for number in range(9)
+        )
     )
     held = [each.id for each in taken if each is not None]
     assert sorted(held) == ["count-0", "count-1", "count-2"]
@@ -144,7 +147,7 @@ async def test_what_is_started_or_resumed_for_a_process_is_left_to_it(ledger: Le
     counting, scheduler = Counting(), BulkHold("scheduler", 60)
     runner = BulkRunner(ledger, [counting])
     await make(ledger, hold=runner.hold)
-    assert await ledger.claim_bulk(scheduler, kinds=["count"]) is None
+    assert await ledger.bulk.claim_bulk(scheduler, kinds=["count"]) is None
     counting.gates[2] = asyncio.Event()
     running = asyncio.create_task(runner.run_one("count-1"))
     await eventually(lambda: counting.waits_at == 2)
@@ -153,7 +156,7 @@ async def test_what_is_started_or_resumed_for_a_process_is_left_to_it(ledger: Le
     assert (await running).state is BulkState.PAUSED
 
     await bulk_control.resume(ledger, "count-1", hold=runner.hold)
-    assert await ledger.claim_bulk(scheduler, kinds=["count"]) is None
+    assert await ledger.bulk.claim_bulk(scheduler, kinds=["count"]) is None
     assert (await runner.run_one("count-1")).state is BulkState.COMPLETED
 
 
@@ -166,12 +169,12 @@ async def test_what_another_process_still_has_is_not_taken_from_it(ledger: Ledge
 
 async def test_a_process_that_died_is_replaced(ledger: Ledger) -> None:
     await make(ledger)
-    assert await ledger.claim_bulk(BulkHold("dead", -1), kinds=["count"]) is not None
-    assert await ledger.checkpoint_bulk("count-1", "dead", -1, cursor={"at": 3}) is not None
+    assert await ledger.bulk.claim_bulk(BulkHold("dead", -1), kinds=["count"]) is not None
+    assert await ledger.bulk.checkpoint_bulk("count-1", "dead", -1, cursor={"at": 3}) is not None
     counting = Counting()
     assert (await BulkRunner(ledger, [counting]).run_one("count-1")).state is BulkState.COMPLETED
     assert counting.counted == [3, 4]
-    assert await ledger.checkpoint_bulk("count-1", "dead", 60, cursor={"at": 0}) is None
+    assert await ledger.bulk.checkpoint_bulk("count-1", "dead", 60, cursor={"at": 0}) is None
 
 
 async def test_trouble_is_shown_and_tried_again(
@@ -220,13 +223,13 @@ async def test_a_runner_takes_what_comes_and_lets_go_when_it_stops(ledger: Ledge
 async def test_jobs_are_counted_by_operation_and_state(ledger: Ledger) -> None:
     own = [message(f"own-{number}", operation_id="count-1") for number in range(3)]
     follower = message("follower", operation_id="count-1", parent_id="own-0")
-    await ledger.record_many([new_job(job) for job in [*own, follower, message("alien")]])
-    await ledger.mark_queued(["own-0"], NOW)
-    assert await ledger.count_bulk_jobs("count-1") == (
+    await ledger.jobs.record_many([new_job(job) for job in [*own, follower, message("alien")]])
+    await ledger.jobs.mark_queued(["own-0"], NOW)
+    assert await ledger.bulk_jobs.count_bulk_jobs("count-1") == (
         {State.PENDING: 2, State.QUEUED: 1},
         {State.PENDING: 1},
     )
-    waiting = await ledger.bulk_jobs("count-1", [State.PENDING], limit=10)
+    waiting = await ledger.bulk_jobs.bulk_jobs("count-1", [State.PENDING], limit=10)
     assert sorted(waiting) == ["follower", "own-1", "own-2"]
 
 
@@ -235,9 +238,9 @@ async def test_operations_are_listed_newest_first(ledger: Ledger) -> None:
         await make(ledger, f"count-{number}")
     await make(ledger, "other-1", kind="other")
     await bulk_control.pause(ledger, "count-1")
-    listed = await ledger.list_bulk("count")
+    listed = await ledger.bulk.list_bulk("count")
     assert [each.id for each in listed.items] == ["count-2", "count-1", "count-0"]
-    paused = await ledger.list_bulk(states=[BulkState.PAUSED])
+    paused = await ledger.bulk.list_bulk(states=[BulkState.PAUSED])
     assert [each.id for each in paused.items] == ["count-1"]
 
 
@@ -284,19 +287,22 @@ async def test_a_hold_that_had_run_out_is_renewed_and_not_taken_twice(
 
 
 async def test_open_jobs_are_counted_up_to_what_is_asked_for(ledger: Ledger) -> None:
-    await ledger.record_many(
+    await ledger.jobs.record_many(
         [new_job(message(f"job-{n}", operation_id="many-1")) for n in range(9)]
     )
-    counts = [await ledger.count_open_bulk_jobs("many-1", at_most=most) for most in (1, 5, 9, 10)]
+    counts = [
+        await ledger.bulk_jobs.count_open_bulk_jobs("many-1", at_most=most)
+        for most in (1, 5, 9, 10)
+    ]
     assert counts == [1, 5, 9, 9]
 
 
 async def test_open_jobs_are_counted_with_those_that_followed(ledger: Ledger) -> None:
     own = new_job(message("job-1", operation_id="count-1"))
-    await ledger.record_many([own, new_job(message("job-2", operation_id="other-1"))])
-    assert await ledger.count_open_bulk_jobs("count-1", at_most=9) == 1
-    await ledger.cancel(own.message.job_id, NOW)
-    assert await ledger.count_open_bulk_jobs("count-1", at_most=9) == 0
+    await ledger.jobs.record_many([own, new_job(message("job-2", operation_id="other-1"))])
+    assert await ledger.bulk_jobs.count_open_bulk_jobs("count-1", at_most=9) == 1
+    await ledger.jobs.cancel(own.message.job_id, NOW)
+    assert await ledger.bulk_jobs.count_open_bulk_jobs("count-1", at_most=9) == 0
 
 
 @pytest.mark.parametrize(

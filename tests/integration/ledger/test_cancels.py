@@ -10,15 +10,15 @@ from tests.support.made import NOW, claim, finish, letter, new_job
 
 
 async def called_off(ledger: Ledger) -> None:
-    await ledger.record(new_job())
-    assert await ledger.claim(claim()) == Claimed(crashes=0)
-    assert await ledger.cancel("job-1", NOW + 12) == Running("worker-1")
-    assert await ledger.cancel("job-1", NOW + 15) == Running("worker-1")
+    await ledger.jobs.record(new_job())
+    assert await ledger.jobs.claim(claim()) == Claimed(crashes=0)
+    assert await ledger.jobs.cancel("job-1", NOW + 12) == Running("worker-1")
+    assert await ledger.jobs.cancel("job-1", NOW + 15) == Running("worker-1")
     assert (await found(ledger)).cancel_asked_at == NOW + 12
 
 
 async def found(ledger: Ledger) -> JobRecord:
-    record = await ledger.get("job-1")
+    record = await ledger.job_reads.get("job-1")
     assert record is not None
     return record
 
@@ -26,23 +26,23 @@ async def found(ledger: Ledger) -> JobRecord:
 async def test_a_takeover_ends_it_instead_of_running_it(ledger: Ledger) -> None:
     await called_off(ledger)
     taken = claim(claim_id="claim-2", worker_id="worker-2", takeover_from="claim-1")
-    assert await ledger.claim(taken) == Finished(State.CANCELLED)
+    assert await ledger.jobs.claim(taken) == Finished(State.CANCELLED)
     record = await found(ledger)
     assert (record.state, record.reason) == (State.CANCELLED, "cancelled")
     assert [line.outcome for line in record.timeline] == [AttemptOutcome.CRASHED]
-    assert not await ledger.finish(finish()), "the first worker was only slow"
+    assert not await ledger.jobs.finish(finish()), "the first worker was only slow"
 
 
 async def test_a_claim_whose_answer_was_lost_is_not_given_again(ledger: Ledger) -> None:
     await called_off(ledger)
-    assert await ledger.claim(claim()) == Finished(State.CANCELLED)
+    assert await ledger.jobs.claim(claim()) == Finished(State.CANCELLED)
 
 
 async def test_a_job_that_was_given_back_is_not_run(ledger: Ledger) -> None:
     await called_off(ledger)
-    await ledger.release_all("worker-1", NOW + 20)
+    await ledger.jobs.release_all("worker-1", NOW + 20)
     assert (await found(ledger)).state is State.QUEUED
-    assert await ledger.claim(claim(claim_id="claim-2")) == Finished(State.CANCELLED)
+    assert await ledger.jobs.claim(claim(claim_id="claim-2")) == Finished(State.CANCELLED)
     assert (await found(ledger)).state is State.CANCELLED
 
 
@@ -50,37 +50,39 @@ async def test_a_job_that_was_given_back_is_not_run(ledger: Ledger) -> None:
 async def test_whatever_its_attempt_ends_in_it_is_cancelled(ledger: Ledger, state: State) -> None:
     await called_off(ledger)
     end = finish(state, outcome=AttemptOutcome.CRASHED, error_type="Boom", reason="exhausted")
-    assert await ledger.finish(end)
+    assert await ledger.jobs.finish(end)
     record = await found(ledger)
     assert (record.state, record.reason, record.error_type) == (
         State.CANCELLED,
         "cancelled",
         "Boom",
     )
-    assert await ledger.finish(end), "its answer was lost, and the same end comes again"
+    assert await ledger.jobs.finish(end), "its answer was lost, and the same end comes again"
     again = claim(claim_id="claim-2", attempts=1)
-    assert await ledger.claim(again) == Finished(State.CANCELLED)
+    assert await ledger.jobs.claim(again) == Finished(State.CANCELLED)
 
 
 async def test_a_redrive_does_not_bring_it_back(ledger: Ledger) -> None:
     """Its worker has buried it, and died before it could say so."""
     await called_off(ledger)
-    await ledger.index_dead([letter(dead_at=NOW + 20)])
+    await ledger.dead_letters.index_dead([letter(dead_at=NOW + 20)])
     assert (await found(ledger)).state is State.CANCELLED
-    await ledger.note_redriven([RedrivenCopy("job-1", 1)], NOW + 30)
-    assert await ledger.claim(claim(claim_id="claim-2", redrives=1)) == Finished(State.CANCELLED)
+    await ledger.redrives.note_redriven([RedrivenCopy("job-1", 1)], NOW + 30)
+    assert await ledger.jobs.claim(claim(claim_id="claim-2", redrives=1)) == Finished(
+        State.CANCELLED
+    )
 
 
 async def test_a_job_that_succeeds_all_the_same_has_succeeded(ledger: Ledger) -> None:
     await called_off(ledger)
-    assert await ledger.finish(finish(State.SUCCEEDED))
+    assert await ledger.jobs.finish(finish(State.SUCCEEDED))
     assert (await found(ledger)).state is State.SUCCEEDED
 
 
 async def test_those_that_run_on_are_found(ledger: Ledger) -> None:
     await called_off(ledger)
-    assert await ledger.unheeded_cancels(NOW + 12, 10) == []
-    (job,) = await ledger.unheeded_cancels(NOW + 13, 10)
+    assert await ledger.job_reads.unheeded_cancels(NOW + 12, 10) == []
+    (job,) = await ledger.job_reads.unheeded_cancels(NOW + 13, 10)
     assert (job.id, job.worker_id) == ("job-1", "worker-1")
-    assert await ledger.finish(finish(State.CANCELLED, outcome=AttemptOutcome.CANCELLED))
-    assert await ledger.unheeded_cancels(NOW + 13, 10) == []
+    assert await ledger.jobs.finish(finish(State.CANCELLED, outcome=AttemptOutcome.CANCELLED))
+    assert await ledger.job_reads.unheeded_cancels(NOW + 13, 10) == []

@@ -53,11 +53,11 @@ class Claims(RuleBasedStateMachine):
 
     @rule()
     def record(self) -> None:
-        self.run(self.ledger.record(new_job(message(self.job_id))))
+        self.run(self.ledger.jobs.record(new_job(message(self.job_id))))
 
     @rule()
     def confirm(self) -> None:
-        self.run(self.ledger.mark_queued([self.job_id], NOW))
+        self.run(self.ledger.jobs.mark_queued([self.job_id], NOW))
 
     @rule(data=st.data(), worker_id=WORKERS, takeover=st.booleans())
     def deliver(self, data: st.DataObject, worker_id: str, takeover: bool) -> None:
@@ -70,7 +70,7 @@ class Claims(RuleBasedStateMachine):
             takeover_from=self.owner if takeover else None,
         )
         self.claims[claim_id] = copy
-        answer = self.run(self.ledger.claim(request))
+        answer = self.run(self.ledger.jobs.claim(request))
         if isinstance(answer, Claimed):
             assert self.owner is None or takeover, "two owners"
             assert not self.called_off, "it runs again"
@@ -89,36 +89,38 @@ class Claims(RuleBasedStateMachine):
         request = finish(
             state, claim_id, job_id=self.job_id, attempts=used, outcome=AttemptOutcome.RETRY
         )
-        before = self.run(self.ledger.get(self.job_id))
-        mine = self.run(self.ledger.finish(request))
+        before = self.run(self.ledger.job_reads.get(self.job_id))
+        mine = self.run(self.ledger.jobs.finish(request))
         if claim_id == self.owner:
             assert mine
             self.owner = None
             if state is State.RETRYING:
                 self.copies.append(Copy(copy.redrives, used))
         else:
-            assert self.run(self.ledger.get(self.job_id)) == before, "a late finish changed it"
+            assert self.run(self.ledger.job_reads.get(self.job_id)) == before, (
+                "a late finish changed it"
+            )
 
     @rule(really=st.sampled_from([False, False, False, True]))
     def cancel(self, really: bool) -> None:
         if really:
-            answer = self.run(self.ledger.cancel(self.job_id, NOW))
+            answer = self.run(self.ledger.jobs.cancel(self.job_id, NOW))
             self.called_off |= isinstance(answer, Running)
 
     @rule(marked=st.booleans())
     def redrive(self, marked: bool) -> None:
-        record = self.run(self.ledger.get(self.job_id))
+        record = self.run(self.ledger.job_reads.get(self.job_id))
         if record is not None and record.state is State.DEAD:
             self.copies.append(Copy(record.redrives + 1, 0))
             self.run(let_out(self.ledger, record.redrives + 1, self.job_id))
             if marked:
                 copy = RedrivenCopy(self.job_id, record.redrives + 1)
-                self.run(self.ledger.note_redriven([copy], NOW))
+                self.run(self.ledger.redrives.note_redriven([copy], NOW))
 
     @rule(worker_id=WORKERS)
     def release(self, worker_id: str) -> None:
-        record = self.run(self.ledger.get(self.job_id))
-        self.run(self.ledger.release_all(worker_id, NOW))
+        record = self.run(self.ledger.job_reads.get(self.job_id))
+        self.run(self.ledger.jobs.release_all(worker_id, NOW))
         if record is not None and record.claim_id == self.owner and record.worker_id == worker_id:
             self.owner = None
 
@@ -126,14 +128,14 @@ class Claims(RuleBasedStateMachine):
     def bury(self, data: st.DataObject, reason: str) -> None:
         copy = data.draw(st.sampled_from(self.copies))
         dead = letter(self.job_id, reason, redrives=copy.redrives, attempts=copy.attempts)
-        self.run(self.ledger.index_dead([dead]))
-        record = self.run(self.ledger.get(self.job_id))
+        self.run(self.ledger.dead_letters.index_dead([dead]))
+        record = self.run(self.ledger.job_reads.get(self.job_id))
         if record is not None and record.state in (State.DEAD, State.CANCELLED):
             self.owner = None
 
     @invariant()
     def promises_hold(self) -> None:
-        record = self.run(self.ledger.get(self.job_id))
+        record = self.run(self.ledger.job_reads.get(self.job_id))
         before, self.before = self.before, record
         if record is None:
             return

@@ -55,21 +55,23 @@ async def test_what_is_repeated_after_a_commit_in_doubt_is_done_once(
             return await work()
 
         jobs = [new_job("job-1", join_id="then"), new_job("then", joins=Joining("go_on"))]
-        first, then = await again(lambda: ledger.record_joined(jobs))
+        first, then = await again(lambda: ledger.joins.record_joined(jobs))
         # Whoever asks anew makes another request, and is told that the job is there.
         assert (first.job_id, then.job_id) == ("job-1", "then")
         assert isinstance(first, Existing) is arrives
-        await again(lambda: ledger.mark_queued(["job-1"], 1_800_000_001))
-        assert await again(lambda: ledger.claim(claim())) == Claimed(crashes=0, join_id="then")
-        assert isinstance(await again(lambda: ledger.finish(finish())), EndNoted)
-        record = await ledger.get("job-1")
+        await again(lambda: ledger.jobs.mark_queued(["job-1"], 1_800_000_001))
+        assert await again(lambda: ledger.jobs.claim(claim())) == Claimed(crashes=0, join_id="then")
+        assert isinstance(await again(lambda: ledger.jobs.finish(finish())), EndNoted)
+        record = await ledger.job_reads.get("job-1")
         assert record is not None
         assert (record.state, record.attempts) == (State.SUCCEEDED, 1)
-        join = await ledger.join("then")
+        join = await ledger.joins.join("then")
         assert join is not None
         assert (join.total, join.open) == (1, 0)
-        assert (await ledger.states(["then"]))["then"] is State.PENDING
-        (due,) = await ledger.due_pending(1_900_000_000, 10)  # told or not, the scheduler sees it
+        assert (await ledger.job_reads.states(["then"]))["then"] is State.PENDING
+        (due,) = await ledger.job_reads.due_pending(
+            1_900_000_000, 10
+        )  # told or not, the scheduler sees it
         assert due.id == "then"
 
 
@@ -122,7 +124,7 @@ async def test_a_primary_that_takes_no_writes_any_more_is_left_for_the_one_that_
             async with await Ledger.open(
                 old.url().replace(host, f"{host},127.0.0.1:{new.port}")
             ) as ledger:
-                await ledger.record(new_job("before"))
+                await ledger.jobs.record(new_job("before"))
                 read_only(new, "off")
                 read_only(old, "on")
                 # Its connections stay open, and it answers as ever: only not to writes.
@@ -141,14 +143,14 @@ def read_only(server: PostgresServer, value: str) -> None:
 
 async def kept(ledger: Ledger, server: PostgresServer) -> bool:
     """Whether a job that is recorded now is there. No write may fail meanwhile."""
-    await ledger.record(new_job("after"))
+    await ledger.jobs.record(new_job("after"))
     async with await Ledger.open(server.url()) as there:
-        return await there.get("after") is not None
+        return await there.job_reads.get("after") is not None
 
 
 async def refused(ledger: Ledger) -> bool:
     try:
-        await ledger.beat("worker-1")
+        await ledger.workers.beat("worker-1")
     except LedgerUnavailable:
         return True
     return False

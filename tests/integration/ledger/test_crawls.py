@@ -12,6 +12,7 @@ from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.states import State
 from switchyard.services.pipeline.crawls.pages import found_pages
 from switchyard.services.pipeline.ledger import old_crawls
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlRecord, CrawlState, FoundPage
 
 CRAWL = CrawlRecord(
@@ -35,33 +36,43 @@ def pages(*paths: str, host: str = "example.org") -> list[FoundPage]:
 
 @pytest.fixture
 async def crawl(ledger: Ledger) -> CrawlRecord:
-    return await ledger.start_crawl(CRAWL, pages(""), interval=1)
+    return await PipelineLedger(ledger).crawls.start_crawl(CRAWL, pages(""), interval=1)
 
 
 async def test_many_that_find_the_same_pages_claim_each_once_and_no_more_than_allowed(
     ledger: Ledger, crawl: CrawlRecord
 ) -> None:
     found = [pages(*map(str, range(first, first + 20))) for first in range(0, 40, 5)]
-    claims = [ledger.claim_pages(crawl.id, each, 2_000.0, interval=1) for each in found]
+    claims = [
+        PipelineLedger(ledger).crawls.claim_pages(crawl.id, each, 2_000.0, interval=1)
+        for each in found
+    ]
     numbers = await asyncio.gather(*claims)
     assert sum(numbers) == 29
-    progress = await ledger.crawl_progress(crawl.id)
+    progress = await PipelineLedger(ledger).crawls.crawl_progress(crawl.id)
     assert progress is not None
     assert progress.crawl.claimed == 30
     assert progress.pages == {"scheduled": 30}
     assert progress.state is CrawlState.RUNNING
-    assert await ledger.claim_pages(crawl.id, pages("later"), 2_000.0, interval=1) == 0
+    assert (
+        await PipelineLedger(ledger).crawls.claim_pages(
+            crawl.id, pages("later"), 2_000.0, interval=1
+        )
+        == 0
+    )
 
 
 async def test_pages_of_a_host_are_due_one_after_the_other(
     ledger: Ledger, crawl: CrawlRecord
 ) -> None:
-    await ledger.claim_pages(crawl.id, pages("a", "b"), 1_000.5, interval=2)
-    await ledger.claim_pages(crawl.id, pages("c"), 1_000.6, interval=2)
-    await ledger.claim_pages(crawl.id, pages("x", host="other.example"), 1_000.7, interval=2)
+    await PipelineLedger(ledger).crawls.claim_pages(crawl.id, pages("a", "b"), 1_000.5, interval=2)
+    await PipelineLedger(ledger).crawls.claim_pages(crawl.id, pages("c"), 1_000.6, interval=2)
+    await PipelineLedger(ledger).crawls.claim_pages(
+        crawl.id, pages("x", host="other.example"), 1_000.7, interval=2
+    )
     due = {
         each.page.url.removeprefix("https://"): each.page.due_at
-        for each in (await ledger.crawl_pages(crawl.id)).items
+        for each in (await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items
     }
     assert due == {
         "example.org/": 1_000.0,
@@ -70,7 +81,7 @@ async def test_pages_of_a_host_are_due_one_after_the_other(
         "example.org/c": 1_006.0,
         "other.example/x": 1_000.7,
     }
-    jobs = await ledger.due_scheduled(1_002.0, 10)
+    jobs = await ledger.job_reads.due_scheduled(1_002.0, 10)
     assert {each.payload["url"] for each in jobs} == {
         "https://example.org/",
         "https://example.org/a",
@@ -79,37 +90,50 @@ async def test_pages_of_a_host_are_due_one_after_the_other(
 
 
 async def test_what_is_over_takes_up_nothing(ledger: Ledger, crawl: CrawlRecord) -> None:
-    assert await ledger.claim_pages(crawl.id, pages("a"), CRAWL.deadline, interval=1) == 0
-    assert await ledger.cancel_crawl(crawl.id, 1_001.0) == 1
-    assert await ledger.cancel_crawl(crawl.id, 1_002.0) == 0
-    assert await ledger.claim_pages(crawl.id, pages("a"), 1_003.0, interval=1) == 0
-    (page,) = (await ledger.crawl_pages(crawl.id)).items
-    assert await ledger.states([page.page.job_id]) == {page.page.job_id: State.CANCELLED}
-    assert await ledger.cancel_crawl("none", 1.0) is None
+    assert (
+        await PipelineLedger(ledger).crawls.claim_pages(
+            crawl.id, pages("a"), CRAWL.deadline, interval=1
+        )
+        == 0
+    )
+    assert await PipelineLedger(ledger).crawls.cancel_crawl(crawl.id, 1_001.0) == 1
+    assert await PipelineLedger(ledger).crawls.cancel_crawl(crawl.id, 1_002.0) == 0
+    assert (
+        await PipelineLedger(ledger).crawls.claim_pages(crawl.id, pages("a"), 1_003.0, interval=1)
+        == 0
+    )
+    (page,) = (await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items
+    assert await ledger.job_reads.states([page.page.job_id]) == {page.page.job_id: State.CANCELLED}
+    assert await PipelineLedger(ledger).crawls.cancel_crawl("none", 1.0) is None
 
 
 async def test_an_address_to_which_a_page_leads_is_its_own_or_another_pages(
     ledger: Ledger, crawl: CrawlRecord
 ) -> None:
-    await ledger.claim_pages(crawl.id, pages("a", "b"), 1_001.0, interval=1)
-    page = await ledger.crawl_page(crawl.id, "https://example.org/a")
+    await PipelineLedger(ledger).crawls.claim_pages(crawl.id, pages("a", "b"), 1_001.0, interval=1)
+    page = await PipelineLedger(ledger).crawls.crawl_page(crawl.id, "https://example.org/a")
     assert page is not None
     lead = "https://example.org/new"
-    assert await ledger.claim_address(crawl.id, page, lead, "example.org")
-    assert await ledger.claim_address(crawl.id, page, lead, "example.org")
-    assert not await ledger.claim_address(crawl.id, page, "https://example.org/b", "example.org")
-    assert await ledger.claim_pages(crawl.id, pages("new"), 1_001.0, interval=1) == 0
-    assert len((await ledger.crawl_pages(crawl.id)).items) == 3
+    assert await PipelineLedger(ledger).crawls.claim_address(crawl.id, page, lead, "example.org")
+    assert await PipelineLedger(ledger).crawls.claim_address(crawl.id, page, lead, "example.org")
+    assert not await PipelineLedger(ledger).crawls.claim_address(
+        crawl.id, page, "https://example.org/b", "example.org"
+    )
+    assert (
+        await PipelineLedger(ledger).crawls.claim_pages(crawl.id, pages("new"), 1_001.0, interval=1)
+        == 0
+    )
+    assert len((await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items) == 3
 
 
 async def test_crawls_are_listed_newest_first_in_pages(ledger: Ledger) -> None:
     for number in range(3):
         other = replace(CRAWL, id=f"crawl-{number}", created_at=1_000.0 + number)
-        await ledger.start_crawl(other, [], interval=1)
-    page = await ledger.list_crawls(limit=2)
+        await PipelineLedger(ledger).crawls.start_crawl(other, [], interval=1)
+    page = await PipelineLedger(ledger).crawls.list_crawls(limit=2)
     assert [each.crawl.id for each in page.items] == ["crawl-2", "crawl-1"]
     assert [each.state for each in page.items] == [CrawlState.DONE] * 2
-    rest = await ledger.list_crawls(limit=2, cursor=page.next_cursor)
+    rest = await PipelineLedger(ledger).crawls.list_crawls(limit=2, cursor=page.next_cursor)
     assert [each.crawl.id for each in rest.items] == ["crawl-0"]
 
 
@@ -117,20 +141,27 @@ async def test_old_crawls_are_forgotten_but_none_of_which_a_page_may_still_be_vi
     ledger: Ledger, crawl: CrawlRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(old_crawls, "DROPPED_AT_ONCE", 7)
-    await ledger.claim_pages(crawl.id, pages(*map(str, range(20))), 2_000.0, interval=1)
-    assert await ledger.drop_old_crawls(DAY) == 0  # its pages wait
-    await ledger.cancel_crawl(crawl.id, 3_000.0)
-    assert await ledger.drop_old_crawls(ledger.clock.time()) == 0  # it is younger than that
-    (job_id, *_) = [each.page.job_id for each in (await ledger.crawl_pages(crawl.id)).items]
+    await PipelineLedger(ledger).crawls.claim_pages(
+        crawl.id, pages(*map(str, range(20))), 2_000.0, interval=1
+    )
+    assert await PipelineLedger(ledger).old_crawls.drop_old_crawls(DAY) == 0  # its pages wait
+    await PipelineLedger(ledger).crawls.cancel_crawl(crawl.id, 3_000.0)
+    assert (
+        await PipelineLedger(ledger).old_crawls.drop_old_crawls(ledger.clock.time()) == 0
+    )  # it is younger than that
+    (job_id, *_) = [
+        each.page.job_id
+        for each in (await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items
+    ]
 
     async def died(at: float) -> None:
         change = update(jobs).where(jobs.c.id == job_id).values(state=State.DEAD, updated_at=at)
-        await ledger._database.write(lambda connection: connection.execute(change).rowcount)
+        await ledger.core.database.write(lambda connection: connection.execute(change).rowcount)
 
     await died(ledger.clock.time())
-    assert await ledger.drop_old_crawls(DAY) == 0  # it can be redriven
+    assert await PipelineLedger(ledger).old_crawls.drop_old_crawls(DAY) == 0  # it can be redriven
     await died(4_000.0)
-    assert await ledger.drop_old_crawls(DAY) == 1
-    assert await ledger.crawl(crawl.id) is None
-    assert (await ledger.crawl_pages(crawl.id)).items == ()
-    assert await ledger.get(job_id) is not None
+    assert await PipelineLedger(ledger).old_crawls.drop_old_crawls(DAY) == 1
+    assert await PipelineLedger(ledger).crawls.crawl(crawl.id) is None
+    assert (await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items == ()
+    assert await ledger.job_reads.get(job_id) is not None

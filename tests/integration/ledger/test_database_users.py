@@ -49,11 +49,11 @@ async def test_the_application_works_with_the_ledger_and_the_reader_sees_it(
     logins: Logins,
 ) -> None:
     async with await Ledger.open(logins["application"], check=True) as ledger:
-        assert await ledger.record(new_job()) == Created("job-1")
+        assert await ledger.jobs.record(new_job()) == Created("job-1")
     async with await Ledger.open(logins["reader"], check=True) as ledger:
-        assert await ledger.get("job-1") is not None
+        assert await ledger.job_reads.get("job-1") is not None
         with pytest.raises(LedgerError, match="permission denied for table"):
-            await ledger.record(new_job("job-2"))
+            await ledger.jobs.record(new_job("job-2"))
 
 
 @pytest.mark.parametrize(

@@ -25,40 +25,46 @@ def of_cause(job_id: str, message: str, **changes: object):
 
 
 async def test_letters_of_one_cause_are_a_group(ledger: Ledger) -> None:
-    await ledger.index_dead(
+    await ledger.dead_letters.index_dead(
         [
             *(of_cause(f"a{n}", f"no page {n}", dead_at=NOW - n * HOUR) for n in range(30)),
             *(of_cause(f"b{n}", "disk full", dead_at=NOW - 100 + n) for n in range(3)),
         ]
     )
-    first, second = await ledger.dead_groups(now=NOW)
+    first, second = await ledger.dead_letters.dead_groups(now=NOW)
     assert (first.count, first.first_at, first.last_at) == (30, NOW - 29 * HOUR, NOW)
     assert first.trend == (1,) * 24
     assert (first.sample.id, first.sample.error_message) == ("a0", "no page 0")
     assert (second.count, second.trend) == (3, (0,) * 23 + (3,))
     assert second.sample.id == "b2"
-    assert [group.count for group in await ledger.dead_groups(limit=1, now=NOW)] == [30]
+    assert [group.count for group in await ledger.dead_letters.dead_groups(limit=1, now=NOW)] == [
+        30
+    ]
 
     wanted = DeadLetterFilter(group=first.fingerprint[:6], state="waiting")
-    assert await ledger.count_dead(wanted) == 30
-    assert len((await ledger.list_dead(wanted)).items) == 30
+    assert await ledger.dead_letters.count_dead(wanted) == 30
+    assert len((await ledger.dead_letters.list_dead(wanted)).items) == 30
 
 
 async def test_groups_are_of_one_state(ledger: Ledger) -> None:
-    await ledger.index_dead([of_cause("a", "disk full"), of_cause("b", "disk full")])
-    await ledger.mark_dead_state(["a"], DeadLetterState.PURGED, NOW)
-    assert [group.count for group in await ledger.dead_groups()] == [1]
-    assert [group.sample.id for group in await ledger.dead_groups(state="purged")] == ["a"]
-    assert [group.count for group in await ledger.dead_groups(state=None)] == [2]
-    assert await ledger.dead_groups(state="dropped") == []
+    await ledger.dead_letters.index_dead([of_cause("a", "disk full"), of_cause("b", "disk full")])
+    await ledger.dead_letters.mark_dead_state(["a"], DeadLetterState.PURGED, NOW)
+    assert [group.count for group in await ledger.dead_letters.dead_groups()] == [1]
+    assert [group.sample.id for group in await ledger.dead_letters.dead_groups(state="purged")] == [
+        "a"
+    ]
+    assert [group.count for group in await ledger.dead_letters.dead_groups(state=None)] == [2]
+    assert await ledger.dead_letters.dead_groups(state="dropped") == []
 
 
 async def test_letters_of_before_there_were_groups_get_theirs(ledger: Ledger) -> None:
-    await ledger.index_dead([letter(f"old{n}", error_message=f"no page {n}") for n in range(1_100)])
-    assert await ledger.dead_groups() == []
-    assert await ledger.group_letters(group_of) == 1_100
-    assert [group.count for group in await ledger.dead_groups()] == [1_100]
-    assert await ledger.group_letters(_never) == 0
+    await ledger.dead_letters.index_dead(
+        [letter(f"old{n}", error_message=f"no page {n}") for n in range(1_100)]
+    )
+    assert await ledger.dead_letters.dead_groups() == []
+    assert await ledger.dead_letters.group_letters(group_of) == 1_100
+    assert [group.count for group in await ledger.dead_letters.dead_groups()] == [1_100]
+    assert await ledger.dead_letters.group_letters(_never) == 0
 
 
 def _never(found: DeadLetter) -> str:
@@ -66,15 +72,19 @@ def _never(found: DeadLetter) -> str:
 
 
 async def test_letters_are_filtered_by_ids_and_time(ledger: Ledger) -> None:
-    await ledger.index_dead([letter(f"a{n}", dead_at=NOW + n) for n in range(5)])
+    await ledger.dead_letters.index_dead([letter(f"a{n}", dead_at=NOW + n) for n in range(5)])
     many = frozenset({"a1", "a3", *(f"unknown-{n}" for n in range(40_000))})
-    assert await ledger.count_dead(DeadLetterFilter(ids=many)) == 2
+    assert await ledger.dead_letters.count_dead(DeadLetterFilter(ids=many)) == 2
     between = DeadLetterFilter(since=NOW + 1, until=NOW + 3)
-    assert [each.id for each in (await ledger.list_dead(between)).items] == ["a3", "a2", "a1"]
-    in_order = await ledger.letters_in(DeadLetterFilter(), states=["waiting"], limit=2)
+    assert [each.id for each in (await ledger.dead_letters.list_dead(between)).items] == [
+        "a3",
+        "a2",
+        "a1",
+    ]
+    in_order = await ledger.dead_letters.letters_in(DeadLetterFilter(), states=["waiting"], limit=2)
     assert [each.id for each in in_order] == ["a0", "a1"]
     last = in_order[-1]
-    rest = await ledger.letters_in(
+    rest = await ledger.dead_letters.letters_in(
         DeadLetterFilter(), states=["waiting"], after=(last.dead_at, last.id)
     )
     assert [each.id for each in rest] == ["a2", "a3", "a4"]
@@ -83,4 +93,4 @@ async def test_letters_are_filtered_by_ids_and_time(ledger: Ledger) -> None:
 @pytest.mark.parametrize("limit", [0, 1_001])
 async def test_groups_are_not_endless(ledger: Ledger, limit: int) -> None:
     with pytest.raises(ValueError, match="limit"):
-        await ledger.dead_groups(limit=limit)
+        await ledger.dead_letters.dead_groups(limit=limit)

@@ -5,11 +5,11 @@ from tests.support.made import NOW, claim, finish, letter, new_job
 
 async def test_what_is_open_is_counted_by_lane_and_the_oldest_found(ledger: Ledger) -> None:
     for number in range(3):
-        await ledger.record(new_job(f"job-{number}", now=NOW + number))
-    await ledger.record(new_job("later", lane="backfill", run_at=NOW + 900))
-    await ledger.mark_queued(["job-1"], NOW + 5)
-    await ledger.claim(claim("job-2"))
-    gauges = await ledger.gauges()
+        await ledger.jobs.record(new_job(f"job-{number}", now=NOW + number))
+    await ledger.jobs.record(new_job("later", lane="backfill", run_at=NOW + 900))
+    await ledger.jobs.mark_queued(["job-1"], NOW + 5)
+    await ledger.jobs.claim(claim("job-2"))
+    gauges = await ledger.gauges.gauges()
     assert gauges.open_jobs == {
         ("hot", "pending"): 1,
         ("hot", "queued"): 1,
@@ -21,38 +21,38 @@ async def test_what_is_open_is_counted_by_lane_and_the_oldest_found(ledger: Ledg
 
 
 async def test_what_has_ended_is_not_counted(ledger: Ledger) -> None:
-    await ledger.record(new_job())
-    await ledger.claim(claim())
-    await ledger.finish(finish(State.SUCCEEDED))
-    gauges = await ledger.gauges()
+    await ledger.jobs.record(new_job())
+    await ledger.jobs.claim(claim())
+    await ledger.jobs.finish(finish(State.SUCCEEDED))
+    gauges = await ledger.gauges.gauges()
     assert (gauges.open_jobs, gauges.oldest, gauges.oldest_pending) == ({}, {}, None)
     assert (gauges.bulk, gauges.bulk_progress) == ({}, {})
 
 
 async def test_dead_letters_are_counted_by_cause_also_without_a_lane(ledger: Ledger) -> None:
-    await ledger.index_dead(
+    await ledger.dead_letters.index_dead(
         [
             letter(lane="hot"),
             letter("job-2", lane="hot"),
             letter(None, "malformed", id="raw-1", lane=None),
         ]
     )
-    gauges = await ledger.gauges()
+    gauges = await ledger.gauges.gauges()
     assert gauges.dead == {("hot", "exhausted"): 2, ("", "malformed"): 1}
 
 
 async def test_what_each_kind_of_worker_has_to_do(ledger: Ledger) -> None:
     for number in range(7):
-        await ledger.record(new_job(f"job-{number}", now=NOW))
-    await ledger.mark_queued(["job-0"], NOW + 7)
-    await ledger.mark_queued(["job-1"], NOW + 5)
+        await ledger.jobs.record(new_job(f"job-{number}", now=NOW))
+    await ledger.jobs.mark_queued(["job-0"], NOW + 7)
+    await ledger.jobs.mark_queued(["job-1"], NOW + 5)
     for pid, host in ((7, "here"), (8, "here"), (9, "there")):
-        await ledger.register_worker(
+        await ledger.workers.register_worker(
             f"worker-{pid}", kinds=["llm"], lanes=["hot"], host=host, pid=pid, concurrency=4
         )
     for number, pid in ((2, 7), (4, 7), (5, 8), (6, 9)):
-        await ledger.claim(claim(f"job-{number}", worker_id=f"worker-{pid}"))
-    load = await ledger.load("here")  # job-3 is not on the broker: no worker could take it
+        await ledger.jobs.claim(claim(f"job-{number}", worker_id=f"worker-{pid}"))
+    load = await ledger.gauges.load("here")  # job-3 is not on the broker: no worker could take it
     assert load.keys() == {"llm"}
     assert load["llm"].oldest == NOW + 5
     assert load["llm"].running == {7: 2, 8: 1}

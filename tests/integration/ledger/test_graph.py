@@ -14,6 +14,7 @@ from switchyard.services.pipeline.graph.describing import (
     document_of,
     similar_documents,
 )
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import Direction, EdgeKind, NodeKind
 
 TIDES = {
@@ -45,18 +46,18 @@ async def put(
         edges[edge.kind].append(edge)
     if references is not None:
         edges[EdgeKind.CITES] = cited_works(references)
-    await ledger.put_in_graph(document, edges)
+    await PipelineLedger(ledger).graph.put_in_graph(document, edges)
 
 
 async def edges(ledger: Ledger, *kinds: str) -> list[tuple[str, str, str]]:
-    found, _ = await ledger.graph_edges_after(None, 1000)
+    found, _ = await PipelineLedger(ledger).graph_reads.graph_edges_after(None, 1000)
     return sorted(
         (edge.source, edge.kind, edge.target) for edge in found if not kinds or edge.kind in kinds
     )
 
 
 async def nodes(ledger: Ledger) -> dict[str, tuple[str, int]]:
-    found = await ledger.graph_nodes_after(0, 1000)
+    found = await PipelineLedger(ledger).graph_reads.graph_nodes_after(0, 1000)
     return {node.key: (str(node.kind), node.cited) for _, node in found}
 
 
@@ -70,8 +71,8 @@ async def test_two_papers_that_cite_each_other_get_one_edge_each_way(ledger: Led
             ("arxiv:2001.00002", "cites", "doi:10.1234/tides"),
             ("doi:10.1234/tides", "cites", "arxiv:2001.00002"),
         ]
-        assert await ledger.graph_node("doi:10.1234/TIDES") is not None
-        node = await ledger.graph_node("waves")
+        assert await PipelineLedger(ledger).graph_reads.graph_node("doi:10.1234/TIDES") is not None
+        node = await PipelineLedger(ledger).graph_reads.graph_node("waves")
         assert node is not None
         assert (node.kind, node.cited, node.documents) == (NodeKind.DOCUMENT, 1, ("waves",))
 
@@ -123,7 +124,7 @@ async def test_whatever_comes_first_the_graph_is_the_same(
         "doi:10.1234/tides": 1,
         "arxiv:2001.00002": 1,
     }
-    sea = await ledger.graph_node("sea")
+    sea = await PipelineLedger(ledger).graph_reads.graph_node("sea")
     assert sea is not None
     assert sea.documents == ("sea",)
     assert "venue:journal of water" in await nodes(ledger)
@@ -131,11 +132,15 @@ async def test_whatever_comes_first_the_graph_is_the_same(
 
 async def test_a_work_that_is_cited_becomes_the_document_when_it_comes(ledger: Ledger) -> None:
     await put(ledger, "tides", TIDES, [SEA])
-    work = await ledger.graph_node("title:the sea and all that is in it|1999|doe")
+    work = await PipelineLedger(ledger).graph_reads.graph_node(
+        "title:the sea and all that is in it|1999|doe"
+    )
     assert work is not None
     assert (work.kind, work.label, work.told_by) == (NodeKind.WORK, SEA["title"], "reference")
     await put(ledger, "sea", title="The Sea, and All that is in it.")
-    page = await ledger.graph_neighbours("tides", kinds=[EdgeKind.CITES])
+    page = await PipelineLedger(ledger).graph_reads.graph_neighbours(
+        "tides", kinds=[EdgeKind.CITES]
+    )
     assert page is not None
     (cited,) = page.items
     assert (cited.direction, cited.node.documents) == (Direction.OUT, ("sea",))
@@ -151,7 +156,9 @@ async def test_works_become_one_when_a_doi_becomes_known(ledger: Ledger) -> None
     assert found["doi:10.1234/sea"] == ("work", 2)
     assert len([kind for kind, _ in found.values() if kind == "work"]) == 1
     assert ("doi:10.1234/sea", "written_by", "author:doe john") in await edges(ledger)
-    by_old_name = await ledger.graph_node("title:the sea and all that is in it|1999|doe")
+    by_old_name = await PipelineLedger(ledger).graph_reads.graph_node(
+        "title:the sea and all that is in it|1999|doe"
+    )
     assert by_old_name is not None
     assert by_old_name.key == "doi:10.1234/sea"
 
@@ -173,14 +180,14 @@ async def test_documents_with_one_title_stay_two(ledger: Ledger) -> None:
 async def test_two_documents_of_one_paper_are_one_node_until_one_goes(ledger: Ledger) -> None:
     await put(ledger, "tides", TIDES, [SEA])
     await put(ledger, "copy", TIDES, [SEA])
-    node = await ledger.graph_node("doi:10.1234/tides")
+    node = await PipelineLedger(ledger).graph_reads.graph_node("doi:10.1234/tides")
     assert node is not None
     assert node.documents == ("copy", "tides")
     sea = "title:the sea and all that is in it|1999|doe"
     assert (await nodes(ledger))[sea] == ("work", 1)
-    assert await ledger.drop_from_graph("tides")
+    assert await PipelineLedger(ledger).graph.drop_from_graph("tides")
     assert (await nodes(ledger))[sea] == ("work", 1)
-    assert await ledger.drop_from_graph("copy")
+    assert await PipelineLedger(ledger).graph.drop_from_graph("copy")
     assert await nodes(ledger) == {}
 
 
@@ -213,8 +220,8 @@ async def test_a_document_that_proves_to_be_another_work_takes_its_edges_along(
 async def test_a_document_that_goes_leaves_what_others_cite(ledger: Ledger) -> None:
     await put(ledger, "tides", TIDES, [SEA])
     await put(ledger, "waves", WAVES, [{"arxiv_id": "2001.00001"}])
-    assert await ledger.drop_from_graph("tides")
-    assert not await ledger.drop_from_graph("tides")
+    assert await PipelineLedger(ledger).graph.drop_from_graph("tides")
+    assert not await PipelineLedger(ledger).graph.drop_from_graph("tides")
     assert await nodes(ledger) == {
         "arxiv:2001.00002": ("document", 0),
         "author:born max": ("author", 0),
@@ -249,9 +256,9 @@ async def test_many_at_once_make_each_node_once(ledger: Ledger) -> None:
 async def test_likeness_makes_documents_known_before_they_are_described(ledger: Ledger) -> None:
     document = document_of("a", title="First")
     links = similar_documents([{"document_id": "b", "title": "Second", "similarity": 0.5}])
-    await ledger.put_in_graph(document, {EdgeKind.SIMILAR: links})
+    await PipelineLedger(ledger).graph.put_in_graph(document, {EdgeKind.SIMILAR: links})
     await put(ledger, "b", TIDES, title="The second, as it calls itself")
-    page = await ledger.graph_neighbours("a")
+    page = await PipelineLedger(ledger).graph_reads.graph_neighbours("a")
     assert page is not None
     (found,) = page.items
     assert (found.node.label, found.edge.weight) == ("The second, as it calls itself", 0.5)
@@ -263,22 +270,28 @@ async def test_neighbours_come_in_pages_by_kind_and_direction(ledger: Ledger) ->
     seen: list[str] = []
     cursor = None
     while True:
-        page = await ledger.graph_neighbours("tides", limit=2, cursor=cursor)
+        page = await PipelineLedger(ledger).graph_reads.graph_neighbours(
+            "tides", limit=2, cursor=cursor
+        )
         assert page is not None
         seen += [each.node.key for each in page.items]
         if (cursor := page.next_cursor) is None:
             break
     assert len(seen) == len(set(seen)) == 9
     assert seen[-1] == "arxiv:2001.00002"  # what leads here comes last
-    cited = await ledger.graph_neighbours("tides", kinds=["cites"], direction=Direction.IN)  # type: ignore[list-item]
+    cited = await PipelineLedger(ledger).graph_reads.graph_neighbours(
+        "tides",
+        kinds=["cites"],  # type: ignore[list-item]
+        direction=Direction.IN,
+    )
     assert cited is not None
     assert [each.node.key for each in cited.items] == ["arxiv:2001.00002"]
-    assert await ledger.graph_neighbours("nobody") is None
+    assert await PipelineLedger(ledger).graph_reads.graph_neighbours("nobody") is None
     with pytest.raises(ValueError, match="limit"):
-        await ledger.graph_neighbours("tides", limit=0)
+        await PipelineLedger(ledger).graph_reads.graph_neighbours("tides", limit=0)
     for cursor in ("x", "WzFd", "W251bGwsMSwxXQ==", "WzAsImNpdGVzIiwgOTIyMzM3MjAzNjg1NDc3NTgwOF0="):
         with pytest.raises(InvalidCursor):
-            await ledger.graph_neighbours("tides", cursor=cursor)
+            await PipelineLedger(ledger).graph_reads.graph_neighbours("tides", cursor=cursor)
 
 
 async def test_neighbourhoods_paths_and_works_in_common(ledger: Ledger) -> None:
@@ -287,7 +300,9 @@ async def test_neighbourhoods_paths_and_works_in_common(ledger: Ledger) -> None:
     await put(ledger, "c", {"doi": "10.1234/c"}, [{"doi": "10.1234/d"}, {"doi": "10.1234/e"}])
     await put(ledger, "z", None, [{"doi": "10.1234/b"}, {"doi": "10.1234/c"}, {"doi": "10.1234/e"}])
 
-    near = await ledger.graph_neighbourhood("a", depth=2, direction=Direction.OUT)
+    near = await PipelineLedger(ledger).graph_walks.graph_neighbourhood(
+        "a", depth=2, direction=Direction.OUT
+    )
     assert near is not None
     assert near.nodes[0].key == "document:a"
     assert sorted(zip((n.key for n in near.nodes), near.distances, strict=True)) == [
@@ -299,11 +314,11 @@ async def test_neighbourhoods_paths_and_works_in_common(ledger: Ledger) -> None:
     ]
     assert len(near.edges) == 5
     assert not near.truncated
-    some = await ledger.graph_neighbourhood("a", depth=2, limit=2)
+    some = await PipelineLedger(ledger).graph_walks.graph_neighbourhood("a", depth=2, limit=2)
     assert some is not None
     assert (len(some.nodes), some.truncated) == (2, True)
 
-    found = await ledger.graph_paths("a", "doi:10.1234/d")
+    found = await PipelineLedger(ledger).graph_walks.graph_paths("a", "doi:10.1234/d")
     assert found is not None
     assert found.complete
     assert sorted([n.key for n in path.nodes][1] for path in found.paths) == [
@@ -315,24 +330,28 @@ async def test_neighbourhoods_paths_and_works_in_common(ledger: Ledger) -> None:
             (path.nodes[0].key, path.nodes[1].key),
             (path.nodes[1].key, path.nodes[2].key),
         ]
-    against = await ledger.graph_paths("doi:10.1234/d", "a", direction=Direction.OUT)
+    against = await PipelineLedger(ledger).graph_walks.graph_paths(
+        "doi:10.1234/d", "a", direction=Direction.OUT
+    )
     assert against is not None
     assert (against.paths, against.complete) == ([], True)
-    back = await ledger.graph_paths("doi:10.1234/d", "a", direction=Direction.IN, limit=1)
+    back = await PipelineLedger(ledger).graph_walks.graph_paths(
+        "doi:10.1234/d", "a", direction=Direction.IN, limit=1
+    )
     assert back is not None
     assert [edge.source for edge in back.paths[0].edges][1] == "document:a"
-    same = await ledger.graph_paths("a", "document:a")
+    same = await PipelineLedger(ledger).graph_walks.graph_paths("a", "document:a")
     assert same is not None
     assert [len(path.nodes) for path in same.paths] == [1]
-    assert await ledger.graph_paths("a", "nobody") is None
+    assert await PipelineLedger(ledger).graph_walks.graph_paths("a", "nobody") is None
 
-    together = await ledger.graph_cocited("doi:10.1234/b")
+    together = await PipelineLedger(ledger).graph_reads.graph_cocited("doi:10.1234/b")
     assert together is not None
     assert [(each.node.key, each.shared) for each in together.works] == [
         ("doi:10.1234/c", 2),
         ("doi:10.1234/e", 1),
     ]
-    coupled = await ledger.graph_coupled("z")
+    coupled = await PipelineLedger(ledger).graph_reads.graph_coupled("z")
     assert coupled is not None
     assert [(each.node.key, each.shared) for each in coupled.works] == [
         ("document:a", 2),
@@ -340,16 +359,24 @@ async def test_neighbourhoods_paths_and_works_in_common(ledger: Ledger) -> None:
     ]
     assert not coupled.sampled
 
-    first = await ledger.graph_cited(limit=2)
-    rest = await ledger.graph_cited(limit=2, cursor=first.next_cursor)
+    first = await PipelineLedger(ledger).graph_reads.graph_cited(limit=2)
+    rest = await PipelineLedger(ledger).graph_reads.graph_cited(limit=2, cursor=first.next_cursor)
     assert [node.cited for node in (*first.items, *rest.items)] == [2, 2, 2, 2]
     assert rest.next_cursor is None
-    works = await ledger.graph_cited(kind=NodeKind.WORK)
+    works = await PipelineLedger(ledger).graph_reads.graph_cited(kind=NodeKind.WORK)
     assert {node.key for node in works.items} == {"doi:10.1234/d", "doi:10.1234/e"}
-    assert await ledger.graph_documents_by("doi:10.1234/d", cites=True) == {"b", "c"}
-    assert await ledger.graph_documents_by("a", cites=False) == {"b", "c"}
-    assert set(await ledger.graph_labels(["a", "b", "nobody"])) == {"a", "b"}
-    summary = await ledger.graph_summary()
+    assert await PipelineLedger(ledger).graph_reads.graph_documents_by(
+        "doi:10.1234/d", cites=True
+    ) == {"b", "c"}
+    assert await PipelineLedger(ledger).graph_reads.graph_documents_by("a", cites=False) == {
+        "b",
+        "c",
+    }
+    assert set(await PipelineLedger(ledger).graph_reads.graph_labels(["a", "b", "nobody"])) == {
+        "a",
+        "b",
+    }
+    summary = await PipelineLedger(ledger).graph_reads.graph_summary()
     assert (summary.nodes, summary.edges) == ({"document": 4, "work": 2}, {"cites": 8})
 
 

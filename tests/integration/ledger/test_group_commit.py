@@ -19,7 +19,9 @@ async def test_a_bad_row_fails_alone(ledger: Ledger) -> None:
     bad = new_job("bad", lane=None)
     jobs = [new_job(f"job-{n}") for n in range(20)]
     jobs.insert(7, bad)
-    answers = await asyncio.gather(*(ledger.record(job) for job in jobs), return_exceptions=True)
+    answers = await asyncio.gather(
+        *(ledger.jobs.record(job) for job in jobs), return_exceptions=True
+    )
     assert isinstance(answers.pop(7), RowRejected)
     assert answers == [Created(f"job-{n}") for n in range(20)]
 
@@ -27,60 +29,62 @@ async def test_a_bad_row_fails_alone(ledger: Ledger) -> None:
 async def test_a_number_out_of_range_fails_alone(ledger: Ledger) -> None:
     metadata = Metadata().model_copy(update={"attempts": 2**80})
     bad = claim(message("bad").model_copy(update={"metadata": metadata}), "c-bad")
-    answers = await asyncio.gather(ledger.claim(claim()), ledger.claim(bad), return_exceptions=True)
+    answers = await asyncio.gather(
+        ledger.jobs.claim(claim()), ledger.jobs.claim(bad), return_exceptions=True
+    )
     assert answers[0] == Claimed(crashes=0)
     # SQLite has no integer types of a limited size; PostgreSQL has.
     assert isinstance(answers[1], Claimed | RowRejected)
 
 
 async def test_a_cancelled_caller_does_not_break_its_batch(ledger: Ledger) -> None:
-    tasks = [asyncio.create_task(ledger.record(new_job(f"job-{n}"))) for n in range(10)]
+    tasks = [asyncio.create_task(ledger.jobs.record(new_job(f"job-{n}"))) for n in range(10)]
     await asyncio.sleep(0)
     tasks[3].cancel()
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(answers.pop(3), asyncio.CancelledError)
     assert all(isinstance(answer, Created) for answer in answers)
-    assert await ledger.record(new_job("job-99")) == Created("job-99")
+    assert await ledger.jobs.record(new_job("job-99")) == Created("job-99")
 
 
 async def test_all_kinds_of_writes_of_one_job_in_one_transaction(ledger: Ledger) -> None:
     # Submitted in the wrong order on purpose: the transaction puts it right.
     finished, claimed, marked, recorded = await asyncio.gather(
-        ledger.finish(finish()),
-        ledger.claim(claim()),
-        ledger.mark_queued(["job-1"], NOW),
-        ledger.record(new_job()),
+        ledger.jobs.finish(finish()),
+        ledger.jobs.claim(claim()),
+        ledger.jobs.mark_queued(["job-1"], NOW),
+        ledger.jobs.record(new_job()),
     )
     assert finished is not None
     assert marked == 1
     assert claimed == Claimed(crashes=0)
     assert recorded == Created("job-1")
-    record = await ledger.get("job-1")
+    record = await ledger.job_reads.get("job-1")
     assert record is not None
     assert (record.state, record.queued_at) == (State.SUCCEEDED, NOW)
 
 
 async def test_more_operations_than_a_batch_holds(ledger: Ledger) -> None:
-    answers = await ledger.record_many([new_job(f"job-{n}") for n in range(1_201)])
+    answers = await ledger.jobs.record_many([new_job(f"job-{n}") for n in range(1_201)])
     assert answers == [Created(f"job-{n}") for n in range(1_201)]
-    assert await ledger.counts() == {"hot": {State.PENDING: 1_201}}
+    assert await ledger.job_reads.counts() == {"hot": {State.PENDING: 1_201}}
 
 
 async def test_large_jobs_are_written_in_several_statements(ledger: Ledger) -> None:
     jobs = [new_job(message(f"job-{n}", payload={"t": "x" * 900_000})) for n in range(20)]
-    assert await ledger.record_many(jobs) == [Created(f"job-{n}") for n in range(20)]
+    assert await ledger.jobs.record_many(jobs) == [Created(f"job-{n}") for n in range(20)]
 
 
 async def test_a_closed_ledger_has_written_what_waited_and_takes_no_more(
     database_url: str,
 ) -> None:
     ledger = await Ledger.open(database_url)
-    task = asyncio.create_task(ledger.record(new_job()))
+    task = asyncio.create_task(ledger.jobs.record(new_job()))
     await asyncio.sleep(0)
     await ledger.close()
     assert await task == Created("job-1")
     with pytest.raises(LedgerError, match="closed"):
-        await ledger.record(new_job("job-2"))
+        await ledger.jobs.record(new_job("job-2"))
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "foreign"])
@@ -88,7 +92,7 @@ async def test_processes_on_one_database_share_out_the_jobs(
     ledger: Ledger, database_url: str, recorded: bool
 ) -> None:
     if recorded:
-        await ledger.record_many([new_job(f"job-{n}") for n in range(300)])
+        await ledger.jobs.record_many([new_job(f"job-{n}") for n in range(300)])
     runner = commands()
     done = await asyncio.gather(
         *(

@@ -12,10 +12,10 @@ from tests.support.made import NOW, claim, finish, letter, new_job
 async def claimed(ledger: Ledger) -> Ledger:
     """Of two jobs that `then` waits for one has ended, and the other runs."""
     jobs = [new_job(each, join_id="then") for each in ("first", "last")]
-    await ledger.record_joined([*jobs, new_job("then", joins=Joining("go_on"))])
+    await ledger.joins.record_joined([*jobs, new_job("then", joins=Joining("go_on"))])
     for each in ("first", "last"):
-        await ledger.claim(claim(each, f"claim of {each}"))
-    noted = await ledger.finish(finish(claim_id="claim of first", job_id="first"))
+        await ledger.jobs.claim(claim(each, f"claim of {each}"))
+    noted = await ledger.jobs.finish(finish(claim_id="claim of first", job_id="first"))
     assert noted is not None
     assert noted.due == []
     return ledger
@@ -24,9 +24,12 @@ async def claimed(ledger: Ledger) -> Ledger:
 async def test_a_worker_whose_dead_letter_was_read_before_it_says_so_is_told(
     claimed: Ledger,
 ) -> None:
-    await claimed.index_dead([letter("last", dead_at=NOW)])
-    assert await claimed.states(["last", "then"]) == {"last": State.DEAD, "then": State.PENDING}
-    noted = await claimed.finish(finish(State.DEAD, "claim of last", job_id="last"))
+    await claimed.dead_letters.index_dead([letter("last", dead_at=NOW)])
+    assert await claimed.job_reads.states(["last", "then"]) == {
+        "last": State.DEAD,
+        "then": State.PENDING,
+    }
+    noted = await claimed.jobs.finish(finish(State.DEAD, "claim of last", job_id="last"))
     assert noted is not None
     assert noted.due == ["then"]
 
@@ -35,9 +38,9 @@ async def test_a_worker_whose_first_answer_was_lost_is_told_again_until_it_is_pu
     claimed: Ledger,
 ) -> None:
     end = finish(claim_id="claim of last", job_id="last")
-    told = [await claimed.finish(end), await claimed.finish(end)]
+    told = [await claimed.jobs.finish(end), await claimed.jobs.finish(end)]
     assert [noted and noted.due for noted in told] == [["then"], ["then"]]
-    await claimed.mark_queued(["then"], NOW)
-    noted = await claimed.finish(end)
+    await claimed.jobs.mark_queued(["then"], NOW)
+    noted = await claimed.jobs.finish(end)
     assert noted is not None
     assert noted.due == []

@@ -50,7 +50,7 @@ def request(job_id: str, *needs: Need, claimed: bool = False, large: bool = Fals
 
 
 async def take(ledger: Ledger, job_id: str, *needs: Need) -> RoomAnswer:
-    return await ledger.take_room(request(job_id, *needs))
+    return await ledger.limits.take_room(request(job_id, *needs))
 
 
 def called(answer: RoomAnswer | Sequence[object]) -> list[str]:
@@ -59,7 +59,9 @@ def called(answer: RoomAnswer | Sequence[object]) -> list[str]:
 
 
 async def change(ledger: Ledger, statement: str) -> None:
-    await ledger._database.write(lambda connection: connection.execute(text(statement)).rowcount)
+    await ledger.core.database.write(
+        lambda connection: connection.execute(text(statement)).rowcount
+    )
 
 
 async def test_no_more_jobs_than_may_have_room_whoever_asks(
@@ -74,13 +76,13 @@ async def test_no_more_jobs_than_may_have_room_whoever_asks(
             done = 0
             for number in range(20):
                 asked = request(f"{name}-{number}", need)
-                if isinstance(await each.take_room(asked), RoomGiven):
+                if isinstance(await each.limits.take_room(asked), RoomGiven):
                     in_use += 1
                     most = max(most, in_use)
                     await asyncio.sleep(0)
                     in_use -= 1
                     done += 1
-                    await each.give_room_back(asked.hold, asked.needs, None)
+                    await each.limits.give_room_back(asked.hold, asked.needs, None)
             return done
 
         workers = [work(each, f"{n}-{id(each)}") for each in (ledger, other) for n in range(4)]
@@ -91,21 +93,21 @@ async def test_no_more_jobs_than_may_have_room_whoever_asks(
 
 async def test_room_goes_to_those_that_have_waited_longest(ledger: Ledger) -> None:
     first = request("first")
-    assert isinstance(await ledger.take_room(first), RoomGiven)
+    assert isinstance(await ledger.limits.take_room(first), RoomGiven)
     for name in ("second", "third"):
         assert isinstance(await take(ledger, name), NoRoom)
-    assert called(await ledger.give_room_back(first.hold, first.needs, None)) == ["second"]
+    assert called(await ledger.limits.give_room_back(first.hold, first.needs, None)) == ["second"]
     # Its room is kept for it.
     assert isinstance(await take(ledger, "newcomer"), NoRoom)
     second = request("second")
-    assert isinstance(await ledger.take_room(second), RoomGiven)
-    assert called(await ledger.give_room_back(second.hold, second.needs, None)) == ["third"]
+    assert isinstance(await ledger.limits.take_room(second), RoomGiven)
+    assert called(await ledger.limits.give_room_back(second.hold, second.needs, None)) == ["third"]
 
 
 async def test_a_newcomer_does_not_overtake_those_that_wait(ledger: Ledger) -> None:
     assert isinstance(await take(ledger, "first"), RoomGiven)
     assert isinstance(await take(ledger, "second"), NoRoom)
-    await ledger.release_room("worker-1")  # which calls nobody
+    await ledger.limits.release_room("worker-1")  # which calls nobody
     answer = await take(ledger, "newcomer")
     assert isinstance(answer, NoRoom)
     assert called(answer) == ["second"]
@@ -115,10 +117,10 @@ async def test_one_that_is_called_and_does_not_come_holds_nobody_up_for_long(
     ledger: Ledger,
 ) -> None:
     first = request("first")
-    await ledger.take_room(first)
+    await ledger.limits.take_room(first)
     await take(ledger, "lost")
     await take(ledger, "second")
-    assert called(await ledger.give_room_back(first.hold, first.needs, None)) == ["lost"]
+    assert called(await ledger.limits.give_room_back(first.hold, first.needs, None)) == ["lost"]
     await change(ledger, "UPDATE limit_waits SET called_until = 1, call_after = 1 WHERE calls > 0")
     assert called(await take(ledger, "newcomer")) == ["lost"]
     # Its room was kept for as long as before, and it is called again later than that.
@@ -135,8 +137,8 @@ async def test_room_of_one_that_died_comes_back(ledger: Ledger) -> None:
 
 async def test_renewed_room_stays(ledger: Ledger) -> None:
     first = replace(request("first"), life=0.0)
-    await ledger.take_room(first)
-    assert await ledger.renew_room([first.hold], LIFE) == 1
+    await ledger.limits.take_room(first)
+    assert await ledger.limits.renew_room([first.hold], LIFE) == 1
     assert isinstance(await take(ledger, "second"), NoRoom)
 
 
@@ -156,7 +158,7 @@ async def test_room_is_taken_in_all_limits_or_in_none(ledger: Ledger) -> None:
     )
     assert isinstance(await take(ledger, "first", narrow, wide), RoomGiven)
     assert isinstance(await take(ledger, "second", narrow, wide), NoRoom)
-    reports = {each.name: each for each in await ledger.limit_reports()}
+    reports = {each.name: each for each in await ledger.limits.limit_reports()}
     assert (reports["wide"].last_minute, reports["wide"].in_use) == (1, 1)
     assert (reports["narrow"].in_use, reports["narrow"].waiting) == (1, 1)
     assert reports["narrow"].next_room is None
@@ -166,16 +168,16 @@ async def test_room_is_taken_in_all_limits_or_in_none(ledger: Ledger) -> None:
 async def test_tokens_are_reserved_before_and_corrected_after(ledger: Ledger) -> None:
     need = Need("openai", "", LimitSize(tokens_per_minute=100), tokens=60)
     first = request("first", need)
-    assert isinstance(await ledger.take_room(first), RoomGiven)
+    assert isinstance(await ledger.limits.take_room(first), RoomGiven)
     full = await take(ledger, "second", need)
     assert isinstance(full, NoRoom)
     assert "60 of 100 tokens were used in the last minute" in full.why
     # There is room for a job of 40 tokens, but none such is next.
-    (report,) = await ledger.limit_reports()
+    (report,) = await ledger.limits.limit_reports()
     assert report.next_room is not None
     assert 0 < report.next_room <= 61
-    assert called(await ledger.give_room_back(first.hold, first.needs, 10)) == ["second"]
-    (report,) = await ledger.limit_reports()
+    assert called(await ledger.limits.give_room_back(first.hold, first.needs, 10)) == ["second"]
+    (report,) = await ledger.limits.limit_reports()
     assert report.tokens_last_minute == 10
     assert isinstance(await take(ledger, "second", need), RoomGiven)
 
@@ -185,22 +187,22 @@ async def test_who_waits_for_a_rate_is_called_when_there_is_room(ledger: Ledger)
     assert isinstance(await take(ledger, "first", need), RoomGiven)
     for name in ("second", "third"):
         assert isinstance(await take(ledger, name, need), NoRoom)
-    wait = await ledger.limit_wait("second")
+    wait = await ledger.limits.limit_wait("second")
     assert wait is not None
     assert (wait.name, wait.times) == ("openai", 1)
-    assert await ledger.waiting_for_room() == {"hot.llm": 2}
-    assert called(await ledger.call_waiting()) == []
+    assert await ledger.limits.waiting_for_room() == {"hot.llm": 2}
+    assert called(await ledger.limits.call_waiting()) == []
     await change(ledger, "UPDATE limits SET bins = '[]'")  # a minute later
-    assert called(await ledger.call_waiting()) == ["second"]
-    assert called(await ledger.call_waiting()) == []
+    assert called(await ledger.limits.call_waiting()) == ["second"]
+    assert called(await ledger.limits.call_waiting()) == []
 
 
 async def test_who_waits_until_it_is_too_old_is_called_to_be_told_so(ledger: Ledger) -> None:
     assert isinstance(await take(ledger, "first"), RoomGiven)
-    await ledger.take_room(replace(request("second"), expires_at=5.0))
-    assert called(await ledger.call_waiting()) == ["second"]
-    await ledger.wait_no_longer("second")
-    assert called(await ledger.call_waiting()) == []
+    await ledger.limits.take_room(replace(request("second"), expires_at=5.0))
+    assert called(await ledger.limits.call_waiting()) == ["second"]
+    await ledger.limits.wait_no_longer("second")
+    assert called(await ledger.limits.call_waiting()) == []
 
 
 async def test_room_of_a_dead_worker_is_given_on_although_nothing_else_happens(
@@ -209,26 +211,26 @@ async def test_room_of_a_dead_worker_is_given_on_although_nothing_else_happens(
     assert isinstance(await take(ledger, "first"), RoomGiven)
     assert isinstance(await take(ledger, "second"), NoRoom)
     await change(ledger, "UPDATE limit_holds SET expires_at = 1")
-    assert called(await ledger.call_waiting()) == ["second"]
+    assert called(await ledger.limits.call_waiting()) == ["second"]
 
 
 async def test_a_copy_of_a_job_that_has_ended_or_runs_takes_no_room(ledger: Ledger) -> None:
-    await ledger.record(new_job("job-1"))
-    await ledger.claim(claim("job-1"))
+    await ledger.jobs.record(new_job("job-1"))
+    await ledger.jobs.claim(claim("job-1"))
     assert isinstance(await take(ledger, "job-1"), NotToRun)
-    await ledger.finish(finish(State.SUCCEEDED))
+    await ledger.jobs.finish(finish(State.SUCCEEDED))
     assert isinstance(await take(ledger, "job-1"), NotToRun)
     assert isinstance(await take(ledger, "other"), RoomGiven)
 
 
 async def test_a_job_that_waited_and_was_cancelled_makes_way(ledger: Ledger) -> None:
-    await ledger.record(new_job("job-1"))
+    await ledger.jobs.record(new_job("job-1"))
     first = request("first")
-    await ledger.take_room(first)
+    await ledger.limits.take_room(first)
     await take(ledger, "job-1")
     await take(ledger, "second")
-    await ledger.cancel("job-1", 1.0)
-    assert called(await ledger.give_room_back(first.hold, first.needs, None)) == ["job-1"]
+    await ledger.jobs.cancel("job-1", 1.0)
+    assert called(await ledger.limits.give_room_back(first.hold, first.needs, None)) == ["job-1"]
     gone = await take(ledger, "job-1")
     assert isinstance(gone, NotToRun)
     assert called(gone) == ["second"]
@@ -237,29 +239,29 @@ async def test_a_job_that_waited_and_was_cancelled_makes_way(ledger: Ledger) -> 
 async def test_who_takes_a_job_over_takes_its_room_over(ledger: Ledger) -> None:
     assert isinstance(await take(ledger, "first"), RoomGiven)
     heir = replace(request("first", claimed=True), holder="worker-2")
-    assert isinstance(await ledger.take_room(heir), RoomGiven)
-    (report,) = await ledger.limit_reports()
+    assert isinstance(await ledger.limits.take_room(heir), RoomGiven)
+    (report,) = await ledger.limits.limit_reports()
     assert report.in_use == 1
-    assert called(await ledger.give_room_back(heir.hold, heir.needs, None)) == []
+    assert called(await ledger.limits.give_room_back(heir.hold, heir.needs, None)) == []
     assert isinstance(await take(ledger, "second"), RoomGiven)
 
 
 async def test_a_large_job_is_not_called_and_stands_in_nobodys_way(ledger: Ledger) -> None:
     first = request("first")
-    await ledger.take_room(first)
-    assert isinstance(await ledger.take_room(request("large", large=True)), NoRoom)
-    assert called(await ledger.give_room_back(first.hold, first.needs, None)) == []
+    await ledger.limits.take_room(first)
+    assert isinstance(await ledger.limits.take_room(request("large", large=True)), NoRoom)
+    assert called(await ledger.limits.give_room_back(first.hold, first.needs, None)) == []
     assert isinstance(await take(ledger, "second"), RoomGiven)
 
 
 async def test_limits_that_nobody_uses_are_forgotten(ledger: Ledger) -> None:
     first = request("first")
-    await ledger.take_room(first)
+    await ledger.limits.take_room(first)
     await change(ledger, "UPDATE limits SET updated_at = 1")
-    assert await ledger.forget_idle_limits() == 0
-    await ledger.release_room("worker-1")
-    assert await ledger.forget_idle_limits() == 1
-    assert await ledger.limit_reports() == []
+    assert await ledger.limits.forget_idle_limits() == 0
+    await ledger.limits.release_room("worker-1")
+    assert await ledger.limits.forget_idle_limits() == 1
+    assert await ledger.limits.limit_reports() == []
 
 
 @pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
@@ -271,11 +273,11 @@ async def test_jobs_that_share_several_limits_do_not_lock_each_other(
 
     async def work(number: int) -> None:
         asked = request(f"job-{order[0]}-{number}", *needs)
-        if isinstance(await ledger.take_room(asked), RoomGiven):
-            await ledger.give_room_back(asked.hold, asked.needs, 5)
+        if isinstance(await ledger.limits.take_room(asked), RoomGiven):
+            await ledger.limits.give_room_back(asked.hold, asked.needs, 5)
 
     await asyncio.gather(*(work(number) for number in range(20)))
-    assert {each.in_use for each in await ledger.limit_reports()} == {0}
+    assert {each.in_use for each in await ledger.limits.limit_reports()} == {0}
 
 
 # --- what it costs ----------------------------------------------------------------------------
@@ -299,7 +301,7 @@ def statements() -> Iterator[list[str]]:
 
 async def together(ledger: Ledger, changes: Sequence[RoomChange]) -> list[RoomAnswer]:
     """In one transaction, as the group commit does with those that come at once."""
-    return await ledger._database.write(lambda connection: RoomBatch(connection, changes).run())
+    return await ledger.core.database.write(lambda connection: RoomBatch(connection, changes).run())
 
 
 def of_accounts(number: int, prefix: str) -> list[RoomRequest]:
@@ -315,7 +317,7 @@ async def test_forty_jobs_without_room_cost_three_statements(ledger: Ledger) -> 
     assert {type(each) for each in answers} == {NoRoom}
     # Lock; read; those that wait from now on. The limits themselves are as they were.
     assert len(said) == 3, said
-    assert sum(each.waiting for each in await ledger.limit_reports()) == 39
+    assert sum(each.waiting for each in await ledger.limits.limit_reports()) == 39
 
 
 async def test_jobs_that_end_and_call_others_cost_four_statements_on_postgresql(
@@ -330,12 +332,12 @@ async def test_jobs_that_end_and_call_others_cost_four_statements_on_postgresql(
         )
     assert sorted(called(answers[0])) == ["more-0-a", "more-0-b", "more-0-c"]
     # Lock; read; who waits, of all accounts; and what has changed.
-    if ledger._database.dialect == "postgresql":
+    if ledger.core.database.dialect == "postgresql":
         assert len(said) == 4, said
     with statements() as said:
         answers = await together(ledger, of_accounts(1, "more"))
     assert {type(each) for each in answers} == {RoomGiven}
-    if ledger._database.dialect == "postgresql":
+    if ledger.core.database.dialect == "postgresql":
         assert len(said) == 3, said
 
 
@@ -377,7 +379,7 @@ async def test_those_that_come_together_are_called_as_they_came(ledger: Ledger) 
         answers = await together(ledger, [RoomReturn(ended.hold, ended.needs, None)])
         order += called(answers[0])
         (again,) = [each for each in waiting if each.job_id == order[-1]]
-        assert isinstance(await ledger.take_room(again), RoomGiven)
+        assert isinstance(await ledger.limits.take_room(again), RoomGiven)
     assert order == ["d", "b", "e", "a", "c"]
 
 
@@ -403,7 +405,7 @@ async def steps(ledger: Ledger, changes: Sequence[RoomChange]) -> int:
         finally:
             file.set_progress_handler(None, 10)
 
-    await ledger._database.write(work)
+    await ledger.core.database.write(work)
     return next(taken)
 
 
@@ -412,4 +414,4 @@ async def test_a_second_copy_does_not_take_the_place_of_one_that_waits(ledger: L
     await take(ledger, "twice")
     answers = await together(ledger, [request("twice"), request("twice")])
     assert [type(each) for each in answers] == [NoRoom, NotToRun]
-    assert await ledger.limit_wait("twice") is not None
+    assert await ledger.limits.limit_wait("twice") is not None

@@ -16,6 +16,7 @@ from switchyard.services.engine.ledger.sql.tables import SCHEMA_REVISION, metada
 from switchyard.services.engine.records.errors import LedgerError, LedgerMissing, SchemaOutdated
 from switchyard.services.engine.records.results import Created
 from switchyard.services.pipeline.graph.describing import document_of
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from tests.support.made import new_job
 
 
@@ -36,16 +37,16 @@ async def test_the_migrated_tables_are_those_of_the_program(empty_database_url: 
 async def test_upgrading_again_changes_nothing(empty_database_url: str) -> None:
     await upgrade(empty_database_url)
     async with await Ledger.open(empty_database_url) as ledger:
-        await ledger.record(new_job())
+        await ledger.jobs.record(new_job())
         await upgrade(empty_database_url)
         await ledger.check()
-        assert await ledger.get("job-1") is not None
+        assert await ledger.job_reads.get("job-1") is not None
 
 
 async def test_upgrades_at_the_same_time_all_succeed(empty_database_url: str) -> None:
     await asyncio.gather(*(upgrade(empty_database_url) for _ in range(8)))
     async with await Ledger.open(empty_database_url, check=True) as ledger:
-        assert await ledger.record(new_job()) == Created("job-1")
+        assert await ledger.jobs.record(new_job()) == Created("job-1")
 
 
 async def test_an_empty_database_says_what_to_run(empty_database_url: str) -> None:
@@ -53,7 +54,7 @@ async def test_an_empty_database_says_what_to_run(empty_database_url: str) -> No
         await Ledger.open(empty_database_url, check=True)
     async with await Ledger.open(empty_database_url) as ledger:
         with pytest.raises(SchemaOutdated, match="jobctl db upgrade"):
-            await ledger.record(new_job())
+            await ledger.jobs.record(new_job())
 
 
 @pytest.mark.parametrize(
@@ -78,9 +79,9 @@ async def test_a_file_that_is_not_there_is_no_ledger_and_stays_away(sqlite_url: 
         await Ledger.open(sqlite_url, check=True)
     async with await Ledger.open(sqlite_url) as ledger:
         with pytest.raises(LedgerMissing):
-            await ledger.record(new_job())
+            await ledger.jobs.record(new_job())
         with pytest.raises(LedgerMissing):
-            await ledger.get("job-1")
+            await ledger.job_reads.get("job-1")
     assert list(file.parent.iterdir()) == []
 
 
@@ -139,7 +140,7 @@ async def test_links_between_documents_become_edges_of_the_graph(
     await database.close()
     await upgrade(empty_database_url)
     async with await Ledger.open(empty_database_url, check=True) as ledger:
-        page = await ledger.graph_neighbours("a")
+        page = await PipelineLedger(ledger).graph_reads.graph_neighbours("a")
         assert page is not None
         found = [(each.direction, each.node.key, each.edge.weight) for each in page.items]
         assert found == [
@@ -147,9 +148,9 @@ async def test_links_between_documents_become_edges_of_the_graph(
             ("out", "document:c", 0.5),
             ("in", "document:b", 0.5),
         ]
-        node = await ledger.graph_node("a")
+        node = await PipelineLedger(ledger).graph_reads.graph_node("a")
         assert node is not None
         assert node.label == "The first"
         # The next document gets a number of its own.
-        await ledger.put_in_graph(document_of("d", title="Fourth"), {})
-        assert len(await ledger.graph_nodes_after(0, 10)) == 4
+        await PipelineLedger(ledger).graph.put_in_graph(document_of("d", title="Fourth"), {})
+        assert len(await PipelineLedger(ledger).graph_reads.graph_nodes_after(0, 10)) == 4

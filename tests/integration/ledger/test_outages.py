@@ -20,30 +20,30 @@ async def test_a_ledger_outlives_a_restart_of_postgresql(postgres_server: Postgr
     url = postgres_server.create_database()
     await upgrade(url)
     async with await Ledger.open(url) as ledger:
-        await ledger.claim(claim())
+        await ledger.jobs.claim(claim())
         postgres_server.stop()
-        writes = [ledger.finish(finish()), ledger.record(new_job("job-2"))]
+        writes = [ledger.jobs.finish(finish()), ledger.jobs.record(new_job("job-2"))]
         answers = await asyncio.gather(*writes, return_exceptions=True)
         assert [type(answer) for answer in answers] == [LedgerUnavailable, LedgerUnavailable]
         with pytest.raises(LedgerUnavailable):
-            await ledger.get("job-1")
+            await ledger.job_reads.get("job-1")
         with pytest.raises(LedgerUnavailable):
-            await ledger.beat("worker-1")
+            await ledger.workers.beat("worker-1")
         postgres_server.start()
-        assert await ledger.finish(finish())
-        assert await ledger.record(new_job("job-2")) == Created("job-2")
+        assert await ledger.jobs.finish(finish())
+        assert await ledger.jobs.record(new_job("job-2")) == Created("job-2")
 
 
 async def test_a_restart_between_two_calls_is_not_noticed(postgres_server: PostgresServer) -> None:
     url = postgres_server.create_database()
     await upgrade(url)
     async with await Ledger.open(url) as ledger:
-        await asyncio.gather(*(ledger.get("job-1") for _ in range(5)))  # fill the pool
-        await ledger.record(new_job())
+        await asyncio.gather(*(ledger.job_reads.get("job-1") for _ in range(5)))  # fill the pool
+        await ledger.jobs.record(new_job())
         postgres_server.stop()
         postgres_server.start()
-        assert await ledger.claim(claim()) == Claimed(crashes=0)
-        record = await ledger.get("job-1")
+        assert await ledger.jobs.claim(claim()) == Claimed(crashes=0)
+        record = await ledger.job_reads.get("job-1")
         assert record is not None
 
 
@@ -55,12 +55,12 @@ async def test_a_server_that_does_not_answer_is_unavailable(
     url = postgres_server.create_database()
     await upgrade(url)
     async with await Ledger.open(url) as ledger:
-        await ledger.record(new_job())
+        await ledger.jobs.record(new_job())
         postgres_server.pause()
         with pytest.raises(LedgerUnavailable):
-            await ledger.claim(claim())
+            await ledger.jobs.claim(claim())
         postgres_server.resume()
-        assert await ledger.claim(claim()) == Claimed(crashes=0)
+        assert await ledger.jobs.claim(claim()) == Claimed(crashes=0)
 
 
 FREEZES_IN_A_TRANSACTION = """
@@ -87,7 +87,7 @@ async def test_a_process_frozen_in_a_transaction_keeps_nobody_from_its_rows(
     postgres_url: str,
 ) -> None:
     async with await Ledger.open(postgres_url) as ledger:
-        await ledger.record(new_job())
+        await ledger.jobs.record(new_job())
         frozen = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", FREEZES_IN_A_TRANSACTION, postgres_url),
             stdout=asyncio.subprocess.PIPE,
@@ -96,10 +96,10 @@ async def test_a_process_frozen_in_a_transaction_keeps_nobody_from_its_rows(
             assert frozen.stdout is not None
             assert await frozen.stdout.readline() == b"locked\n"
             async with asyncio.timeout(10):
-                assert await ledger.claim(claim()) == Claimed(crashes=0)
+                assert await ledger.jobs.claim(claim()) == Claimed(crashes=0)
                 frozen.send_signal(signal.SIGCONT)
                 assert await frozen.wait() == 0  # what it had begun, it has done anew
-            record = await ledger.get("job-1")
+            record = await ledger.job_reads.get("job-1")
             assert record is not None
             assert record.worker == "woken"
         finally:
@@ -115,18 +115,18 @@ async def test_a_locked_file_is_unavailable_and_then_works_again(
     await make_ledger(sqlite_url)
     other = sqlite3.connect(sqlite_url.partition(":///")[2], isolation_level=None)
     async with await Ledger.open(sqlite_url) as ledger:
-        await ledger.record(new_job())
+        await ledger.jobs.record(new_job())
         other.execute("BEGIN IMMEDIATE")
         answers = await asyncio.gather(
-            ledger.claim(claim()), ledger.record(new_job("job-2")), return_exceptions=True
+            ledger.jobs.claim(claim()), ledger.jobs.record(new_job("job-2")), return_exceptions=True
         )
         assert [type(answer) for answer in answers] == [LedgerUnavailable, LedgerUnavailable]
         assert "locked" in str(answers[0])
-        record = await ledger.get("job-1")  # a writer does not keep readers out
+        record = await ledger.job_reads.get("job-1")  # a writer does not keep readers out
         assert record is not None
         assert record.state is State.PENDING
         other.execute("ROLLBACK")
-        assert await ledger.claim(claim()) == Claimed(crashes=0)
+        assert await ledger.jobs.claim(claim()) == Claimed(crashes=0)
     other.close()
 
 
@@ -135,16 +135,16 @@ async def test_a_full_disk_is_unavailable_and_then_works_again(
 ) -> None:
     await make_ledger(sqlite_url)
     async with await Ledger.open(sqlite_url) as ledger:
-        await ledger.record(new_job())
+        await ledger.jobs.record(new_job())
         # SQLite says "database or disk is full" for its own limit, too.
         pages = "PRAGMA max_page_count = {}"
-        await ledger._database.write(lambda c: c.exec_driver_sql(pages.format(1)).all())
+        await ledger.core.database.write(lambda c: c.exec_driver_sql(pages.format(1)).all())
         large = {"t": "x" * 900_000}
         with pytest.raises(LedgerUnavailable, match="full"):
-            await ledger.record(new_job(message("large", payload=large)))
-        await ledger._database.write(lambda c: c.exec_driver_sql(pages.format(10**9)).all())
+            await ledger.jobs.record(new_job(message("large", payload=large)))
+        await ledger.core.database.write(lambda c: c.exec_driver_sql(pages.format(10**9)).all())
         job = new_job(message("large", payload=large))
-        assert await ledger.record(job) == Created("large")
+        assert await ledger.jobs.record(job) == Created("large")
 
 
 async def test_a_file_that_is_no_ledger_is_unavailable(tmp_path: Path) -> None:

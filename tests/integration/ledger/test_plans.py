@@ -18,11 +18,15 @@ from switchyard.services.engine.records.bulk import BulkHold
 async def test_rows_are_looked_up_by_keys_and_not_by_reading_all(postgres_url: str) -> None:
     letters = [f"letter-{number}" for number in range(3_000)]
     async with await Ledger.open(postgres_url) as ledger:
-        await ledger.create_bulk("redrive-1", kind="redrive", title="", spec={}, created_by="test")
-        assert await ledger.claim_bulk(BulkHold("me", 60.0), kinds=["redrive"]) is not None
-        assert await ledger.plan_redriven("redrive-1", "me", dict.fromkeys(letters, 1))
+        await ledger.bulk.create_bulk(
+            "redrive-1", kind="redrive", title="", spec={}, created_by="test"
+        )
+        assert await ledger.bulk.claim_bulk(BulkHold("me", 60.0), kinds=["redrive"]) is not None
+        assert await ledger.redrives.plan_redriven("redrive-1", "me", dict.fromkeys(letters, 1))
         wanted = [*letters[:200], "unknown"]
-        assert await ledger.planned_redrives("redrive-1", wanted) == dict.fromkeys(wanted[:-1], 1)
+        assert await ledger.redrives.planned_redrives("redrive-1", wanted) == dict.fromkeys(
+            wanted[:-1], 1
+        )
     query = select_by_keys(
         "postgresql",
         "letter_id, redrives",

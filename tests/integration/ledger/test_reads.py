@@ -7,24 +7,24 @@ from tests.support.made import NOW, claim, finish, message, new_job
 
 
 async def job_ids(ledger: Ledger, **wanted) -> list[str]:
-    page = await ledger.list_jobs(JobFilter(**wanted))
+    page = await ledger.job_reads.list_jobs(JobFilter(**wanted))
     return [job.id for job in page.items]
 
 
 async def test_an_unknown_job_is_none(ledger: Ledger) -> None:
-    assert await ledger.get("nobody") is None
+    assert await ledger.job_reads.get("nobody") is None
 
 
 async def test_states_of_any_number_of_jobs(ledger: Ledger) -> None:
-    await ledger.record_many([new_job("a"), new_job("b")])
-    await ledger.claim(claim("b", "claim-b"))
+    await ledger.jobs.record_many([new_job("a"), new_job("b")])
+    await ledger.jobs.claim(claim("b", "claim-b"))
     asked = ["a", "b", *(f"unknown-{n}" for n in range(40_000))]
-    assert await ledger.states(asked) == {"a": State.PENDING, "b": State.RUNNING}
-    assert await ledger.states([]) == {}
+    assert await ledger.job_reads.states(asked) == {"a": State.PENDING, "b": State.RUNNING}
+    assert await ledger.job_reads.states([]) == {}
 
 
 async def test_a_listing_is_newest_first_page_by_page(ledger: Ledger) -> None:
-    await ledger.record_many(
+    await ledger.jobs.record_many(
         [
             new_job(message(f"job-{n}", created_at=f"2026-01-01T00:00:{n // 3:02}Z"))
             for n in range(10)
@@ -33,31 +33,31 @@ async def test_a_listing_is_newest_first_page_by_page(ledger: Ledger) -> None:
     seen: list[str] = []
     cursor = None
     while True:
-        page = await ledger.list_jobs(limit=3, cursor=cursor)
+        page = await ledger.job_reads.list_jobs(limit=3, cursor=cursor)
         seen += [job.id for job in page.items]
         if page.next_cursor is None:
             break
         cursor = page.next_cursor
-        await ledger.record(new_job(message(f"later-{len(seen)}")))  # must not shift the pages
+        await ledger.jobs.record(new_job(message(f"later-{len(seen)}")))  # must not shift the pages
     assert seen == sorted((f"job-{n}" for n in range(10)), reverse=True)
 
 
 @pytest.mark.parametrize("cursor", ["", "nonsense", "W10=", "WzEsIDIsIDNd", "é"])
 async def test_a_cursor_of_another_kind_is_refused(ledger: Ledger, cursor: str) -> None:
     with pytest.raises(ValueError, match="cursor"):
-        await ledger.list_jobs(cursor=cursor)
+        await ledger.job_reads.list_jobs(cursor=cursor)
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1_001])
 async def test_a_limit_out_of_range_is_refused(ledger: Ledger, limit: int) -> None:
     with pytest.raises(ValueError, match="limit"):
-        await ledger.list_jobs(limit=limit)
+        await ledger.job_reads.list_jobs(limit=limit)
 
 
 async def test_listings_are_filtered(ledger: Ledger) -> None:
-    await ledger.record(new_job(message("a", source="arxiv", parent_id="p")))
-    await ledger.record(new_job(message("b"), lane="backfill", worker="embed"))
-    await ledger.claim(claim("b", "claim-b"))
+    await ledger.jobs.record(new_job(message("a", source="arxiv", parent_id="p")))
+    await ledger.jobs.record(new_job(message("b"), lane="backfill", worker="embed"))
+    await ledger.jobs.claim(claim("b", "claim-b"))
     assert await job_ids(ledger, state=State.RUNNING) == ["b"]
     assert await job_ids(ledger, lane="hot") == ["a"]
     assert await job_ids(ledger, worker="embed") == ["b"]
@@ -69,47 +69,53 @@ async def test_listings_are_filtered(ledger: Ledger) -> None:
 
 
 async def test_jobs_are_counted_by_lane_and_state(ledger: Ledger) -> None:
-    await ledger.record_many([new_job("a"), new_job("b"), new_job("c", lane="backfill")])
-    await ledger.claim(claim("b", "claim-b"))
-    assert await ledger.counts() == {
+    await ledger.jobs.record_many([new_job("a"), new_job("b"), new_job("c", lane="backfill")])
+    await ledger.jobs.claim(claim("b", "claim-b"))
+    assert await ledger.job_reads.counts() == {
         "hot": {State.PENDING: 1, State.RUNNING: 1},
         "backfill": {State.PENDING: 1},
     }
 
 
 async def test_a_pipeline_is_its_first_job_and_those_that_follow(ledger: Ledger) -> None:
-    await ledger.record(new_job(message("root")))
-    await ledger.record(new_job(message("next", pipeline="root", parent_id="root")))
-    await ledger.record(new_job(message("other", pipeline="elsewhere")))
-    assert [job.id for job in await ledger.pipeline("root")] == ["root", "next"]
+    await ledger.jobs.record(new_job(message("root")))
+    await ledger.jobs.record(new_job(message("next", pipeline="root", parent_id="root")))
+    await ledger.jobs.record(new_job(message("other", pipeline="elsewhere")))
+    assert [job.id for job in await ledger.job_reads.pipeline("root")] == ["root", "next"]
 
 
 async def test_what_stayed_pending_is_due_when_it_is_old_enough(ledger: Ledger) -> None:
-    await ledger.record(new_job("old", now=NOW))
-    await ledger.record(new_job("young", now=NOW + 60))
-    await ledger.record(new_job("confirmed", now=NOW))
-    await ledger.mark_queued(["confirmed"], NOW)
-    assert [job.id for job in await ledger.due_pending(NOW + 30, 10)] == ["old"]
-    assert len(await ledger.due_pending(NOW + 90, 1)) == 1
+    await ledger.jobs.record(new_job("old", now=NOW))
+    await ledger.jobs.record(new_job("young", now=NOW + 60))
+    await ledger.jobs.record(new_job("confirmed", now=NOW))
+    await ledger.jobs.mark_queued(["confirmed"], NOW)
+    assert [job.id for job in await ledger.job_reads.due_pending(NOW + 30, 10)] == ["old"]
+    assert len(await ledger.job_reads.due_pending(NOW + 90, 1)) == 1
 
 
 async def test_what_is_scheduled_is_due_in_its_order(ledger: Ledger) -> None:
     for delay in (30, 10, 20):
-        await ledger.record(new_job(f"in-{delay}", run_at=NOW + delay))
-    assert await ledger.due_scheduled(NOW, 10) == []
-    assert [job.id for job in await ledger.due_scheduled(NOW + 25, 10)] == ["in-10", "in-20"]
-    await ledger.mark_queued(["in-10"], NOW + 25)
-    assert [job.id for job in await ledger.due_scheduled(NOW + 60, 10)] == ["in-20", "in-30"]
+        await ledger.jobs.record(new_job(f"in-{delay}", run_at=NOW + delay))
+    assert await ledger.job_reads.due_scheduled(NOW, 10) == []
+    assert [job.id for job in await ledger.job_reads.due_scheduled(NOW + 25, 10)] == [
+        "in-10",
+        "in-20",
+    ]
+    await ledger.jobs.mark_queued(["in-10"], NOW + 25)
+    assert [job.id for job in await ledger.job_reads.due_scheduled(NOW + 60, 10)] == [
+        "in-20",
+        "in-30",
+    ]
 
 
 async def test_the_timeline_is_in_order(ledger: Ledger) -> None:
     for attempts in range(3):
         claim_id = f"c{attempts}"
-        await ledger.claim(claim(claim_id=claim_id, attempts=attempts))
+        await ledger.jobs.claim(claim(claim_id=claim_id, attempts=attempts))
         failed = finish(
             State.RETRYING, claim_id, attempts=attempts + 1, outcome=AttemptOutcome.RETRY
         )
-        await ledger.finish(failed)
-    record = await ledger.get("job-1")
+        await ledger.jobs.finish(failed)
+    record = await ledger.job_reads.get("job-1")
     assert record is not None
     assert [attempt.attempt for attempt in record.timeline] == [1, 2, 3]

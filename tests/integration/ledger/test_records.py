@@ -19,10 +19,10 @@ HOW_MANY = pytest.mark.parametrize("others", [[], NOBODY], ids=["few", "many"])
 async def test_a_new_job_is_pending_and_a_confirmed_one_queued(
     ledger: Ledger, others: list[str]
 ) -> None:
-    assert await ledger.record(new_job()) == Created("job-1")
-    assert await ledger.record(new_job()) == Existing("job-1", State.PENDING)
-    assert await ledger.mark_queued(["job-1", *others], NOW + 1) == 1
-    record = await ledger.get("job-1")
+    assert await ledger.jobs.record(new_job()) == Created("job-1")
+    assert await ledger.jobs.record(new_job()) == Existing("job-1", State.PENDING)
+    assert await ledger.jobs.mark_queued(["job-1", *others], NOW + 1) == 1
+    record = await ledger.job_reads.get("job-1")
     assert record is not None
     assert (record.state, record.queued_at) == (State.QUEUED, NOW + 1)
 
@@ -31,57 +31,57 @@ async def test_a_new_job_is_pending_and_a_confirmed_one_queued(
 async def test_a_late_confirm_leaves_a_claimed_or_finished_job_alone(
     ledger: Ledger, others: list[str]
 ) -> None:
-    await ledger.record_many([new_job("job-1"), new_job("job-2")])
-    await ledger.claim(claim("job-1", "c1"))
-    await ledger.claim(claim("job-2", "c2"))
-    await ledger.finish(finish(job_id="job-2", claim_id="c2"))
-    assert await ledger.mark_queued(["job-1", "job-2", *others], NOW) == 0
-    first, second = await ledger.get("job-1"), await ledger.get("job-2")
+    await ledger.jobs.record_many([new_job("job-1"), new_job("job-2")])
+    await ledger.jobs.claim(claim("job-1", "c1"))
+    await ledger.jobs.claim(claim("job-2", "c2"))
+    await ledger.jobs.finish(finish(job_id="job-2", claim_id="c2"))
+    assert await ledger.jobs.mark_queued(["job-1", "job-2", *others], NOW) == 0
+    first, second = await ledger.job_reads.get("job-1"), await ledger.job_reads.get("job-2")
     assert first is not None
     assert second is not None
     assert (first.state, second.state) == (State.RUNNING, State.SUCCEEDED)
 
 
 async def test_a_job_without_room_in_its_lane_is_dead_as_overflowed(ledger: Ledger) -> None:
-    await ledger.record(new_job())
-    assert await ledger.mark_overflowed("job-1", NOW)
-    record = await ledger.get("job-1")
+    await ledger.jobs.record(new_job())
+    assert await ledger.jobs.mark_overflowed("job-1", NOW)
+    record = await ledger.job_reads.get("job-1")
     assert record is not None
     assert (record.state, record.reason) == (State.DEAD, "overflowed")
-    assert not await ledger.mark_overflowed("job-1", NOW)
+    assert not await ledger.jobs.mark_overflowed("job-1", NOW)
 
 
 async def test_one_idempotency_key_makes_one_job(ledger: Ledger) -> None:
-    await ledger.record(new_job(idempotency_key="k"))
+    await ledger.jobs.record(new_job(idempotency_key="k"))
     again = new_job(message("job-2"), idempotency_key="k")
-    assert await ledger.record(again) == Existing("job-1", State.PENDING)
-    assert await ledger.get("job-2") is None
+    assert await ledger.jobs.record(again) == Existing("job-1", State.PENDING)
+    assert await ledger.job_reads.get("job-2") is None
 
 
 async def test_the_order_of_payload_fields_does_not_make_another_job(ledger: Ledger) -> None:
     first, second = {"a": 1, "b": 2}, {"b": 2, "a": 1}
-    await ledger.record(new_job(message(payload=first), idempotency_key="k"))
+    await ledger.jobs.record(new_job(message(payload=first), idempotency_key="k"))
     again = new_job(message("job-2", payload=second), idempotency_key="k")
-    assert await ledger.record(again) == Existing("job-1", State.PENDING)
+    assert await ledger.jobs.record(again) == Existing("job-1", State.PENDING)
 
 
 async def test_an_idempotency_key_with_another_payload_is_a_conflict(ledger: Ledger) -> None:
-    await ledger.record(new_job(idempotency_key="k"))
+    await ledger.jobs.record(new_job(idempotency_key="k"))
     other = new_job(message("job-2", payload={"text": "other"}), idempotency_key="k")
     with pytest.raises(IdempotencyConflict) as caught:
-        await ledger.record(other)
+        await ledger.jobs.record(other)
     assert (caught.value.idempotency_key, caught.value.job_id) == ("k", "job-1")
 
 
 async def test_fifty_concurrent_records_of_one_key_make_one_job(ledger: Ledger) -> None:
     jobs = [new_job(message(f"job-{n}"), idempotency_key="k") for n in range(50)]
-    answers = await asyncio.gather(*(ledger.record(job) for job in jobs))
+    answers = await asyncio.gather(*(ledger.jobs.record(job) for job in jobs))
     (made,) = [answer for answer in answers if isinstance(answer, Created)]
     assert {answer.job_id for answer in answers} == {made.job_id}
 
 
 async def test_a_batch_answers_in_order_with_a_conflict_in_its_place(ledger: Ledger) -> None:
-    answers = await ledger.record_many(
+    answers = await ledger.jobs.record_many(
         [
             new_job("job-1", idempotency_key="k"),
             new_job(message("job-2", payload={"other": 1}), idempotency_key="k"),
@@ -106,10 +106,10 @@ async def test_a_batch_answers_in_order_with_a_conflict_in_its_place(ledger: Led
     ids=["nul", "surrogate", "one-megabyte", "numbers", "empty"],
 )
 async def test_a_payload_comes_back_as_it_was(ledger: Ledger, payload: dict) -> None:
-    await ledger.record(new_job(message("recorded", payload=payload)))
-    await ledger.claim(claim(message("foreign", payload=payload)))
+    await ledger.jobs.record(new_job(message("recorded", payload=payload)))
+    await ledger.jobs.claim(claim(message("foreign", payload=payload)))
     for job_id in ("recorded", "foreign"):
-        record = await ledger.get(job_id)
+        record = await ledger.job_reads.get(job_id)
         assert record is not None
         assert record.payload == payload
         assert to_message(record).payload == payload
@@ -124,8 +124,8 @@ async def test_a_message_is_rebuilt_exactly(ledger: Ledger) -> None:
         b'"tenant":{"id":9}},"schema":"v9","tags":["a",1.5]}'
     )
     sent = JobMessage.decode(body)
-    await ledger.record(new_job(sent))
-    record = await ledger.get("job-1")
+    await ledger.jobs.record(new_job(sent))
+    record = await ledger.job_reads.get("job-1")
     assert record is not None
     assert to_message(record).encode() == sent.encode()
     assert (record.parent_id, record.pipeline, record.priority) == (None, "p-1", 7)
@@ -133,17 +133,17 @@ async def test_a_message_is_rebuilt_exactly(ledger: Ledger) -> None:
 
 
 async def test_a_rebuilt_message_is_of_the_generation_last_seen(ledger: Ledger) -> None:
-    await ledger.claim(claim())
-    await ledger.finish(finish(State.RETRYING, attempts=1))
-    record = await ledger.get("job-1")
+    await ledger.jobs.claim(claim())
+    await ledger.jobs.finish(finish(State.RETRYING, attempts=1))
+    record = await ledger.job_reads.get("job-1")
     assert record is not None
     assert to_message(record).generation == (0, 1)
 
 
 async def test_free_text_with_nul_and_lone_surrogates_is_kept_escaped(ledger: Ledger) -> None:
-    await ledger.claim(claim(source="a\x00b"))
-    await ledger.finish(finish(State.DEAD, reason="\ud800", error_message="x\x00y" * 9_000))
-    record = await ledger.get("job-1")
+    await ledger.jobs.claim(claim(source="a\x00b"))
+    await ledger.jobs.finish(finish(State.DEAD, reason="\ud800", error_message="x\x00y" * 9_000))
+    record = await ledger.job_reads.get("job-1")
     assert record is not None
     assert (record.source, record.reason) == ("a\\x00b", "\\ud800")
     assert to_message(record).metadata.source == "a\x00b"
@@ -152,6 +152,6 @@ async def test_free_text_with_nul_and_lone_surrogates_is_kept_escaped(ledger: Le
 
 async def test_a_payload_that_is_not_json_is_refused(ledger: Ledger) -> None:
     with pytest.raises(RowRejected, match="JSON"):
-        await ledger.record(new_job(message(payload={"file": object()})))
+        await ledger.jobs.record(new_job(message(payload={"file": object()})))
     with pytest.raises(RowRejected, match="JSON"):
-        await ledger.claim(claim(message(payload={"file": object()})))
+        await ledger.jobs.claim(claim(message(payload={"file": object()})))

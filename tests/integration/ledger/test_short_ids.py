@@ -13,35 +13,41 @@ FAR = "c0ffee00-0000-4000-8000-000000000000"
 
 async def test_it_is_found_by_six_digits_or_more(ledger: Ledger) -> None:
     for job_id in (ONE, OTHER, FAR):
-        await ledger.record(new_job(message(job_id)))
+        await ledger.jobs.record(new_job(message(job_id)))
     for given in (FAR, FAR[:-1], FAR[:8], FAR[:9], FAR[:6]):
-        assert await ledger.full_id(Among.JOBS, given) == FAR
-    assert await ledger.full_id(Among.JOBS, "4eed1ee8-9") == OTHER
+        assert await ledger.short_ids.full_id(Among.JOBS, given) == FAR
+    assert await ledger.short_ids.full_id(Among.JOBS, "4eed1ee8-9") == OTHER
     for too_short_or_of_nothing in (FAR[:5], "4eed1ee9", "C0FFEE00", "c0ffee%", ""):
-        same = await ledger.full_id(Among.JOBS, too_short_or_of_nothing)
+        same = await ledger.short_ids.full_id(Among.JOBS, too_short_or_of_nothing)
         assert same == too_short_or_of_nothing
 
 
 async def test_what_several_begin_with_names_them(ledger: Ledger) -> None:
     for job_id in (ONE, OTHER):
-        await ledger.record(new_job(message(job_id)))
+        await ledger.jobs.record(new_job(message(job_id)))
     with pytest.raises(AmbiguousId, match=f"several ids begin with 4eed1ee8: {ONE}, {OTHER}; wr"):
-        await ledger.full_id(Among.JOBS, "4eed1ee8")
+        await ledger.short_ids.full_id(Among.JOBS, "4eed1ee8")
 
 
 async def test_somebodys_own_id_stands_for_itself_alone(ledger: Ledger) -> None:
     for job_id in ("order-12", "1000012", "abcdef", "abcdef0123456789"):
-        await ledger.record(new_job(message(job_id)))
+        await ledger.jobs.record(new_job(message(job_id)))
     for given in ("order-1", "100001", "abcdef"):
-        assert await ledger.full_id(Among.JOBS, given) == given
+        assert await ledger.short_ids.full_id(Among.JOBS, given) == given
 
 
 async def test_dead_letters_and_operations_have_short_ids_too(ledger: Ledger) -> None:
-    await ledger.claim(claim(message(ONE)))
-    await ledger.index_dead([letter(ONE), letter(None, id="raw-0123456789abcdef01234567")])
+    await ledger.jobs.claim(claim(message(ONE)))
+    await ledger.dead_letters.index_dead(
+        [letter(ONE), letter(None, id="raw-0123456789abcdef01234567")]
+    )
     for operation in ("redrive-0f00000001", "backfill-0f00000001"):
-        await ledger.create_bulk(operation, kind="backfill", title="t", spec={}, created_by="ann")
-    assert await ledger.full_id(Among.DEAD_LETTERS, "4eed1ee8") == ONE
-    raw = await ledger.full_id(Among.DEAD_LETTERS, "raw-012345")
+        await ledger.bulk.create_bulk(
+            operation, kind="backfill", title="t", spec={}, created_by="ann"
+        )
+    assert await ledger.short_ids.full_id(Among.DEAD_LETTERS, "4eed1ee8") == ONE
+    raw = await ledger.short_ids.full_id(Among.DEAD_LETTERS, "raw-012345")
     assert raw == "raw-0123456789abcdef01234567"
-    assert await ledger.full_id(Among.OPERATIONS, "backfill-0f0000") == "backfill-0f00000001"
+    assert (
+        await ledger.short_ids.full_id(Among.OPERATIONS, "backfill-0f0000") == "backfill-0f00000001"
+    )

@@ -20,49 +20,49 @@ async def other(ledger: Ledger, database_url: str) -> AsyncIterator[Ledger]:
 
 
 async def made(ledger: Ledger, job_id: str = "job-1", **changes: object) -> Created:
-    created = await ledger.record(new_job(job_id, **changes))
+    created = await ledger.jobs.record(new_job(job_id, **changes))
     assert isinstance(created, Created)
     return created
 
 
 async def test_a_refused_job_is_taken_back_by_who_recorded_it(ledger: Ledger) -> None:
     created = await made(ledger)
-    assert await ledger.take_back([created]) == [None]
-    assert await ledger.get("job-1") is None
-    assert await ledger.take_back([created]) == [None]
+    assert await ledger.jobs.take_back([created]) == [None]
+    assert await ledger.job_reads.get("job-1") is None
+    assert await ledger.jobs.take_back([created]) == [None]
 
 
 async def test_what_another_request_found_is_kept_by_both(ledger: Ledger, other: Ledger) -> None:
     first = await made(ledger, idempotency_key="k")
     again = new_job(message("job-2"), idempotency_key="k")
-    assert await other.record(again) == Existing("job-1", State.PENDING)
-    assert await ledger.take_back([first]) == [State.PENDING]
-    assert await other.take_back([Created("job-1", "")]) == [State.PENDING]
-    assert await ledger.mark_queued(["job-1"], NOW) == 1
+    assert await other.jobs.record(again) == Existing("job-1", State.PENDING)
+    assert await ledger.jobs.take_back([first]) == [State.PENDING]
+    assert await other.jobs.take_back([Created("job-1", "")]) == [State.PENDING]
+    assert await ledger.jobs.mark_queued(["job-1"], NOW) == 1
 
 
 async def test_a_receipt_is_of_one_recording_only(ledger: Ledger) -> None:
     first = await made(ledger)
-    await ledger.take_back([first])
+    await ledger.jobs.take_back([first])
     second = await made(ledger)
-    assert await ledger.take_back([first]) == [State.PENDING]
-    assert await ledger.take_back([second]) == [None]
+    assert await ledger.jobs.take_back([first]) == [State.PENDING]
+    assert await ledger.jobs.take_back([second]) == [None]
 
 
 async def test_what_somebody_relies_on_is_kept(ledger: Ledger) -> None:
     first, second = await made(ledger), await made(ledger, "job-2")
-    assert await ledger.rely_on(["job-1", "nobody"]) == {"job-1": State.PENDING}
-    assert await ledger.take_back([first, second]) == [State.PENDING, None]
-    assert await ledger.rely_on(["job-2"]) == {}
+    assert await ledger.jobs.rely_on(["job-1", "nobody"]) == {"job-1": State.PENDING}
+    assert await ledger.jobs.take_back([first, second]) == [State.PENDING, None]
+    assert await ledger.jobs.rely_on(["job-2"]) == {}
 
 
 async def test_a_job_that_has_gone_on_is_kept(ledger: Ledger) -> None:
     running, queued = await made(ledger), await made(ledger, "job-2")
     cancelled, scheduled = await made(ledger, "job-3"), await made(ledger, "job-4", run_at=NOW)
-    await ledger.claim(claim())
-    await ledger.mark_queued(["job-2"], NOW)
-    await ledger.cancel("job-3", NOW)
-    assert await ledger.take_back([running, queued, cancelled, scheduled]) == [
+    await ledger.jobs.claim(claim())
+    await ledger.jobs.mark_queued(["job-2"], NOW)
+    await ledger.jobs.cancel("job-3", NOW)
+    assert await ledger.jobs.take_back([running, queued, cancelled, scheduled]) == [
         State.RUNNING,
         State.QUEUED,
         State.CANCELLED,
@@ -71,24 +71,24 @@ async def test_a_job_that_has_gone_on_is_kept(ledger: Ledger) -> None:
 
 
 async def test_one_job_twice_in_a_batch_is_kept_for_the_second(ledger: Ledger) -> None:
-    first, second = await ledger.record_many([new_job(), new_job()])
+    first, second = await ledger.jobs.record_many([new_job(), new_job()])
     assert isinstance(first, Created)
     assert second == Existing("job-1", State.PENDING)
-    assert await ledger.take_back([first]) == [State.PENDING]
+    assert await ledger.jobs.take_back([first]) == [State.PENDING]
 
 
 async def test_a_record_that_is_written_again_after_a_lost_answer_is_its_makers_still(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = ledger._committer._commit
+    commit = ledger.core.committer._commit
 
     async def twice(operations):
         await commit(operations)
         return await commit(operations)
 
-    monkeypatch.setattr(ledger._committer, "_commit", twice)
+    monkeypatch.setattr(ledger.core.committer, "_commit", twice)
     created = await made(ledger)
-    assert await ledger.take_back([created]) == [None]
+    assert await ledger.jobs.take_back([created]) == [None]
 
 
 async def test_of_requests_at_the_same_time_none_loses_what_it_was_told_of(
@@ -101,10 +101,10 @@ async def test_of_requests_at_the_same_time_none_loses_what_it_was_told_of(
     gone: set[str] = set()
 
     async def request(mine: Ledger, job_id: str) -> None:
-        answer = await mine.record(new_job(job_id, idempotency_key=f"k-{job_id}"))
+        answer = await mine.jobs.record(new_job(job_id, idempotency_key=f"k-{job_id}"))
         if isinstance(answer, Existing):
             told.add(job_id)
-        elif await mine.take_back([answer]) == [None]:
+        elif await mine.jobs.take_back([answer]) == [None]:
             gone.add(job_id)
         else:
             told.add(job_id)
@@ -113,7 +113,7 @@ async def test_of_requests_at_the_same_time_none_loses_what_it_was_told_of(
         turns = (request(mine, job_id) for job_id in ids for mine in (ledger, other, ledger))
         for outcome in await asyncio.gather(*turns, return_exceptions=True):
             assert outcome is None or isinstance(outcome, LedgerUnavailable)
-    kept = await ledger.states(ids)
+    kept = await ledger.job_reads.states(ids)
     assert set(kept.values()) <= {State.PENDING}
     assert told <= set(kept)
     assert told

@@ -19,6 +19,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import answers as module
 from switchyard.services.llm.answers import Answers, drop_old_answers
 from switchyard.services.llm.errors import LlmBusy, LlmUnavailable
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.reading import Answer
 from switchyard.services.llm.records.llm import AnswerClaimed, AnswerKept, AnswerUnderWay
 from tests.support.eventually import eventually
@@ -129,7 +130,7 @@ async def test_the_question_of_a_killed_worker_is_asked_by_another(
     open_answers: Callable[..., Answers], ledger: Ledger
 ) -> None:
     key = content_hash(QUESTION)
-    claim = await ledger.claim_llm_answer(key, "killed", ttl=0.4, max_age=60)
+    claim = await LlmLedger(ledger).answers.claim_llm_answer(key, "killed", ttl=0.4, max_age=60)
     assert claim == AnswerClaimed()
     assert await get(open_answers(), Asked()) == "answer 1"
 
@@ -140,7 +141,9 @@ async def test_an_answer_kept_by_a_worker_killed_at_once_is_found(
     """Killed between the file and the ledger's word of it."""
     answers = open_answers()
     await answers._keep(content_hash(QUESTION), QUESTION, Answer("paid", "m", "stop", {}))
-    assert await ledger.drop_llm_answers(max_age=0, max_bytes=0) == [content_hash(QUESTION)]
+    assert await LlmLedger(ledger).answers.drop_llm_answers(max_age=0, max_bytes=0) == [
+        content_hash(QUESTION)
+    ]
     assert await get(answers, Asked()) == "paid again"
 
 
@@ -177,7 +180,9 @@ async def test_an_answer_that_the_storage_does_not_take_is_kept_until_it_does(
 async def test_who_waits_too_long_for_anothers_answer_goes_back(
     open_answers: Callable[..., Answers], ledger: Ledger
 ) -> None:
-    await ledger.claim_llm_answer(content_hash(QUESTION), "slow", ttl=60, max_age=60)
+    await LlmLedger(ledger).answers.claim_llm_answer(
+        content_hash(QUESTION), "slow", ttl=60, max_age=60
+    )
     with pytest.raises(LlmBusy, match="asks the same") as raised:
         await get(open_answers(), Asked(), within=0.3)
     assert not raised.value.counts
@@ -198,12 +203,12 @@ async def test_a_deleted_or_spoiled_file_is_asked_for_again(
 
 async def test_claims_are_for_one(ledger: Ledger) -> None:
     async def claim(holder: str) -> object:
-        return await ledger.claim_llm_answer("k", holder, ttl=60, max_age=60)
+        return await LlmLedger(ledger).answers.claim_llm_answer("k", holder, ttl=60, max_age=60)
 
     said = await asyncio.gather(*(claim(f"worker {n}") for n in range(8)))
     assert said.count(AnswerClaimed()) == 1
     assert said.count(AnswerUnderWay()) == 7
-    await ledger.keep_llm_answer("k", 10)
+    await LlmLedger(ledger).answers.keep_llm_answer("k", 10)
     assert isinstance(await claim("late"), AnswerKept)
 
 
@@ -215,7 +220,7 @@ async def test_old_answers_go_and_those_that_nobody_uses(
     storage = Storage(tmp_path.as_uri())
     for number in range(5):
         await storage.put_async(f"llm/k{number}.json", b"x" * 100)
-        await ledger.keep_llm_answer(f"k{number}", 100)
+        await LlmLedger(ledger).answers.keep_llm_answer(f"k{number}", 100)
     assert await drop_old_answers(given, ledger) == 3
     left = sorted(path.name for path in (tmp_path / "llm").iterdir())
     assert left == ["k3.json", "k4.json"], "the last ones"

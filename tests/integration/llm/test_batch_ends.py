@@ -17,6 +17,7 @@ from switchyard.services.llm import batch_sending
 from switchyard.services.llm.batch_sending import BatchSender
 from switchyard.services.llm.batches import AT_MOST, Batched
 from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.records.llm_batches import ItemState
 from tests.support.batching import answer, collect, new_sender
 from tests.support.llm_server import LlmServer
@@ -38,7 +39,10 @@ async def answered(ledger: Ledger, settings: Settings) -> list[bool]:
 
 
 async def states(ledger: Ledger) -> dict[str, int]:
-    return {state: count for (_, state), count in (await ledger.llm_batch_counts()).items()}
+    return {
+        state: count
+        for (_, state), count in (await LlmLedger(ledger).batches.llm_batch_counts()).items()
+    }
 
 
 # --- not sent -----------------------------------------------------------------------------------
@@ -51,7 +55,9 @@ async def test_questions_of_a_provider_that_gets_no_batches_any_more_are_asked_l
     without = given.model_copy(update={"llm_batch": False})
     await new_sender(ledger, without).turn()
     assert await states(ledger) == {ItemState.LIVE: QUESTIONS}
-    assert await ledger.llm_spend("model") == [], "nothing is set aside for a batch any more"
+    assert await LlmLedger(ledger).spending.llm_spend("model") == [], (
+        "nothing is set aside for a batch any more"
+    )
     assert await answered(ledger, without) == [False] * QUESTIONS
     assert llm.batches.files == {}
 
@@ -166,7 +172,10 @@ async def test_a_sender_killed_at_any_step_leaves_one_batch_one_price_and_no_fil
             assert left == set(), f"step {step}: files stay at the provider"
             assert await answered(plain_ledger, settings) == [True] * QUESTIONS, f"step {step}"
             assert llm.requests == [], f"step {step}: asked live as well"
-            spent = {row.name: row.calls for row in await plain_ledger.llm_spend("model")}
+            spent = {
+                row.name: row.calls
+                for row in await LlmLedger(plain_ledger).spending.llm_spend("model")
+            }
             assert spent[f"m-{step}"] == QUESTIONS, f"step {step}"
         if not killed:
             break
@@ -177,7 +186,7 @@ async def _through(ledger: Ledger, settings: Settings, llm: LlmServer, step: int
     """Collect, send and conclude; killed after so many requests, and gone on with by others."""
     if step == 1:
         for n in range(QUESTIONS):
-            await ledger.record(new_job(f"job-{n}"))
+            await ledger.jobs.record(new_job(f"job-{n}"))
     async with LlmLane.open(settings, ledger) as lane:
         for n in range(QUESTIONS):
             with pytest.raises(Batched):

@@ -11,6 +11,8 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import batch_sending
 from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.ledger.ledger import LlmLedger
+from switchyard.services.llm.ledger.llm_batches import LlmBatchRepository
 from tests.support.batching import (
     answer,
     collect,
@@ -59,20 +61,32 @@ async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_se
     elif point == "create":
         llm.batches.after_creating = lambda exchange: exchange.reset()
     else:
-        monkeypatch.setattr(ledger, "note_llm_batch", killed_here)
+        monkeypatch.setattr(LlmBatchRepository, "note_llm_batch", killed_here)
     try:
         await killed.turn()
     except asyncio.CancelledError:
         monkeypatch.undo()
     llm.batches.fail_next = []
     await new_sender(ledger, given).turn()
-    (ours,) = await ledger.llm_batches()
+    (ours,) = await LlmLedger(ledger).batches.llm_batches()
     assert ours.remote_id is None, "the other may be sending it yet"
     await fence_is_over(ledger)
     await new_sender(ledger, given).turn()
-    (ours,) = await ledger.llm_batches()
+    (ours,) = await LlmLedger(ledger).batches.llm_batches()
     assert ours.remote_id == only(llm).id
     assert len(llm.batches.questions(only(llm))) == 2
+
+
+def only_of(ledger: Ledger, name: str, instead: Any) -> Any:
+    """Replace a method of the batches' repository for one ledger, and leave it for the others."""
+    original = getattr(LlmBatchRepository, name)
+
+    async def method(batches: LlmBatchRepository, *arguments: Any, **options: Any) -> Any:
+        if batches.clock is ledger.clock:
+            return await instead(*arguments, **options)
+        return await original(batches, *arguments, **options)
+
+    return method
 
 
 @pytest.mark.parametrize("found", ["nothing", "a refusal", "no server", "an ending"])
@@ -87,9 +101,11 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
     await collect(ledger, given, 2)
     async with await Ledger.open(database_url) as other:
         frozen = new_sender(other, given)
-        await other.open_llm_batch("ours", "default", wait=0, most=9, most_bytes=10_000)
-        as_read = await other.llm_batches()
-        items_read = [await other.llm_batch_items(as_read[0])]
+        await LlmLedger(other).batches.open_llm_batch(
+            "ours", "default", wait=0, most=9, most_bytes=10_000
+        )
+        as_read = await LlmLedger(other).batches.llm_batches()
+        items_read = [await LlmLedger(other).batches.llm_batch_items(as_read[0])]
         await new_sender(ledger, given).turn()
         await fence_is_over(ledger)
 
@@ -97,11 +113,18 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
             return as_read
 
         async def items_read_before(batch: Any) -> Any:
-            return items_read.pop() if items_read else await ledger.llm_batch_items(batch)
+            return (
+                items_read.pop()
+                if items_read
+                else await LlmLedger(ledger).batches.llm_batch_items(batch)
+            )
 
-        monkeypatch.setattr(other, "llm_batches", read_before)
-        monkeypatch.setattr(other, "fence_llm_batch", read_before)
-        monkeypatch.setattr(other, "llm_batch_items", items_read_before)
+        for name, stale in (
+            ("llm_batches", read_before),
+            ("fence_llm_batch", read_before),
+            ("llm_batch_items", items_read_before),
+        ):
+            monkeypatch.setattr(LlmBatchRepository, name, only_of(other, name, stale))
         llm.batches.fail_next = {
             "nothing": [list_of_none, list_of_none],
             "a refusal": [list_of_none, list_of_none, refusal(400)],
@@ -114,14 +137,14 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
         await frozen.turn()
     first, *second = llm.batches.batches.values()
     assert [each.status for each in second] == ["cancelling"] * (found == "nothing")
-    left = [(each.remote_id, each.state) for each in await ledger.llm_batches()]
+    left = [(each.remote_id, each.state) for each in await LlmLedger(ledger).batches.llm_batches()]
     assert left == ([] if found == "an ending" else [(first.id, "sent")])
     if left:
         llm.batches.finish(first)
         await new_sender(ledger, given).turn()
     async with LlmLane.open(given, ledger) as lane:
         assert [await answer(lane, n) for n in range(2)] == [True] * 2
-    (row,) = await ledger.llm_spend("model")
+    (row,) = await LlmLedger(ledger).spending.llm_spend("model")
     assert (row.calls, row.cost, row.reserved) == (2, 18, 0)
     assert llm.requests == []
 
@@ -133,22 +156,22 @@ async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
     killed = new_sender(ledger, given)
     await killed.turn()
     llm.batches.finish(only(llm))
-    conclude, done = ledger.conclude_llm_item, 0
+    conclude, done = LlmLedger(ledger).batches.conclude_llm_item, 0
 
     async def once(*args: Any) -> bool:
         nonlocal done
         done += 1
         return await conclude(*args) if done == 1 else await killed_here()
 
-    monkeypatch.setattr(ledger, "conclude_llm_item", once)
+    monkeypatch.setattr(LlmBatchRepository, "conclude_llm_item", once)
     with pytest.raises(asyncio.CancelledError):
         await killed.turn()
-    monkeypatch.setattr(ledger, "conclude_llm_item", conclude)
+    monkeypatch.setattr(LlmBatchRepository, "conclude_llm_item", conclude)
     monkeypatch.setattr(batch_sending, "POLL", 0.0)
     await new_sender(ledger, given).turn()
-    assert await ledger.llm_batches() == []
+    assert await LlmLedger(ledger).batches.llm_batches() == []
     async with LlmLane.open(given, ledger) as lane:
         assert [await answer(lane, n) for n in range(3)] == [True] * 3
-    (row,) = await ledger.llm_spend("model")
+    (row,) = await LlmLedger(ledger).spending.llm_spend("model")
     assert (row.calls, row.saved_calls, row.cost, row.reserved) == (3, 0, 27, 0)
     assert llm.requests == []

@@ -13,6 +13,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import batch_api, batch_sending
 from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from tests.support.batching import answer, collect, list_of_none, new_sender, only, refusal
 from tests.support.llm_server import LlmServer
 
@@ -28,7 +29,7 @@ async def test_a_batch_that_ends_without_answers_frees_all_its_questions(
     await sender.turn()
     async with LlmLane.open(given, plain_ledger) as lane:
         assert [await answer(lane, n) for n in range(2)] == [False] * 2
-    (row,) = await plain_ledger.llm_spend("model")
+    (row,) = await LlmLedger(plain_ledger).spending.llm_spend("model")
     assert (row.calls, row.cost, row.reserved) == (2, 36, 0)
 
 
@@ -38,7 +39,7 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
     await collect(plain_ledger, given, 1)
     llm.batches.fail_next = [list_of_none, list_of_none, refusal(400)]
     await new_sender(plain_ledger, given).turn()
-    assert await plain_ledger.llm_batches() == []
+    assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with LlmLane.open(given, plain_ledger) as lane:
         assert await answer(lane, 0) is False
     await collect(plain_ledger, given, 1, 77)
@@ -46,10 +47,12 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
     monkeypatch.setattr(batch_sending, "DUE", -1.0)
     await new_sender(plain_ledger, given).turn()
     assert only(llm).status == "cancelling"
-    assert len(await plain_ledger.llm_batches()) == 1, "what it has answered may come yet"
+    assert len(await LlmLedger(plain_ledger).batches.llm_batches()) == 1, (
+        "what it has answered may come yet"
+    )
     monkeypatch.setattr(batch_sending, "CANCELLED_WITHIN", 0.0)
     await new_sender(plain_ledger, given).turn()
-    assert await plain_ledger.llm_batches() == []
+    assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with LlmLane.open(given, plain_ledger) as lane:
         assert await answer(lane, 77) is False
 
@@ -75,10 +78,10 @@ async def test_a_batch_whose_answers_can_not_be_kept_holds_up_no_other(
 
     monkeypatch.setattr(sender._answers, "keep", refused_once)
     await sender.turn()
-    (waiting,) = await plain_ledger.llm_batches()
+    (waiting,) = await LlmLedger(plain_ledger).batches.llm_batches()
     assert waiting.note == "the file storage does not answer"
     await sender.turn()
-    assert await plain_ledger.llm_batches() == []
+    assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with LlmLane.open(settings, plain_ledger) as lane:
         assert [await answer(lane, n) for n in range(2)] == [True] * 2
 
@@ -96,7 +99,7 @@ async def test_an_answer_that_can_not_be_written_as_it_is_keeps_no_batch_waiting
         lines.append({"custom_id": key, "response": {"status_code": 200, "body": body}})
     llm.batches.finish(only(llm), without=2, more=b"\n".join(json.dumps(x).encode() for x in lines))
     await sender.turn()
-    assert await plain_ledger.llm_batches() == []
+    assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with LlmLane.open(given, plain_ledger) as lane:
         assert [await answer(lane, n) for n in range(2)] == [True] * 2
 
@@ -121,7 +124,7 @@ async def test_ids_of_a_server_are_no_addresses(
         lambda exchange: exchange.send_json(200, {"id": "../../admin", "object": "file"}),
     ]
     await new_sender(plain_ledger, given).turn()
-    (ours,) = await plain_ledger.llm_batches()
+    (ours,) = await LlmLedger(plain_ledger).batches.llm_batches()
     assert ours.remote_id is None
     assert "id is none" in (ours.note or "")
 

@@ -12,6 +12,7 @@ import pytest
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.engine.records.states import State
 from switchyard.services.llm.batch_sending import BatchSender
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from tests.support.batching import chat, only
 from tests.support.brokers import TestBroker
 from tests.support.llm_batches import ANSWER, with_batches
@@ -70,10 +71,10 @@ async def test_backfilled_questions_go_together_and_come_back_one_by_one_at_half
         assert record.result["text"] == ANSWER
     await system.wait_for_state(job_ids[0], State.SUCCEEDED)
     assert len(llm.requests) == 1
-    (row,) = await system.ledger.llm_spend("model")
+    (row,) = await LlmLedger(system.ledger).spending.llm_spend("model")
     assert (row.calls, row.cost, row.reserved) == (4, 18 + 3 * 9, 0)
     assert row.saved_calls == 0, "an answer that a batch was paid for is no saved one"
-    assert await system.ledger.llm_batches() == []
+    assert await LlmLedger(system.ledger).batches.llm_batches() == []
     assert set(llm.batches.deleted) == set(llm.batches.files)
 
 
@@ -93,7 +94,7 @@ async def test_what_a_batch_does_not_answer_is_asked_live(
     for each in job_ids:
         await system.wait_for_state(each, State.SUCCEEDED)
     assert len(llm.requests) == 3
-    (row,) = await system.ledger.llm_spend("model")
+    (row,) = await LlmLedger(system.ledger).spending.llm_spend("model")
     assert (row.calls, row.cost, row.reserved) == (4, 9 + 3 * 18, 0)
 
 
@@ -101,7 +102,7 @@ async def test_who_is_near_its_end_or_cancelled_is_not_sent(
     system: System, sender: BatchSender, llm: LlmServer
 ) -> None:
     (first, second) = await collected(system, 2)
-    await system.ledger.cancel(first, system.ledger.clock.time())
+    await system.ledger.jobs.cancel(first, system.ledger.clock.time())
     soon = system.ledger.clock.now() + timedelta(hours=20)
     near = await system.publish("backfill.chat_completion", chat("When?"), expires_at=soon)
     await system.wait_for_state(near, State.SUCCEEDED)

@@ -14,6 +14,7 @@ from switchyard.cli.llm.app import SpendBy
 from switchyard.services.engine.backfill.spec import parse_spec
 from switchyard.services.engine.records.states import State
 from switchyard.services.llm import spending
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.records.spending import SpentBy
 from tests.support import commands, llm_server
 from tests.support.api_server import serving
@@ -115,18 +116,18 @@ async def test_a_backfill_publishes_no_more_than_its_budget_lets_run(
     running = asyncio.create_task(user.run(started))
 
     async def is_short() -> bool:
-        found = await system.ledger.get_bulk(started.id)
+        found = await system.ledger.bulk.get_bulk(started.id)
         return found is not None and "too little left" in (found.note or "")
 
     await eventually(is_short)
-    own, _ = await system.ledger.count_bulk_jobs(started.id)
+    own, _ = await system.ledger.bulk_jobs.count_bulk_jobs(started.id)
     assert sum(own.values()) < 40
     assert llm.requests == []
-    await system.ledger.set_bulk_limits(started.id, {"budget": 1_000_000.0})
+    await system.ledger.bulk.set_bulk_limits(started.id, {"budget": 1_000_000.0})
     await asyncio.wait_for(running, 60)
-    own, _ = await system.ledger.count_bulk_jobs(started.id)
+    own, _ = await system.ledger.bulk_jobs.count_bulk_jobs(started.id)
     assert own == {State.SUCCEEDED: 40}
-    spent = await system.ledger.llm_spend("backfill")
+    spent = await LlmLedger(system.ledger).spending.llm_spend("backfill")
     assert [(row.name, row.cost) for row in spent] == [(started.id, 40 * 18)]
 
 

@@ -22,6 +22,7 @@ from switchyard.services.engine.publishing.preparing import InvalidJob
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.states import State
 from switchyard.services.llm import direct
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.queue import LlmStatus
 from tests.support import llm_server
 from tests.support.api_server import serving
@@ -65,7 +66,7 @@ async def test_a_question_is_answered_and_recorded_without_a_broker(
     llm.next(SEA)
     result = await queue.call("classify", CLASSIFY, priority=5)
     assert (result.status, result.value) == (LlmStatus.COMPLETED, {"label": "sea"})
-    record = await plain_ledger.get(result.job_id)
+    record = await plain_ledger.job_reads.get(result.job_id)
     assert record is not None
     assert (record.state, record.lane, record.priority) == (State.SUCCEEDED, "hot", 5)
     again = await queue.call("classify", CLASSIFY)
@@ -99,13 +100,13 @@ async def test_nothing_is_published(
         both = system.settings.model_copy(update=given)
         async with LLMQueue.opened(both) as queue:
             assert (await queue.call("chat_completion", chat("?"))).status is LlmStatus.COMPLETED
-            (known,) = await system.ledger.list_workers()
+            (known,) = await system.ledger.workers.list_workers()
             assert (known.kinds, known.stopped_at) == ((), None)
             examined = Examined(both, system.registry, ledger=system.ledger)
             assert await examined.workers() == ([], [])
         for lane in ("hot", "backfill"):
             assert await system.ready(f"{lane}.llm") == 0
-        (known,) = await system.ledger.list_workers()
+        (known,) = await system.ledger.workers.list_workers()
         assert known.stopped_at is not None
 
 
@@ -116,7 +117,7 @@ async def test_what_runs_directly_is_not_taken_for_a_dead_workers(
     llm.next(held(until, SEA))
     job_id = await queue.submit("classify", CLASSIFY)
     await eventually(lambda: llm.requests)
-    assert await plain_ledger.stale_running(60.0, 10) == []
+    assert await plain_ledger.job_reads.stale_running(60.0, 10) == []
     until.set()
     assert (await queue.result(job_id, timeout=20)).status is LlmStatus.COMPLETED
 
@@ -182,14 +183,14 @@ async def test_a_pause_that_a_server_asks_for_is_kept_and_uses_up_no_attempt(
     assert second.status is LlmStatus.COMPLETED
     assert time.monotonic() - began > 1.9, "the pause is every client's"
     result = await first
-    record = await plain_ledger.get(result.job_id)
+    record = await plain_ledger.job_reads.get(result.job_id)
     assert record is not None
     assert (result.status, record.attempts) == (LlmStatus.COMPLETED, 0)
     assert len(llm.requests) == 3
 
 
 async def _paused(ledger: Ledger) -> list:
-    return [each for each in await ledger.llm_servers() if each.paused_for]
+    return [each for each in await LlmLedger(ledger).slots.llm_servers() if each.paused_for]
 
 
 async def test_a_pause_longer_than_the_requests_time_is_a_timeout(
@@ -198,7 +199,7 @@ async def test_a_pause_longer_than_the_requests_time_is_a_timeout(
     llm.always(llm_server.rate_limited(120))
     result = await queue.call("chat_completion", chat("?"), timeout=2)
     assert result.status is LlmStatus.TIMEOUT
-    record = await plain_ledger.get(result.job_id)
+    record = await plain_ledger.job_reads.get(result.job_id)
     assert record is not None
     assert (record.state, record.reason) == (State.DEAD, "expired")
 
@@ -224,7 +225,7 @@ async def test_what_can_not_be_asked_directly_is_said_and_not_recorded(
     monkeypatch.setattr(direct, "MOST", 0)
     with pytest.raises(LaneFull):
         await queue.submit("classify", CLASSIFY)
-    assert not (await plain_ledger.list_jobs(JobFilter(), limit=1)).items
+    assert not (await plain_ledger.job_reads.list_jobs(JobFilter(), limit=1)).items
 
 
 async def test_the_end_of_the_process_cancels_what_is_under_way(
@@ -242,7 +243,7 @@ async def test_the_end_of_the_process_cancels_what_is_under_way(
 
 
 async def _state(ledger: Ledger, job_id: str, state: State) -> bool:
-    record = await ledger.get(job_id)
+    record = await ledger.job_reads.get(job_id)
     return record is not None and record.state is state
 
 
@@ -261,7 +262,7 @@ async def test_after_a_crash_the_fleet_has_it_published_and_asking_again_is_answ
         process.go()
         await eventually(lambda: llm.requests)
         process.kill()
-    (left,) = await plain_ledger.stale_running(0.0, 10)
+    (left,) = await plain_ledger.job_reads.stale_running(0.0, 10)
     assert left.state is State.RUNNING, "the scheduler publishes it, where there is one"
     result = await queue.call("chat_completion", chat("hello"), timeout=60)
     assert result.status is LlmStatus.COMPLETED

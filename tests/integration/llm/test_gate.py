@@ -14,6 +14,7 @@ from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.errors import LlmBusy
 from switchyard.services.llm.gate import Lesson, LlmGate, Urgency, learned
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.ledger.llm_slots import Change
 from switchyard.services.llm.pacing import Bounds, Ended, Fixed
 from switchyard.services.llm.records.llm import (
@@ -39,7 +40,7 @@ def waiting_are(gate: LlmGate, number: int) -> bool:
 
 
 async def take(ledger: Ledger, slot: str, *, limit: int = 3, ttl: float = 30.0) -> object:
-    return await ledger.take_llm_slot(
+    return await LlmLedger(ledger).slots.take_llm_slot(
         "default", slot, "somebody", ttl=ttl, keep_free=0, first=limit, most=limit
     )
 
@@ -48,27 +49,32 @@ async def test_no_more_slots_than_the_limit_whoever_asks(ledger: Ledger) -> None
     answers = await asyncio.gather(*(take(ledger, f"slot-{n}") for n in range(20)))
     assert answers.count(SlotTaken()) == 3
     assert answers.count(SlotsFull(3, 3)) == 17
-    await ledger.end_llm_slot("default", "slot-0", None)
+    await LlmLedger(ledger).slots.end_llm_slot("default", "slot-0", None)
     taken = [n for n, answer in enumerate(answers) if answer == SlotTaken()]
-    await ledger.end_llm_slot("default", f"slot-{taken[-1]}", None)
+    await LlmLedger(ledger).slots.end_llm_slot("default", f"slot-{taken[-1]}", None)
     assert await take(ledger, "next") == SlotTaken()
 
 
 async def test_a_limit_that_shrank_lets_nobody_in_until_there_is_room(ledger: Ledger) -> None:
     for n in range(3):
         assert await take(ledger, f"slot-{n}") == SlotTaken()
-    await ledger.end_llm_slot("default", "slot-0", lambda state, *_: replace(state, limit=1.0))
+    await LlmLedger(ledger).slots.end_llm_slot(
+        "default", "slot-0", lambda state, *_: replace(state, limit=1.0)
+    )
     assert await take(ledger, "next") == SlotsFull(2, 1)
-    await ledger.end_llm_slot("default", "slot-1", None)
+    await LlmLedger(ledger).slots.end_llm_slot("default", "slot-1", None)
     assert await take(ledger, "next") == SlotsFull(1, 1)
-    await ledger.end_llm_slot("default", "slot-2", None)
+    await LlmLedger(ledger).slots.end_llm_slot("default", "slot-2", None)
     assert await take(ledger, "next") == SlotTaken()
 
 
 async def test_slots_of_a_worker_that_was_killed_come_back(ledger: Ledger) -> None:
     assert await take(ledger, "slot-0", limit=1, ttl=0.3) == SlotTaken()
     assert await take(ledger, "slot-1", limit=1) == SlotsFull(1, 1)
-    assert await ledger.renew_llm_slots({"slot-0": "default"}, "somebody", 0.3) == set()
+    assert (
+        await LlmLedger(ledger).slots.renew_llm_slots({"slot-0": "default"}, "somebody", 0.3)
+        == set()
+    )
 
     async def free() -> bool:
         return await take(ledger, "slot-1", limit=1) == SlotTaken()
@@ -79,7 +85,9 @@ async def test_slots_of_a_worker_that_was_killed_come_back(ledger: Ledger) -> No
 async def test_calls_of_a_worker_that_was_frozen_count_again_when_it_wakes(ledger: Ledger) -> None:
     async with LlmGate.open(settings(llm_concurrency_max=1), ledger) as frozen:
         entry = await frozen.enter(HOT, patience=1)
-        await ledger.end_llm_slot("default", entry.slot, None)  # as one that has run out
+        await LlmLedger(ledger).slots.end_llm_slot(
+            "default", entry.slot, None
+        )  # as one that has run out
         assert await take(ledger, "another's", limit=1) == SlotTaken()
         await frozen._renew()
         assert await take(ledger, "next", limit=1) == SlotsFull(2, 1)
@@ -94,12 +102,12 @@ async def test_a_pause_holds_for_all_and_only_grows(ledger: Ledger) -> None:
         return lambda state, _, now: after(state, lesson, now)
 
     for seconds in (20.0, 5.0):
-        await ledger.end_llm_slot("default", "none", pausing(seconds))
+        await LlmLedger(ledger).slots.end_llm_slot("default", "none", pausing(seconds))
     answer = await take(ledger, "slot")
     assert isinstance(answer, ServerPaused)
     assert 15 < answer.seconds <= 20
     assert answer.reason == "slow down"
-    (report,) = await ledger.llm_servers()
+    (report,) = await LlmLedger(ledger).slots.llm_servers()
     assert 15 < report.paused_for <= 20
 
 
@@ -233,12 +241,12 @@ def test_calls_that_fail_together_count_once() -> None:
 
 async def test_after_failures_one_call_at_a_time_tries_the_server(plain_ledger: Ledger) -> None:
     await take(plain_ledger, "first")
-    await plain_ledger.end_llm_slot(
+    await LlmLedger(plain_ledger).slots.end_llm_slot(
         "default", "first", lambda state, *_: replace(state, failures=TRIED)
     )
     assert await take(plain_ledger, "one") == SlotTaken()
     assert await take(plain_ledger, "two") == SlotsFull(1, 1)
-    await plain_ledger.end_llm_slot(
+    await LlmLedger(plain_ledger).slots.end_llm_slot(
         "default", "one", lambda state, _, now: after(state, Lesson(Ended.ANSWERED), now)
     )
     assert await take(plain_ledger, "two") == SlotTaken()

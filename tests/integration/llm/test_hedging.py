@@ -13,6 +13,7 @@ from switchyard.services.engine.monitoring.metric_names import LLM_HEDGES
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.hedging import ENOUGH
 from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from tests.support import llm_server
 from tests.support.llm_server import LlmServer
 from tests.support.site import held
@@ -49,12 +50,12 @@ async def test_a_late_hot_call_gets_a_second_one_and_both_are_paid_for(
             answer = await lane.ask(ASKED, urgency=urgency, within=30)
             assert answer.text == "quick"
             assert len(llm.requests) == calls
-            (row,) = await plain_ledger.llm_spend("day")
+            (row,) = await LlmLedger(plain_ledger).spending.llm_spend("day")
             assert row.calls == calls
             ((metric, samples),) = lane.shown()
             assert metric is LLM_HEDGES
             assert sum(samples.values()) == calls - 1
-            (report,) = await plain_ledger.llm_servers()
+            (report,) = await LlmLedger(plain_ledger).slots.llm_servers()
             assert report.in_flight == 0, "the slot of the loser is free again"
     finally:
         until.set()

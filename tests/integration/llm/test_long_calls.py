@@ -66,7 +66,7 @@ async def test_a_call_that_outlives_the_brokers_patience_ends_once_and_stands_in
             assert ended.status is LlmStatus.COMPLETED
             bodies = [request.json["messages"][0]["content"] for request in llm.requests]
             assert sorted(bodies) == ["long", "short"], "each is asked once"
-            record = await system.ledger.get(late)
+            record = await system.ledger.job_reads.get(late)
             assert record is not None
             assert (record.state, record.attempts, record.crashes) == ("succeeded", 0, 0)
             assert await system.letters() == []

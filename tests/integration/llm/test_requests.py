@@ -25,6 +25,7 @@ from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.states import State
 from switchyard.services.llm import queue as queue_module
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.queue import LlmResult, LlmStatus, UnknownLlmRequest
 from tests.support import llm_server
 from tests.support.api_server import connected, serving
@@ -122,7 +123,7 @@ async def test_two_answers_that_do_not_fit_are_final_and_kept(
     assert result.status is LlmStatus.FAILED
     assert result.error is not None
     assert "does not fit the schema" in result.error
-    record = await system.ledger.get(result.job_id)
+    record = await system.ledger.job_reads.get(result.job_id)
     assert record is not None
     assert (record.state, record.reason, record.attempts) == (State.DEAD, "permanent", 1)
     assert f"jobctl llm show {result.job_id}" in result.error
@@ -170,7 +171,7 @@ async def test_what_expires_while_it_is_asked_is_a_timeout_at_once(
     result = await queue.result(job_id, timeout=30)
     assert result.status is LlmStatus.TIMEOUT
     assert time.monotonic() - began < 10
-    record = await system.ledger.get(job_id)
+    record = await system.ledger.job_reads.get(job_id)
     assert record is not None
     assert record.reason == "expired"
 
@@ -202,7 +203,7 @@ async def test_a_pause_of_an_hour_is_ended_early_and_what_waits_for_it_goes_on(
     llm.next(llm_server.fails(429, "come back later", Retry_After="3600"), SEA)
     job_id = await queue.submit("classify", CLASSIFY)
     await system.wait_for_state(job_id, State.RETRYING)
-    (paused,) = await system.ledger.llm_servers()
+    (paused,) = await LlmLedger(system.ledger).slots.llm_servers()
     assert paused.paused_for > 3500
     given = {"JOBS_DATABASE_URL": system.settings.ledger_url}
     async with indexing(system):
@@ -246,7 +247,7 @@ async def test_servers_that_ask_for_patience_use_up_no_attempt(
     llm.next(*[llm_server.rate_limited(1)] * 4, SEA)
     result = await queue.call("classify", CLASSIFY, timeout=60)
     assert result.value == {"label": "sea"}
-    record = await system.ledger.get(result.job_id)
+    record = await system.ledger.job_reads.get(result.job_id)
     assert record is not None
     assert record.attempts == 0
 
@@ -373,4 +374,4 @@ async def test_the_same_key_is_the_same_question(system: System) -> None:
         unlike = asked | {"payload": CLASSIFY | {"text": "The land is dry."}}
         other = await api.client.post("/llm/requests", json=unlike, headers=key)
         assert other.json()["type"].endswith("idempotency-conflict")
-    assert len((await system.ledger.list_jobs()).items) == 1
+    assert len((await system.ledger.job_reads.list_jobs()).items) == 1

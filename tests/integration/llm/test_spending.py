@@ -17,7 +17,8 @@ from switchyard.services.llm.client import NETWORK_TRIES
 from switchyard.services.llm.errors import LlmLimited, LlmUnavailable
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import LlmLane
-from switchyard.services.llm.ledger.llm_spend import DAY
+from switchyard.services.llm.ledger.ledger import LlmLedger
+from switchyard.services.llm.ledger.llm_spend import DAY, LlmSpendRepository
 from switchyard.services.llm.records.spending import AskedBy, CallState, LlmCall, NoBudgetLeft
 from switchyard.services.llm.spending import NoBudget, Purse, Till
 from switchyard.services.pipeline.index.embedder import embedder_named
@@ -75,7 +76,7 @@ async def test_a_call_is_noted_by_all_that_it_is_for_and_a_kept_answer_costs_not
     async with LlmLane.open(given, ledger) as lane:
         assert not await ask(lane, "What is a tide?")
         assert await ask(lane, "What is a tide?")
-    today = (await ledger.llm_spend("day"))[0].name
+    today = (await LlmLedger(ledger).spending.llm_spend("day"))[0].name
     names = {
         "day": today,
         "model": "m",
@@ -86,15 +87,17 @@ async def test_a_call_is_noted_by_all_that_it_is_for_and_a_kept_answer_costs_not
         "backfill": "backfill-1",
     }
     for by, name in names.items():
-        (row,) = await ledger.llm_spend(by)  # type: ignore[arg-type]
+        (row,) = await LlmLedger(ledger).spending.llm_spend(by)  # type: ignore[arg-type]
         assert (row.name, row.calls, row.saved_calls) == (name, 1, 1), by
         assert (row.input_tokens, row.output_tokens) == (11, 7)
         assert (row.cost, row.saved, row.reserved) == (18, 18, 0)
-    providers = {row.name: row.calls for row in await ledger.llm_spend("provider")}
+    providers = {
+        row.name: row.calls for row in await LlmLedger(ledger).spending.llm_spend("provider")
+    }
     assert providers == {"default": 1, "": 0}, "who has saved a call is not known"
-    spent = await ledger.llm_spent_today()
+    spent = await LlmLedger(ledger).spending.llm_spent_today()
     assert (spent[""].cost, spent[""].saved, spent["default"].calls) == (18, 18, 1)
-    assert await ledger.llm_spend("day", until="2020-01-01") == []
+    assert await LlmLedger(ledger).spending.llm_spend("day", until="2020-01-01") == []
 
 
 async def test_a_model_without_a_price_has_its_tokens_counted_and_is_told_apart(
@@ -103,7 +106,7 @@ async def test_a_model_without_a_price_has_its_tokens_counted_and_is_told_apart(
     unknown = given.model_copy(update={"llm_model": "other"})
     async with LlmLane.open(unknown, plain_ledger) as lane:
         await ask(lane, "a", by=AskedBy())
-    (row,) = await plain_ledger.llm_spend("model")
+    (row,) = await LlmLedger(plain_ledger).spending.llm_spend("model")
     assert (row.name, row.unpriced_calls, row.cost, row.input_tokens) == ("other", 1, 0, 11)
     budgeted = unknown.model_copy(update={"llm_budget_per_day": 1000.0})
     async with LlmLane.open(budgeted, plain_ledger) as lane:
@@ -119,11 +122,11 @@ async def test_what_cost_nothing_is_not_noted_and_what_may_have_counts_by_its_es
         llm.always(llm_server.fails(500))
         with pytest.raises(LlmUnavailable):
             await ask(lane, "a")
-        assert await plain_ledger.llm_spend("day") == []
+        assert await LlmLedger(plain_ledger).spending.llm_spend("day") == []
         llm.always(llm_server.fails(429, Retry_After="60"))
         with pytest.raises(LlmLimited):
             await ask(lane, "b")
-    (budget,) = await plain_ledger.llm_budgets(per_day=5.0)
+    (budget,) = await LlmLedger(plain_ledger).spending.llm_budgets(per_day=5.0)
     assert (budget.spent, budget.reserved) == (0, 0)
     llm.always(llm_server.cut_in_the_middle())
     server = given.llm_servers[0].model_copy(update={"name": "other"})  # that is not paused
@@ -131,7 +134,7 @@ async def test_what_cost_nothing_is_not_noted_and_what_may_have_counts_by_its_es
     async with LlmLane.open(other, plain_ledger) as lane:
         with pytest.raises(LlmUnavailable):
             await ask(lane, "c")
-    (row,) = await plain_ledger.llm_spend("day")
+    (row,) = await LlmLedger(plain_ledger).spending.llm_spend("day")
     assert row.unsure_calls == NETWORK_TRIES, "each try may have been charged"
     assert row.cost > NETWORK_TRIES * 18, "all of its estimate, each time"
 
@@ -143,7 +146,7 @@ async def test_an_answer_that_came_with_the_second_try_is_noted_beside_the_first
     async with LlmLane.open(given, plain_ledger) as lane:
         await ask(lane, "a")
     assert len(llm.requests) == 2
-    (row,) = await plain_ledger.llm_spend("day")
+    (row,) = await LlmLedger(plain_ledger).spending.llm_spend("day")
     assert (row.calls, row.unsure_calls) == (2, 1)
 
 
@@ -156,10 +159,10 @@ async def test_of_what_was_set_aside_and_given_back_no_rest_of_rounding_is_told(
         for cost in (0.1, 0.2, 0.3)
     ]
     for call in calls:
-        await plain_ledger.reserve_llm_call(call, per_day=5.0)
+        await LlmLedger(plain_ledger).spending.reserve_llm_call(call, per_day=5.0)
     for call in calls:
-        await plain_ledger.settle_llm_call(replace(call, state=CallState.FREE))
-    (budget,) = await plain_ledger.llm_budgets(per_day=5.0)
+        await LlmLedger(plain_ledger).spending.settle_llm_call(replace(call, state=CallState.FREE))
+    (budget,) = await LlmLedger(plain_ledger).spending.llm_budgets(per_day=5.0)
     assert (budget.reserved, budget.left) == (0, 5)
 
 
@@ -171,11 +174,11 @@ async def test_a_job_that_is_cancelled_gives_nothing_back_that_may_have_been_pai
     async with LlmLane.open(budgeted, plain_ledger) as lane:
         asking = asyncio.create_task(ask(lane, "a"))
         await eventually(lambda: llm.requests)
-        (budget,) = await plain_ledger.llm_budgets(per_day=1_000_000.0)
+        (budget,) = await LlmLedger(plain_ledger).spending.llm_budgets(per_day=1_000_000.0)
         assert budget.reserved > 7
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-    (budget,) = await plain_ledger.llm_budgets(per_day=1_000_000.0)
+    (budget,) = await LlmLedger(plain_ledger).spending.llm_budgets(per_day=1_000_000.0)
     assert budget.reserved == 0
     assert budget.spent > 7
 
@@ -183,14 +186,14 @@ async def test_a_job_that_is_cancelled_gives_nothing_back_that_may_have_been_pai
 async def test_a_job_that_is_cancelled_before_its_call_leaves_nothing_set_aside(
     ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve, is_set_aside = ledger.reserve_llm_call, asyncio.Event()
+    reserve, is_set_aside = LlmLedger(ledger).spending.reserve_llm_call, asyncio.Event()
 
     async def slowly(*args: Any, **options: Any) -> Any:
         await reserve(*args, **options)
         is_set_aside.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(ledger, "reserve_llm_call", slowly)
+    monkeypatch.setattr(LlmSpendRepository, "reserve_llm_call", slowly)
     settings = given.model_copy(update={"llm_budget_per_day": 1_000.0})
     async with LlmLane.open(settings, ledger) as lane:
         task = asyncio.create_task(ask(lane, "What is a tide?"))
@@ -198,7 +201,7 @@ async def test_a_job_that_is_cancelled_before_its_call_leaves_nothing_set_aside(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    (budget,) = await ledger.llm_budgets(per_day=1_000.0)
+    (budget,) = await LlmLedger(ledger).spending.llm_budgets(per_day=1_000.0)
     assert (budget.spent, budget.reserved) == (0, 0)
     assert llm.requests == []
 
@@ -225,7 +228,7 @@ async def test_many_processes_never_overrun_a_budget_together(
                 refused = [error]
         with pytest.raises(NoBudget, match="goes on at 00:00 UTC") as told:
             await ask(one, "one more", by=AskedBy())
-    (state,) = await ledger.llm_budgets(per_day=budget)
+    (state,) = await LlmLedger(ledger).spending.llm_budgets(per_day=budget)
     assert state.spent == 18 * len(llm.requests)
     assert budget - 60 < state.spent <= budget
     assert state.is_short
@@ -236,22 +239,35 @@ async def test_many_processes_never_overrun_a_budget_together(
 async def test_a_backfill_has_a_budget_of_its_own_and_goes_on_when_it_is_raised(
     ledger: Ledger,
 ) -> None:
-    await ledger.create_bulk(
+    await ledger.bulk.create_bulk(
         "backfill-1", kind="backfill", title="t", spec={}, created_by="me", budget=10.0
     )
     mine = {"backfill": "backfill-1"}
-    assert await ledger.reserve_llm_call(call_of(99.0), per_day=None) is False
-    assert await ledger.reserve_llm_call(call_of(6.0, **mine), per_day=None) is True
-    refused = await ledger.reserve_llm_call(call_of(6.0, number="2", **mine), per_day=None)
+    assert await LlmLedger(ledger).spending.reserve_llm_call(call_of(99.0), per_day=None) is False
+    assert (
+        await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0, **mine), per_day=None)
+        is True
+    )
+    refused = await LlmLedger(ledger).spending.reserve_llm_call(
+        call_of(6.0, number="2", **mine), per_day=None
+    )
     assert isinstance(refused, NoBudgetLeft)
     assert (refused.budget.reserved, refused.is_spent, refused.seconds) == (6, False, None)
-    await ledger.set_bulk_limits("backfill-1", {"budget": 12.0})
-    (budget,) = await ledger.llm_budgets(per_day=None)
+    await ledger.bulk.set_bulk_limits("backfill-1", {"budget": 12.0})
+    (budget,) = await LlmLedger(ledger).spending.llm_budgets(per_day=None)
     assert not budget.is_short
-    assert await ledger.reserve_llm_call(call_of(6.0, number="2", **mine), per_day=None) is True
-    assert await ledger.reserve_llm_call(call_of(0.0, number="3", **mine), per_day=1.0) is True, (
-        "what costs nothing needs no budget"
+    assert (
+        await LlmLedger(ledger).spending.reserve_llm_call(
+            call_of(6.0, number="2", **mine), per_day=None
+        )
+        is True
     )
+    assert (
+        await LlmLedger(ledger).spending.reserve_llm_call(
+            call_of(0.0, number="3", **mine), per_day=1.0
+        )
+        is True
+    ), "what costs nothing needs no budget"
 
 
 async def test_a_call_over_midnight_belongs_to_the_day_on_which_it_began(
@@ -263,48 +279,57 @@ async def test_a_call_over_midnight_belongs_to_the_day_on_which_it_began(
         monkeypatch.setattr("switchyard.services.llm.ledger.llm_spend.db_now", lambda _: moment)
 
     now_is(midnight - 2)
-    assert await ledger.reserve_llm_call(call_of(6.0), per_day=10.0) is True
-    refused = await ledger.reserve_llm_call(call_of(6.0, number="2"), per_day=10.0)
+    assert await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0), per_day=10.0) is True
+    refused = await LlmLedger(ledger).spending.reserve_llm_call(
+        call_of(6.0, number="2"), per_day=10.0
+    )
     assert isinstance(refused, NoBudgetLeft)
     assert refused.seconds == 2
     now_is(midnight)
-    assert await ledger.reserve_llm_call(call_of(6.0, number="2"), per_day=10.0) is True
-    await ledger.settle_llm_call(LlmCall("1", CallState.PAID, AskedBy(), "p", "m", {}, 5.0))
-    (budget,) = await ledger.llm_budgets(per_day=10.0)
+    assert (
+        await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0, number="2"), per_day=10.0)
+        is True
+    )
+    await LlmLedger(ledger).spending.settle_llm_call(
+        LlmCall("1", CallState.PAID, AskedBy(), "p", "m", {}, 5.0)
+    )
+    (budget,) = await LlmLedger(ledger).spending.llm_budgets(per_day=10.0)
     assert (budget.spent, budget.reserved) == (0, 6)
     before = time.strftime("%Y-%m-%d", time.gmtime(midnight - 2))
-    (row,) = await ledger.llm_spend("day", until=before)
+    (row,) = await LlmLedger(ledger).spending.llm_spend("day", until=before)
     assert (row.name, row.cost) == (before, 5)
 
 
 async def test_a_call_is_settled_once_and_that_of_a_dead_process_counts(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await ledger.reserve_llm_call(call_of(6.0), per_day=10.0)
-    assert await ledger.settle_lost_llm_calls() == 0
+    await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0), per_day=10.0)
+    assert await LlmLedger(ledger).spending.settle_lost_llm_calls() == 0
     monkeypatch.setattr("switchyard.services.llm.ledger.llm_spend.LOST_AFTER", -1.0)
-    assert await ledger.settle_lost_llm_calls() == 1
-    (budget,) = await ledger.llm_budgets(per_day=10.0)
+    assert await LlmLedger(ledger).spending.settle_lost_llm_calls() == 1
+    (budget,) = await LlmLedger(ledger).spending.llm_budgets(per_day=10.0)
     assert (budget.spent, budget.reserved) == (6, 0)
     paid = LlmCall("1", CallState.PAID, AskedBy(), "p", "m", {"prompt_tokens": 2}, 2.0)
-    await asyncio.gather(*(ledger.settle_llm_call(paid) for _ in range(3)))
-    (budget,) = await ledger.llm_budgets(per_day=10.0)
+    await asyncio.gather(*(LlmLedger(ledger).spending.settle_llm_call(paid) for _ in range(3)))
+    (budget,) = await LlmLedger(ledger).spending.llm_budgets(per_day=10.0)
     assert (budget.spent, budget.reserved) == (2, 0), "it was slow and not dead"
-    assert (await ledger.llm_spend("provider"))[0].calls == 1
-    assert (await ledger.llm_spent_today())["p"].calls == 1
-    await ledger.reserve_llm_call(call_of(6.0, number="2"), per_day=100.0)
-    await ledger.reserve_llm_call(call_of(6.0, number="2"), per_day=100.0)
+    assert (await LlmLedger(ledger).spending.llm_spend("provider"))[0].calls == 1
+    assert (await LlmLedger(ledger).spending.llm_spent_today())["p"].calls == 1
+    await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0, number="2"), per_day=100.0)
+    await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0, number="2"), per_day=100.0)
     new = LlmCall("3", CallState.PAID, AskedBy(), "p", "m", {"prompt_tokens": 2}, 3.0)
-    await asyncio.gather(*(ledger.settle_llm_call(new) for _ in range(3)))
-    (budget,) = await ledger.llm_budgets(per_day=100.0)
+    await asyncio.gather(*(LlmLedger(ledger).spending.settle_llm_call(new) for _ in range(3)))
+    (budget,) = await LlmLedger(ledger).spending.llm_budgets(per_day=100.0)
     assert (budget.spent, budget.reserved) == (5, 6), "the same call again is one call"
 
 
 async def test_old_calls_are_forgotten(ledger: Ledger) -> None:
-    await ledger.settle_llm_call(LlmCall("1", CallState.PAID, AskedBy(), "p", "m", {}, 2.0))
-    assert await ledger.drop_llm_calls(max_age=0) == 0, "today's stay"
-    assert await ledger.drop_llm_calls(max_age=-2 * DAY) == 1
-    assert await ledger.llm_spend("day") == []
+    await LlmLedger(ledger).spending.settle_llm_call(
+        LlmCall("1", CallState.PAID, AskedBy(), "p", "m", {}, 2.0)
+    )
+    assert await LlmLedger(ledger).spending.drop_llm_calls(max_age=0) == 0, "today's stay"
+    assert await LlmLedger(ledger).spending.drop_llm_calls(max_age=-2 * DAY) == 1
+    assert await LlmLedger(ledger).spending.llm_spend("day") == []
 
 
 async def test_vectors_of_a_server_are_paid_for_like_answers(
@@ -316,9 +341,13 @@ async def test_vectors_of_a_server_are_paid_for_like_answers(
     embedder = embedder_named(given.model_copy(update=served), "m-8", 8, purse)
     assert embedder is not None
     assert len(await embedder.embed(["one two", "three"])) == 2
-    (row,) = await ledger.llm_spend("provider", since="2020-01-01", until=None, limit=10)
+    (row,) = await LlmLedger(ledger).spending.llm_spend(
+        "provider", since="2020-01-01", until=None, limit=10
+    )
     assert (row.name, row.calls, row.input_tokens, row.cost) == ("embeddings", 1, 10, 10.0)
-    (row,) = await ledger.llm_spend("document", since="2020-01-01", until=None, limit=10)
+    (row,) = await LlmLedger(ledger).spending.llm_spend(
+        "document", since="2020-01-01", until=None, limit=10
+    )
     assert row.name == "doc-1"
     with pytest.raises(NoBudget, match="has too little left"):
         await embedder.embed(["a text that is longer than what is left of the budget" * 2])
@@ -326,5 +355,5 @@ async def test_vectors_of_a_server_are_paid_for_like_answers(
     llm.next(llm_server.fails(401))
     with pytest.raises(PermanentError):
         await embedder.embed(["one"])
-    (day,) = await ledger.llm_budgets(per_day=30.0)
+    (day,) = await LlmLedger(ledger).spending.llm_budgets(per_day=30.0)
     assert (day.spent, day.reserved) == (10.0, 0.0)

@@ -11,6 +11,7 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Check, Finding
 from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.monitoring import LASTING, LONG_PAUSE, model_servers
 from switchyard.services.llm.records.llm import TRIED
 from tests.support.commands import jobctl
@@ -24,8 +25,10 @@ SERVERS = [
 async def test_it_tells_of_a_server_on_trial_and_of_one_that_was_never_called(
     sqlite_url: str, plain_ledger: Ledger
 ) -> None:
-    await plain_ledger.take_llm_slot("own", "a", "me", ttl=60, keep_free=0, first=16, most=50)
-    await plain_ledger.end_llm_slot(
+    await LlmLedger(plain_ledger).slots.take_llm_slot(
+        "own", "a", "me", ttl=60, keep_free=0, first=16, most=50
+    )
+    await LlmLedger(plain_ledger).slots.end_llm_slot(
         "own", "a", lambda state, *_: replace(state, failures=TRIED, pause_reason="it is broken")
     )
     given = {"JOBS_DATABASE_URL": sqlite_url, "JOBS_LLM_PROVIDERS": json.dumps(SERVERS)}
@@ -44,7 +47,9 @@ async def test_it_tells_of_a_server_on_trial_and_of_one_that_was_never_called(
 async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_do_now(
     sqlite_url: str, plain_ledger: Ledger
 ) -> None:
-    await plain_ledger.take_llm_slot("own", "a", "me", ttl=60, keep_free=0, first=40, most=50)
+    await LlmLedger(plain_ledger).slots.take_llm_slot(
+        "own", "a", "me", ttl=60, keep_free=0, first=40, most=50
+    )
     given = {
         "JOBS_DATABASE_URL": sqlite_url,
         "JOBS_LLM_PROVIDERS": json.dumps(SERVERS),
@@ -86,8 +91,10 @@ async def test_the_doctor_tells_of_a_server_that_fails_again_and_again(
     assert await model_servers(system) == [], "none was called yet"
 
     async def failing(server: str, failures: int) -> list[str]:
-        await plain_ledger.take_llm_slot(server, "a", "me", ttl=60, keep_free=0, first=1, most=1)
-        await plain_ledger.end_llm_slot(
+        await LlmLedger(plain_ledger).slots.take_llm_slot(
+            server, "a", "me", ttl=60, keep_free=0, first=1, most=1
+        )
+        await LlmLedger(plain_ledger).slots.end_llm_slot(
             server, "a", lambda state, *_: replace(state, failures=failures, pause_reason="401")
         )
         return [each.status for each in await model_servers(system)]
@@ -107,8 +114,10 @@ async def test_the_doctor_tells_of_a_server_that_is_to_be_left_alone_for_an_hour
 
     async def paused(seconds: float) -> list[Check]:
         until = plain_ledger.clock.time() + seconds
-        await plain_ledger.take_llm_slot("own", "a", "me", ttl=60, keep_free=0, first=1, most=1)
-        await plain_ledger.end_llm_slot(
+        await LlmLedger(plain_ledger).slots.take_llm_slot(
+            "own", "a", "me", ttl=60, keep_free=0, first=1, most=1
+        )
+        await LlmLedger(plain_ledger).slots.end_llm_slot(
             "own", "a", lambda state, *_: replace(state, paused_until=until, pause_reason="429")
         )
         return await model_servers(system)
@@ -119,7 +128,7 @@ async def test_the_doctor_tells_of_a_server_that_is_to_be_left_alone_for_an_hour
     assert (long.status, long.finding) == ("warning", Finding.MODEL_SERVER_PAUSED)
     assert re.search(r"own is paused for (1:00:00|0:59:\d\d) more: 429", long.detail)
     assert "at once, as when its limit was raised: `jobctl llm resume own`" in long.remedy
-    ended = await plain_ledger.end_llm_pause("own")
+    ended = await LlmLedger(plain_ledger).slots.end_llm_pause("own")
     assert ended is not None
     assert 3500 < ended.paused_for <= 3600
     assert [each.status for each in await model_servers(system)] == ["ok"]

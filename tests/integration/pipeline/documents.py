@@ -12,6 +12,7 @@ from typing import Any
 from switchyard.services.common.files.keys import result_key
 from switchyard.services.pipeline.index.opening import open_index
 from switchyard.services.pipeline.index.ranking import Hit, search
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import llm_server
 from tests.support.eventually import eventually
@@ -41,7 +42,7 @@ async def ingested(pipeline: Pipeline, payload: dict[str, Any]) -> str:
 
 async def document(pipeline: Pipeline, document_id: str):
     assert pipeline.ledger is not None
-    found = await pipeline.ledger.get_document(document_id)
+    found = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
     assert found is not None
     return found
 

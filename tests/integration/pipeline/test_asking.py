@@ -235,10 +235,10 @@ async def test_the_turn_of_a_killed_process_is_free_within_seconds_whatever_its_
     slow = replace(asked, timeout=3600)
     async with opened(slow, settings, ledger) as client, client.pace.turn(takes=3600):
         for held in ("things.connection", "things.place.1"):
-            assert 0 < await ledger.lease_remaining(held) <= 6
+            assert 0 < await ledger.leases.lease_remaining(held) <= 6
     monkeypatch.setattr(leases, "LEASE", 0.3)
     for held in ("things.connection", "things.place.1", "things.place.2"):
-        assert await ledger.acquire_lease(held, "killed")
+        assert await ledger.leases.acquire_lease(held, "killed")
     async with opened(slow, settings, ledger, patience=10) as client:
         assert (await client.get("/thing")).json() == {"name": "thing"}
 
@@ -258,7 +258,7 @@ async def test_the_turn_of_a_living_process_lasts_as_long_as_its_request_may(
         async with slow.pace.turn(takes=0.3):  # and it hangs
 
             async def is_free() -> bool:
-                return not await ledger.lease_remaining("things.connection")
+                return not await ledger.leases.lease_remaining("things.connection")
 
             await eventually(is_free)
             assert (await other.get("/thing")).json() == {"name": "thing"}

@@ -13,6 +13,7 @@ from switchyard.services.engine.jobs.outcomes import Next
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import DocumentFilter
 from switchyard.services.pipeline.classes.definitions import BadClasses
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.classes import DocumentClass
 from tests.integration.pipeline.conftest import Pipeline
 
@@ -45,7 +46,7 @@ async def test_a_document_is_classified_by_its_words_and_by_meaning(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
     document_id = await taken_in(pipeline, tmp_path, SECRET)
-    classes = (await ledger.classes_of([document_id]))[document_id]
+    classes = (await PipelineLedger(ledger).document_classes.classes_of([document_id]))[document_id]
     assert "privacy:restricted" in names(classes)
     assert "industry:energy" in names(classes)
     privacy = next(each for each in classes if each.kind == "privacy")
@@ -58,10 +59,14 @@ async def test_a_document_is_classified_by_its_words_and_by_meaning(
 async def test_documents_are_found_by_class(pipeline: Pipeline, ledger: Ledger, tmp_path: Path):
     secret = await taken_in(pipeline, tmp_path, SECRET)
     plain = await taken_in(pipeline, tmp_path, "The piano was played in the evening.", "b.txt")
-    assert await ledger.document_ids(DocumentFilter(classes=("privacy:public",))) == {plain}
+    assert await PipelineLedger(ledger).documents.document_ids(
+        DocumentFilter(classes=("privacy:public",))
+    ) == {plain}
     either = ["privacy:public", "privacy:restricted"]
-    assert await ledger.document_ids(DocumentFilter(classes=tuple(either))) == {plain, secret}
-    assert await ledger.document_ids(
+    assert await PipelineLedger(ledger).documents.document_ids(
+        DocumentFilter(classes=tuple(either))
+    ) == {plain, secret}
+    assert await PipelineLedger(ledger).documents.document_ids(
         DocumentFilter(
             classes=(
                 *either,
@@ -69,7 +74,7 @@ async def test_documents_are_found_by_class(pipeline: Pipeline, ledger: Ledger, 
             )
         )
     ) == {secret}
-    page = await ledger.list_documents(classes=["privacy:restricted"])
+    page = await PipelineLedger(ledger).documents.list_documents(classes=["privacy:restricted"])
     assert [each.id for each in page.items] == [secret]
 
 
@@ -77,16 +82,18 @@ async def test_a_repeat_is_reused_and_another_file_classifies_anew(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
     document_id = await taken_in(pipeline, tmp_path, SECRET)
-    before = await ledger.classes_of([document_id])
+    before = await PipelineLedger(ledger).document_classes.classes_of([document_id])
     again = await pipeline.one("classify_document", {"document_id": document_id})
     assert isinstance(again, Next)
     assert again.result["reused"] is True
-    assert await ledger.classes_of([document_id]) == before
+    assert await PipelineLedger(ledger).document_classes.classes_of([document_id]) == before
     path = tmp_path / "mine.toml"
     path.write_text(MINE)
     mine = replace(pipeline, settings=pipeline.settings.model_copy(update={"classes": path}))
     await mine.run("classify_document", {"document_id": document_id})
-    assert names((await ledger.classes_of([document_id]))[document_id]) == ["mood:stormy"]
+    assert names(
+        (await PipelineLedger(ledger).document_classes.classes_of([document_id]))[document_id]
+    ) == ["mood:stormy"]
 
 
 async def test_a_backfill_classifies_without_filling_the_hot_lane(
@@ -106,7 +113,7 @@ async def test_a_bad_file_fails_the_document_and_says_what_is_wrong(
     settings = pipeline.settings.model_copy(update={"classes": path})
     with pytest.raises(BadClasses, match="kinds: Input should be a valid dictionary"):
         await taken_in(replace(pipeline, settings=settings), tmp_path, SECRET)
-    failed = (await ledger.list_documents()).items[0]
+    failed = (await PipelineLedger(ledger).documents.list_documents()).items[0]
     assert (failed.state, failed.current_stage) == ("failed", "classify_document")
 
 
@@ -116,7 +123,9 @@ async def test_an_index_built_for_another_embedder_classifies_anew(
     document_id = await taken_in(pipeline, tmp_path, SECRET)
 
     async def similarity() -> float:
-        found = (await ledger.classes_of([document_id]))[document_id]
+        found = (await PipelineLedger(ledger).document_classes.classes_of([document_id]))[
+            document_id
+        ]
         return next(each.score for each in found if each.kind == "environmental_impact")
 
     before = await similarity()
@@ -131,9 +140,9 @@ async def test_the_classes_of_old_content_are_forgotten(
     pipeline: Pipeline, ledger: Ledger, tmp_path: Path
 ):
     document_id = await taken_in(pipeline, tmp_path, SECRET)
-    known = await ledger.get_document(document_id)
+    known = await PipelineLedger(ledger).documents.get_document(document_id)
     assert known is not None
-    renewed = await ledger.renew_document(
+    renewed = await PipelineLedger(ledger).documents.renew_document(
         known,
         "f" * 64,
         filename=None,
@@ -143,4 +152,4 @@ async def test_the_classes_of_old_content_are_forgotten(
         pipeline="another",
     )
     assert renewed is not None
-    assert await ledger.classes_of([document_id]) == {}
+    assert await PipelineLedger(ledger).document_classes.classes_of([document_id]) == {}

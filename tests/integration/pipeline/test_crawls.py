@@ -19,6 +19,7 @@ from switchyard.services.engine.scheduler.scheduler import Scheduler
 from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.crawls.bounds import CrawlBounds
 from switchyard.services.pipeline.crawls.desk import Crawls
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlState
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -80,7 +81,7 @@ def bounds(site: Site, path: str = "/", **changes: Any) -> CrawlBounds:
 
 async def ended(ledger: Ledger, crawl_id: str, timeout: float = 60) -> None:
     async def is_done() -> bool:
-        progress = await ledger.crawl_progress(crawl_id)
+        progress = await PipelineLedger(ledger).crawls.crawl_progress(crawl_id)
         return progress is not None and progress.state is CrawlState.DONE
 
     await eventually(is_done, timeout, "the end of the crawl")
@@ -133,7 +134,7 @@ async def test_each_page_is_visited_once_and_what_is_not_to_be_visited_never(
                 "/gone": "there",
                 "/away": "it",
             }
-            documents = await system.ledger.list_documents()
+            documents = await PipelineLedger(system.ledger).documents.list_documents()
             sources = {each.source for each in documents.items}
             assert sources == {f"url:{site.origin}{path}" for path in ("/", "/a", "/b")}
             assert await system.letters() == []  # a broken link is nobody's dead letter
@@ -170,7 +171,7 @@ async def test_pages_wait_while_the_lane_is_full_and_none_once_the_crawl_is_canc
         (first,) = (await desk(system).pages(crawl.id)).items
 
         async def snoozed() -> bool:
-            record = await system.ledger.get(first.page.job_id)
+            record = await system.ledger.job_reads.get(first.page.job_id)
             return record is not None and "lane is full" in (record.error_message or "")
 
         await eventually(snoozed, what="a snooze")
@@ -179,7 +180,10 @@ async def test_pages_wait_while_the_lane_is_full_and_none_once_the_crawl_is_canc
         assert progress.state is CrawlState.CANCELLED
         assert progress.pages == {"cancelled": 1}
         await worker.stop()
-        assert await system.ledger.claim_pages(crawl.id, [], 0.0, interval=0) == 0
+        assert (
+            await PipelineLedger(system.ledger).crawls.claim_pages(crawl.id, [], 0.0, interval=0)
+            == 0
+        )
         assert site.paths == []
 
 
@@ -224,7 +228,7 @@ async def test_workers_that_are_killed_lose_no_page_and_take_none_up_twice(
         assert progress.pages == {"succeeded": 12}
         assert progress.crawl.claimed == 12
         assert set(site.paths) == {"/robots.txt", *paths}
-        documents = await system.ledger.list_documents()
+        documents = await PipelineLedger(system.ledger).documents.list_documents()
         assert len(documents.items) == 12
-        jobs = (await system.ledger.list_jobs(limit=1000)).items
+        jobs = (await system.ledger.job_reads.list_jobs(limit=1000)).items
         assert Counter(each.job_type for each in jobs)["crawl_page"] == 12

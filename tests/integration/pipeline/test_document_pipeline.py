@@ -20,6 +20,7 @@ from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.llm.errors import LlmRefused
 from switchyard.services.pipeline.index.opening import open_index
 from switchyard.services.pipeline.index.wordllama import WordllamaEmbedder
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.samples.articles import sample
 from switchyard.services.pipeline.workers import embed as embed_worker
 from switchyard.services.pipeline.workers.stages import EMBED
@@ -195,9 +196,11 @@ async def test_nothing_runs_while_another_run_is_at_work(
 ):
     message = JobMessage(job_type="extract_text", payload={})
     run = NewJob(message, "hot", "ingest", "hot.extract_text")
-    await ledger.record(run)
+    await ledger.jobs.record(run)
     sha256 = content_hash(Path(paper).read_bytes())
-    await ledger.upsert_document(sha256, source="s", document_id="d", pipeline=message.job_id)
+    await PipelineLedger(ledger).documents.upsert_document(
+        sha256, source="s", document_id="d", pipeline=message.job_id
+    )
     other = written(tmp_path, "newer.pdf", pdf(["Another text altogether."]))
     again = {"path": paper} if same == "content" else other | {"source": "s"}
     assert await pipeline.run("ingest_document", again) == ["ingest_document"]
@@ -205,7 +208,7 @@ async def test_nothing_runs_while_another_run_is_at_work(
     assert pipeline.result("ingest_document") == told
     assert [each async for each in pipeline.storage.list_async("")] == []
 
-    await ledger.cancel(message.job_id, time.time())
+    await ledger.jobs.cancel(message.job_id, time.time())
     assert await pipeline.run("ingest_document", again) == STAGES
 
 

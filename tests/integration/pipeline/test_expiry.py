@@ -62,10 +62,10 @@ async def test_by_products_go_after_a_day_and_documents_stay(storage: Storage, l
         put(storage, "switchyard-system.json"),
         put(storage, "backfills/lines.jsonl"),
     ]
-    done = await clean(storage, ledger, KEPT)
+    done = await clean(storage, ledger.references, KEPT)
     assert (done.files, done.bytes, done.kept) == (6, 42, 0)
     assert await left(storage) == sorted(kept)
-    assert (await clean(storage, ledger, KEPT)).files == 0
+    assert (await clean(storage, ledger.references, KEPT)).files == 0
 
 
 async def test_pictures_go_that_no_list_of_figures_names(storage: Storage, ledger: Ledger):
@@ -78,7 +78,7 @@ async def test_pictures_go_that_no_list_of_figures_names(storage: Storage, ledge
     ]
     put(storage, "results/doc/figures/of-a-list-before.png")
     put(storage, "results/other/figures/of-a-job-that-died.png")
-    done = await clean(storage, ledger, KEPT)
+    done = await clean(storage, ledger.references, KEPT)
     assert (done.files, done.kept) == (2, 0)
     assert await left(storage) == sorted(kept)
 
@@ -92,7 +92,7 @@ async def test_documents_files_go_where_a_setting_says_so_and_results_stay(
         put(storage, "results/old/result.json", age=11 * DAY),
         put(storage, "uploads/new/input.pdf", age=9 * DAY),
     ]
-    assert (await clean(storage, ledger, Expiry(24, documents=240))).files == 2
+    assert (await clean(storage, ledger.references, Expiry(24, documents=240))).files == 2
     assert await left(storage) == sorted(kept)
 
 
@@ -107,12 +107,12 @@ async def test_what_a_job_or_a_dead_letter_names_stays(pipeline: Pipeline, stora
         put(storage, "results/jobs/waiting-job/result.json"),
         put(storage, "intermediate/nested/ocr_pdf/pages/1.json"),
     ]
-    await ledger.record(new_job("one", {"key": "uploads/incoming/by-key"}))
-    await ledger.record(new_job("two", {"document_id": "by-document"}))
-    await ledger.record(new_job("waiting-job", {}))
-    await ledger.record(new_job("three", {"deep": [{"er": ["nested"]}]}))
+    await ledger.jobs.record(new_job("one", {"key": "uploads/incoming/by-key"}))
+    await ledger.jobs.record(new_job("two", {"document_id": "by-document"}))
+    await ledger.jobs.record(new_job("waiting-job", {}))
+    await ledger.jobs.record(new_job("three", {"deep": [{"er": ["nested"]}]}))
     put(storage, "uploads/incoming/unneeded")
-    done = await clean(storage, ledger, Expiry(24, documents=24))
+    done = await clean(storage, ledger.references, Expiry(24, documents=24))
     assert (done.files, done.kept) == (1, 5)
     assert await left(storage) == sorted(kept)
 
@@ -122,15 +122,15 @@ async def test_a_file_that_is_put_anew_while_others_are_cleaned_away_stays(
 ) -> None:
     """As when a document is sent again: its job is not recorded before its file is there."""
     key = put(storage, "uploads/doc/input.pdf", age=11 * DAY)
-    names_needed = ledger.names_needed
+    names_needed = ledger.references.names_needed
 
     async def slowly(**since: float) -> set[str]:
         needed = await names_needed(**since)
         storage.put(key, b"sent again")
         return needed
 
-    monkeypatch.setattr(ledger, "names_needed", slowly)
-    assert (await clean(storage, ledger, Expiry(24, documents=240))).files == 0
+    monkeypatch.setattr(ledger.references, "names_needed", slowly)
+    assert (await clean(storage, ledger.references, Expiry(24, documents=240))).files == 0
     assert await left(storage) == [key]
 
 
@@ -146,7 +146,9 @@ async def test_what_an_old_document_that_is_sent_again_begins_with_stays(
     outcome = await pipeline.one("ingest_document", {"path": str(path), "force": True})
     assert isinstance(outcome, Next)
     assert pipeline.ledger is not None
-    assert (await clean(pipeline.storage, pipeline.ledger, Expiry(24, documents=240))).files
+    assert (
+        await clean(pipeline.storage, pipeline.ledger.references, Expiry(24, documents=240))
+    ).files
     (extract,) = outcome.jobs
     assert isinstance(await pipeline.one(extract.job_type, dict(extract.payload)), Next)
 
@@ -159,8 +161,10 @@ async def test_a_clock_that_is_days_ahead_makes_no_file_old(
     clock = time if whose == "host" else ledger.clock
     ahead = clock.time() + 3 * DAY
     monkeypatch.setattr(clock, "time", lambda: ahead)
-    await ledger.get("any")  # the host's clock is compared with the ledger's whenever that is asked
-    assert (await clean(storage, ledger, KEPT)).files == 0
+    await ledger.job_reads.get(
+        "any"
+    )  # the host's clock is compared with the ledger's whenever that is asked
+    assert (await clean(storage, ledger.references, KEPT)).files == 0
     assert await left(storage) == [key]
 
 
@@ -173,7 +177,7 @@ async def test_what_a_process_left_that_was_killed_while_it_wrote_is_removed(
         path = root / "uploads" / "incoming" / name
         path.write_bytes(b"half")
         os.utime(path, (time.time() - age,) * 2)
-    assert (await clean(storage, ledger, KEPT)).unfinished == 1
+    assert (await clean(storage, ledger.references, KEPT)).unfinished == 1
     assert sorted(each.name for each in (root / "uploads" / "incoming").iterdir()) == [
         "new#1",
         "whole",
@@ -197,9 +201,9 @@ async def test_leases_that_ran_out_long_ago_are_forgotten(pipeline: Pipeline):
     """Each web site that was ever visited has one."""
     assert pipeline.ledger is not None
     for name, ttl in (("web.a.pause", -2 * DAY), ("web.b.pause", -60.0), ("web.c.pause", 60.0)):
-        assert await pipeline.ledger.acquire_lease(name, "somebody", ttl)
+        assert await pipeline.ledger.leases.acquire_lease(name, "somebody", ttl)
     outcome = await pipeline.one("cleanup_expired", {}, lane="maintenance")
     assert isinstance(outcome, Done)
     assert outcome.result["leases"] == 1
-    assert await pipeline.ledger.lease_remaining("web.c.pause") > 0
-    assert await pipeline.ledger.drop_old_leases(0) == 1
+    assert await pipeline.ledger.leases.lease_remaining("web.c.pause") > 0
+    assert await pipeline.ledger.leases.drop_old_leases(0) == 1

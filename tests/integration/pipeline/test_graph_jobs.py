@@ -15,6 +15,7 @@ from switchyard.services.engine.jobs.context import ProcessCrashed
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.runtime.execution import Executor
 from switchyard.services.pipeline.graph.ranking import Edges, rank
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import Direction, EdgeKind, NodeKind, Ranking
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.pdfs import pdf
@@ -38,14 +39,16 @@ async def paper(pipeline: Pipeline, folder: Path, title: str, cites: str) -> str
 
 
 async def cited(ledger: Ledger, key: str) -> list[tuple[str, ...]]:
-    page = await ledger.graph_neighbours(key, kinds=[EdgeKind.CITES], direction=Direction.OUT)
+    page = await PipelineLedger(ledger).graph_reads.graph_neighbours(
+        key, kinds=[EdgeKind.CITES], direction=Direction.OUT
+    )
     assert page is not None
     return [each.node.documents for each in page.items if each.node.documents]
 
 
 async def everything(ledger: Ledger) -> tuple[Any, ...]:
-    nodes = await ledger.graph_nodes_after(0, 1000)
-    edges, _ = await ledger.graph_edges_after(None, 1000)
+    nodes = await PipelineLedger(ledger).graph_reads.graph_nodes_after(0, 1000)
+    edges, _ = await PipelineLedger(ledger).graph_reads.graph_edges_after(None, 1000)
     return sorted(node.key for _, node in nodes), sorted(map(str, edges))
 
 
@@ -82,11 +85,11 @@ async def test_a_document_that_is_gone_leaves_the_graph(pipeline: Pipeline, ledg
     await tell_document(ledger, document_id, {}, TIDES)
     await pipeline.run("update_graph", {"document_id": document_id})
     assert pipeline.result("update_graph") == {"document_id": "gone", "dropped": True}
-    assert await ledger.graph_node("gone") is None
+    assert await PipelineLedger(ledger).graph_reads.graph_node("gone") is None
     await tell_document(ledger, document_id, {}, TIDES)
     await pipeline.run("recompute_graph", {}, lane="maintenance")
     assert pipeline.result("recompute_graph")["dropped"] == 1
-    assert await ledger.graph_node("gone") is None
+    assert await PipelineLedger(ledger).graph_reads.graph_node("gone") is None
 
 
 async def test_the_graph_is_ranked_and_likeness_found_anew(
@@ -96,18 +99,20 @@ async def test_the_graph_is_ranked_and_likeness_found_anew(
     sand = await paper(pipeline, tmp_path, SAND, "Grains of sand and what they are made of")
     ran = await pipeline.run("compute_similarity", {"batch": 1, "threshold": -1}, "maintenance")
     assert ran == ["compute_similarity"] * 3
-    similar = await ledger.graph_neighbours(tides, kinds=[EdgeKind.SIMILAR])
+    similar = await PipelineLedger(ledger).graph_reads.graph_neighbours(
+        tides, kinds=[EdgeKind.SIMILAR]
+    )
     assert similar is not None
     assert [each.node.documents for each in similar.items] == [(sand,)] * 2
     await pipeline.run("recompute_graph", {}, lane="maintenance")
     result = pipeline.result("recompute_graph")
     assert (result["nodes"], result["edges"], result["shown"]) == (4, 6, True)
-    best = (await ledger.graph_cited(by_rank=True)).items
+    best = (await PipelineLedger(ledger).graph_reads.graph_cited(by_rank=True)).items
     assert best[0].label == "The sea"
     assert [node.kind for node in best[2:]] == [NodeKind.DOCUMENT, NodeKind.DOCUMENT]
     assert sum(node.rank or 0 for node in best) == pytest.approx(1)
     assert {node.community for node in best} == {0}
-    summary = await ledger.graph_summary()
+    summary = await PipelineLedger(ledger).graph_reads.graph_summary()
     assert summary.ranking is not None
     assert summary.ranking.nodes == 4
 
@@ -116,19 +121,19 @@ async def test_readers_see_the_old_ranking_until_the_new_one_is_whole(ledger: Le
     from switchyard.services.pipeline.graph.updating import tell_document
 
     await tell_document(ledger, "a", {}, "A")
-    ((node_id, _),) = await ledger.graph_nodes_after(0, 10)
+    ((node_id, _),) = await PipelineLedger(ledger).graph_reads.graph_nodes_after(0, 10)
 
     async def seen() -> float | None:
-        node = await ledger.graph_node("a")
+        node = await PipelineLedger(ledger).graph_reads.graph_node("a")
         assert node is not None
         return node.rank
 
     async def ranking(value: float, *, whole: bool = True) -> None:
-        generation = await ledger.begin_ranking()
-        await ledger.put_ranks(generation, [(node_id, value, 0)])
+        generation = await PipelineLedger(ledger).graph_rankings.begin_ranking()
+        await PipelineLedger(ledger).graph_rankings.put_ranks(generation, [(node_id, value, 0)])
         if whole:
             done = Ranking(generation, ledger.clock.time(), 1, 0, 1, 0.1)
-            assert await ledger.finish_ranking(done)
+            assert await PipelineLedger(ledger).graph_rankings.finish_ranking(done)
 
     await ranking(0.25, whole=False)  # its worker was killed
     assert await seen() is None
@@ -139,7 +144,7 @@ async def test_readers_see_the_old_ranking_until_the_new_one_is_whole(ledger: Le
     await ranking(1.0)
     assert await seen() == 1.0
     late = Ranking(2, ledger.clock.time(), 1, 0, 1, 0.1)
-    assert not await ledger.finish_ranking(late)
+    assert not await PipelineLedger(ledger).graph_rankings.finish_ranking(late)
     assert await seen() == 1.0
 
 

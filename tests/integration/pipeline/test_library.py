@@ -12,6 +12,7 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import Direction
 from switchyard.services.pipeline.samples.articles import write_samples
 from tests.integration.pipeline.conftest import Pipeline
@@ -75,7 +76,7 @@ async def test_documents_on_one_subject_are_linked(pipeline: Pipeline, library: 
 async def test_links_are_edges_in_the_ledger(pipeline: Pipeline, library: dict[str, str]):
     assert pipeline.ledger is not None
     one, other = library["honeybees"], library["flowers-and-pollinators"]
-    found = await pipeline.ledger.graph_neighbours(one)
+    found = await PipelineLedger(pipeline.ledger).graph_reads.graph_neighbours(one)
     assert found is not None
     assert {(each.direction, each.node.documents, each.edge.kind) for each in found.items} == {
         ("out", (other,), "similar"),
@@ -85,7 +86,9 @@ async def test_links_are_edges_in_the_ledger(pipeline: Pipeline, library: dict[s
 
 
 async def similar_to(ledger: Ledger, document_id: str) -> list[str]:
-    page = await ledger.graph_neighbours(document_id, direction=Direction.OUT)
+    page = await PipelineLedger(ledger).graph_reads.graph_neighbours(
+        document_id, direction=Direction.OUT
+    )
     assert page is not None
     return [each.node.key for each in page.items]
 

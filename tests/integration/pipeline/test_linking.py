@@ -20,7 +20,6 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.engine.monitoring.checks.examined import Examined
-from switchyard.services.engine.monitoring.checks.sources import sources
 from switchyard.services.pipeline.citations.kept import kept_references
 from switchyard.services.pipeline.citations.linking import linker as linking
 from switchyard.services.pipeline.citations.linking.linker import Linker, OutOfTime
@@ -28,6 +27,8 @@ from switchyard.services.pipeline.citations.linking.openalex import OpenAlex
 from switchyard.services.pipeline.citations.linking.questions import questions_of
 from switchyard.services.pipeline.citations.reference import Person, Reference
 from switchyard.services.pipeline.citations.works import LinkStatus, WorkLink
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.monitoring import sources
 from switchyard.services.pipeline.records.graph import EdgeKind
 from switchyard.services.pipeline.sources.asking import SourceClient
 from switchyard.services.pipeline.sources.errors import (
@@ -251,7 +252,9 @@ async def test_a_killed_process_leaves_its_questions_to_others(
 ):
     monkeypatch.setattr(linking, "LOOK", 0.01)
     key = questions_of(cites(WIND))[0].key
-    claims = await ledger.claim_catalogue_questions([key], "dead", ttl=0.3, max_age=60)
+    claims = await PipelineLedger(ledger).catalogue_answers.claim_catalogue_questions(
+        [key], "dead", ttl=0.3, max_age=60
+    )
     assert claims.claimed == (key,)
     (link,) = await linked(linking_settings, ledger, cites(WIND))
     assert link.status is LinkStatus.LINKED
@@ -261,23 +264,29 @@ async def test_claims_are_exclusive_end_with_their_holder_and_old_answers_are_dr
     ledger: Ledger,
 ):
     async def claimed(holder: str, *keys: str) -> tuple[str, ...]:
-        claims = await ledger.claim_catalogue_questions(keys, holder, ttl=60, max_age=60)
+        claims = await PipelineLedger(ledger).catalogue_answers.claim_catalogue_questions(
+            keys, holder, ttl=60, max_age=60
+        )
         return claims.claimed
 
     assert await claimed("one", "a", "b") == ("a", "b")
     assert await claimed("two", "a", "c") == ("c",)
-    await ledger.give_up_catalogue_claims(["a", "c"], "one")
+    await PipelineLedger(ledger).catalogue_answers.give_up_catalogue_claims(["a", "c"], "one")
     assert await claimed("two", "a", "b") == ("a",)
-    await ledger.keep_catalogue_answers({"b": [1]})
-    kept = await ledger.claim_catalogue_questions(["b"], "two", ttl=60, max_age=60)
+    await PipelineLedger(ledger).catalogue_answers.keep_catalogue_answers({"b": [1]})
+    kept = await PipelineLedger(ledger).catalogue_answers.claim_catalogue_questions(
+        ["b"], "two", ttl=60, max_age=60
+    )
     assert (kept.kept, kept.claimed) == ({"b": [1]}, ())
-    old = await ledger.claim_catalogue_questions(["b"], "two", ttl=60, max_age=0)
+    old = await PipelineLedger(ledger).catalogue_answers.claim_catalogue_questions(
+        ["b"], "two", ttl=60, max_age=0
+    )
     assert (old.kept, old.claimed) == ({}, ("b",))
-    await ledger.give_up_catalogue_claims(["b"], "two")
-    assert await ledger.drop_catalogue_answers(max_age=60) == 0
-    assert await ledger.drop_catalogue_answers(max_age=0) == 1
-    await ledger.give_up_catalogue_claims(["a", "c"], "two")
-    assert await ledger.drop_catalogue_answers(max_age=60) == 2
+    await PipelineLedger(ledger).catalogue_answers.give_up_catalogue_claims(["b"], "two")
+    assert await PipelineLedger(ledger).catalogue_answers.drop_catalogue_answers(max_age=60) == 0
+    assert await PipelineLedger(ledger).catalogue_answers.drop_catalogue_answers(max_age=0) == 1
+    await PipelineLedger(ledger).catalogue_answers.give_up_catalogue_claims(["a", "c"], "two")
+    assert await PipelineLedger(ledger).catalogue_answers.drop_catalogue_answers(max_age=60) == 2
 
 
 BODY = "The tide rises twice a day [1]. Others disagree with this [2]."
@@ -315,7 +324,9 @@ async def test_a_document_s_references_are_linked_and_every_repeat_changes_nothi
         "openalex:W3",
     ]
     assert links.ledger is not None
-    page = await links.ledger.graph_neighbours(document_id, kinds=[EdgeKind.CITES])
+    page = await PipelineLedger(links.ledger).graph_reads.graph_neighbours(
+        document_id, kinds=[EdgeKind.CITES]
+    )
     assert page is not None
     assert {(each.node.key, each.edge.told_by, each.node.told_by) for each in page.items} == {
         ("doi:10.1000/tides", "openalex", "link"),
@@ -457,7 +468,7 @@ async def test_a_catalogue_that_pauses_for_hours_is_left_out_and_asked_later(
     until = datetime.fromtimestamp(linker.paused["openalex"], UTC)
     assert f"openalex has asked to be left alone, and is until {until:%Y-%m-%d}" in told.detail
 
-    await ledger.drop_old_leases(-7200)  # the pause is over
+    await ledger.leases.drop_old_leases(-7200)  # the pause is over
     assert await sources(system) == []
     (link,) = await linked(linking_settings, ledger, cites(WIND))
     assert (link.status, link.provider) == (LinkStatus.LINKED, "openalex")

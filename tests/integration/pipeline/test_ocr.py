@@ -14,9 +14,10 @@ from PIL import Image
 
 from switchyard.services.common.files.errors import UnsupportedDocument
 from switchyard.services.common.files.keys import page_key, result_key, stage_key
-from switchyard.services.engine.ledger import Ledger
 from switchyard.services.pipeline.index.opening import open_index
 from switchyard.services.pipeline.index.ranking import search
+from switchyard.services.pipeline.ledger.documents import DocumentRepository
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.text.ocr import OcrNotInstalled, UnknownLanguage
 from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
 from switchyard.services.pipeline.text.plain import words
@@ -48,7 +49,7 @@ async def test_a_scan_is_read_and_found_by_its_words(pipeline: Pipeline, tmp_pat
     ]
     assert text_of(pipeline, document_id) == list(SLIPS)
     assert pipeline.ledger is not None
-    known = await pipeline.ledger.get_document(document_id)
+    known = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
     assert known is not None
     assert known.state == "completed"
     assert "ocr_pdf" in known.completed_stages
@@ -71,7 +72,7 @@ async def test_an_image_is_a_document(
     document_id = await taken_in(pipeline, tmp_path, f"slip.{kind.lower()}", content)
     assert text_of(pipeline, document_id) == [SLIPS[0]]
     assert pipeline.ledger is not None
-    known = await pipeline.ledger.get_document(document_id)
+    known = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
     assert known is not None
     assert (known.state, known.media_type) == ("completed", media_type)
 
@@ -114,14 +115,16 @@ async def test_scanned_pages_of_a_document_with_text_are_read_and_put_in_their_p
 def ocr_states(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The states in which documents were for the sake of OCR, in their order."""
     states: list[str] = []
-    inner = Ledger.set_stage
+    inner = DocumentRepository.set_stage
 
-    async def set_stage(ledger: Ledger, document_id: str, stage: str, state: str, **said: Any):
+    async def set_stage(
+        documents: DocumentRepository, document_id: str, stage: str, state: str, **said: Any
+    ):
         if state in {"needs_ocr", "recognizing"} and state not in states:
             states.append(state)
-        await inner(ledger, document_id, stage, state, **said)
+        await inner(documents, document_id, stage, state, **said)
 
-    monkeypatch.setattr(Ledger, "set_stage", set_stage)
+    monkeypatch.setattr(DocumentRepository, "set_stage", set_stage)
     return states
 
 
@@ -190,7 +193,7 @@ async def test_pictures_without_words_end_with_the_reason(pipeline: Pipeline, tm
         await taken_in(pipeline, tmp_path, "blank.pdf", scanned())
     document_id = str(pipeline.result("ingest_document")["document_id"])
     assert pipeline.ledger is not None
-    known = await pipeline.ledger.get_document(document_id)
+    known = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
     assert known is not None
     assert (known.state, known.current_stage) == ("failed", "ocr_pdf")
 

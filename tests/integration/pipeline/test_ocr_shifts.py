@@ -11,6 +11,7 @@ import pytest
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.jobs.outcomes import Next
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.workers import ocr as ocr_worker
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.scans import SLIPS, taken_in, text_of
@@ -38,7 +39,7 @@ async def test_a_job_whose_shift_is_over_hands_on_to_another(
     assert [(job.job_type, dict(job.payload)) for job in outcome.jobs] == [("ocr_pdf", document)]
     assert (outcome.result["pages_done"], outcome.result["pages"]) == (0, 3)
     assert pipeline.ledger is not None
-    known = await pipeline.ledger.get_document(document["document_id"])
+    known = await PipelineLedger(pipeline.ledger).documents.get_document(document["document_id"])
     assert known is not None
     assert known.state == "recognizing"
     assert "ocr_pdf" not in known.completed_stages
@@ -57,7 +58,7 @@ async def test_the_pages_of_a_long_scan_are_read_by_several_jobs_and_put_togethe
     assert [each["pages_read"] for each in answers[4:7]] == [2, 1, 0]
     assert text_of(pipeline, document_id) == list(SLIPS)
     assert pipeline.ledger is not None
-    known = await pipeline.ledger.get_document(document_id)
+    known = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
     assert known is not None
     assert known.state == "completed"
 

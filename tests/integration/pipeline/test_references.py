@@ -13,6 +13,7 @@ import pytest
 from switchyard.services.common.files.keys import references_key, stage_key, upload_key
 from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.pipeline.citations.engines import choice
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.text import mupdf
 from switchyard.services.pipeline.text.composing import PageLines
 from switchyard.services.pipeline.workers.outputs import MissingOutput
@@ -159,12 +160,12 @@ async def test_references_follow_the_pipeline_where_the_settings_say_so(
     assert [name for name, _ in following.ran][-2:] == ["link_content", "process_references"]
     assert len(kept(pipeline, document_id)["references"]) == 2
     assert pipeline.ledger is not None
-    document = await pipeline.ledger.get_document(document_id)
+    document = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
     assert document is not None
     assert (document.state, document.current_stage) == ("completed", "link_content")
     assert document.completed_stages[-1] == "process_references"
     await following.run("process_references", {"document_id": document_id})
-    assert await pipeline.ledger.get_document(document_id) == document
+    assert await PipelineLedger(pipeline.ledger).documents.get_document(document_id) == document
 
 
 @pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])

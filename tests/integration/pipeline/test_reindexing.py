@@ -8,6 +8,7 @@ import pytest
 
 from switchyard.services.engine.jobs.outcomes import Done, Next
 from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.workers import reindex as reindex_worker
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.rebuilding import contents, texts, write
@@ -25,7 +26,7 @@ async def test_a_document_is_reindexed_and_its_state_stays(pipeline: Pipeline, t
         assert outcome.result["chunks"] == 1
         assert len(await contents(index)) == 1
     assert pipeline.ledger is not None
-    document = await pipeline.ledger.get_document(document_id)
+    document = await PipelineLedger(pipeline.ledger).documents.get_document(document_id)
     assert document is not None
     assert document.state == "completed"
 

@@ -15,6 +15,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.outcomes import Done, Next, Snooze
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
 from switchyard.services.engine.records.results import Document
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.sources.backfill_github import GithubOptions
 from switchyard.services.pipeline.sources.errors import (
     SourceNonsense,
@@ -59,7 +60,7 @@ def sourced(pipeline: Pipeline, site: GithubSite, hub: HubSite) -> Pipeline:
 
 async def the_document(pipeline: Pipeline) -> Document:
     assert pipeline.ledger is not None
-    [document] = (await pipeline.ledger.list_documents()).items
+    [document] = (await PipelineLedger(pipeline.ledger).documents.list_documents()).items
     return document
 
 
@@ -74,7 +75,9 @@ async def claim(pipeline: Pipeline, source: str, text: str, **more: str) -> Docu
     pipeline.storage.put(key, text.encode())
     await pipeline.run("ingest_document", {"key": key, "source": source, **more})
     assert pipeline.ledger is not None
-    [claimed] = (await pipeline.ledger.list_documents(source=source)).items
+    [claimed] = (
+        await PipelineLedger(pipeline.ledger).documents.list_documents(source=source)
+    ).items
     return claimed
 
 
@@ -86,10 +89,10 @@ async def test_nobody_takes_the_place_of_a_repository_with_a_text_of_his_own(
     claimed = await claim(sourced, source, "# Lies\n\nA text of my own.", filename=filename)
     assert await sourced.run("ingest_github", REPOSITORY) == ["ingest_github", *STAGES]
     assert sourced.ledger is not None
-    [real] = (await sourced.ledger.list_documents(source=source)).items
+    [real] = (await PipelineLedger(sourced.ledger).documents.list_documents(source=source)).items
     assert (real.title, real.state) == ("psf/requests", "completed")
     assert real.id != claimed.id
-    left = await sourced.ledger.get_document(claimed.id)
+    left = await PipelineLedger(sourced.ledger).documents.get_document(claimed.id)
     assert left is not None
     assert (left.source, left.state) == (None, "completed")
     assert await sourced.run("ingest_github", REPOSITORY) == ["ingest_github"]
@@ -198,7 +201,7 @@ async def test_a_run_that_asked_before_another_took_it_in_looks_again(
     await asking.wait()
     assert sourced.ledger is not None
     document = await the_document(sourced)
-    await sourced.ledger.renew_document(
+    await PipelineLedger(sourced.ledger).documents.renew_document(
         document,
         "f" * 64,
         filename="psf.requests@0123456789ab.md",
@@ -341,7 +344,7 @@ async def test_a_data_set_is_another_thing_than_a_model_of_its_name(
     await sourced.run("ingest_huggingface", {"id": "a/b"})
     await sourced.run("ingest_huggingface", {"id": "a/b", "kind": "dataset"})
     assert sourced.ledger is not None
-    listed = (await sourced.ledger.list_documents()).items
+    listed = (await PipelineLedger(sourced.ledger).documents.list_documents()).items
     assert {each.source for each in listed} == {
         "huggingface:model/a/b",
         "huggingface:dataset/a/b",

@@ -14,6 +14,7 @@ from switchyard.services.common.files.keys import result_key
 from switchyard.services.engine.jobs.outcomes import Done, Next, Snooze
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
 from switchyard.services.engine.records.results import Document
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.sources.errors import (
     SourceNonsense,
     SourceNotFound,
@@ -52,7 +53,7 @@ def web(pipeline: Pipeline, site: Site) -> Pipeline:
 
 async def the_document(pipeline: Pipeline) -> Document:
     assert pipeline.ledger is not None
-    [document] = (await pipeline.ledger.list_documents()).items
+    [document] = (await PipelineLedger(pipeline.ledger).documents.list_documents()).items
     return document
 
 

@@ -134,7 +134,7 @@ def test_a_job_publisher_says_in_the_child_that_its_ledger_is_the_parents(
         with pytest.raises(LedgerForked, match="open another one in the child"):
             await asyncio.wait_for(jobs.publish(JobRequest(KEY, {})), 5)
         with pytest.raises(LedgerForked):
-            await ledger.get("none")
+            await ledger.job_reads.get("none")
         await ledger.close()
         async with await Ledger.open(database_url) as own, Publisher(settings) as publisher:
             await JobPublisher(registry, own, publisher).publish(JobRequest(KEY, {}))
@@ -146,6 +146,6 @@ def test_a_job_publisher_says_in_the_child_that_its_ledger_is_the_parents(
             await jobs.publish(JobRequest(KEY, {}))
             assert forked(lambda: asyncio.run(child(jobs, ledger))) == 0
             await jobs.publish(JobRequest(KEY, {}))
-            assert len((await ledger.list_jobs()).items) == 3
+            assert len((await ledger.job_reads.list_jobs()).items) == 3
 
     asyncio.run(parent())

@@ -9,7 +9,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.jobs import JobRepository
+from switchyard.services.engine.ledger.schedules import ScheduleRepository
 from switchyard.services.engine.records.schedules import FiringOutcome
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.duties import Pace
@@ -47,7 +48,7 @@ async def test_a_schedule_with_much_in_flight_steps_back_behind_others(
     for _ in range(3):
         time.now += 60
         await firing.turn()
-    jobs = (await system.ledger.list_jobs()).items
+    jobs = (await system.ledger.job_reads.list_jobs()).items
     priorities = {(each.source, each.priority) for each in jobs}
     assert priorities == {("schedule tidy", 10), ("schedule tidy", 5), ("schedule seldom", 10)}
 
@@ -105,9 +106,9 @@ async def test_a_scheduler_that_dies_between_the_row_and_the_job_loses_none(
             raise asyncio.CancelledError
 
         if step == "publish":
-            broken.setattr(Ledger, "record_many", dies)
+            broken.setattr(JobRepository, "record_many", dies)
         else:
-            broken.setattr(Ledger, "settle_firing", dies)
+            broken.setattr(ScheduleRepository, "settle_firing", dies)
         with pytest.raises(asyncio.CancelledError):
             await runner(system).turn()
     assert await outcomes(system) == [(30.0, "due", 1)]
@@ -188,7 +189,7 @@ async def test_each_due_time_is_fired_once_through_summer_time_and_back(
             jobs = [await system.record(each.job_id or "") for each in fired]
             assert {job.source for job in jobs} == {f"schedule {name}"}
             await book(system).pause(name)
-    listed = (await system.ledger.list_jobs(limit=1000)).items
+    listed = (await system.ledger.job_reads.list_jobs(limit=1000)).items
     assert len(listed) == 2 * nights + real_hours
 
 

@@ -69,9 +69,9 @@ async def test_the_metrics_tell_how_late_schedules_are_with_bounded_labels(
     monkeypatch.setattr(schedule_status, "SHOWN", 2)
 
     async def shown() -> dict[tuple[str, ...], float]:
-        last = await system.ledger.last_firings(settled=True)
-        waiting = await system.ledger.waiting_firings()
-        entries = await system.ledger.schedules()
+        last = await system.ledger.schedules.last_firings(settled=True)
+        waiting = await system.ledger.schedules.waiting_firings()
+        entries = await system.ledger.schedules.schedules()
         found = schedule_samples(entries, waiting, last, time.now)
         return {
             (metric.name, *labels): seen for metric, each in found for labels, seen in each.items()

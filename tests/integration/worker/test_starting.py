@@ -63,19 +63,19 @@ async def test_a_worker_is_on_record_from_its_start_to_its_stop(
 ) -> None:
     async with open_system(broker310, database_url, takeover_after=PATIENT) as system:
         running = await system.start_worker("llm", "link", slots=3)
-        (record,) = await system.ledger.list_workers()
+        (record,) = await system.ledger.workers.list_workers()
         assert record.worker_id == running.worker_id
         assert (record.kinds, record.lanes) == (("llm", "link"), ("backfill", "hot", "maintenance"))
         assert (record.concurrency, record.stopped_at) == (6, None)
-        beat = await system.ledger.worker_beat(running.worker_id)
+        beat = await system.ledger.workers.worker_beat(running.worker_id)
         assert beat is not None
 
         async def beats() -> bool:
-            return (await system.ledger.worker_beat(running.worker_id) or 0) >= beat + 2
+            return (await system.ledger.workers.worker_beat(running.worker_id) or 0) >= beat + 2
 
         await eventually(beats)
         await running.stop()
-        (record,) = await system.ledger.list_workers()
+        (record,) = await system.ledger.workers.list_workers()
         assert record.stopped_at is not None
 
 
@@ -83,16 +83,16 @@ async def test_a_worker_tells_that_it_takes_hot_jobs(system: System) -> None:
     await system.start_worker("llm")
 
     async def hot_at() -> float | None:
-        (record,) = await system.ledger.list_workers()
+        (record,) = await system.ledger.workers.list_workers()
         return record.hot_at
 
     done = await system.publish("backfill.scripted", {"steps": ["done"]})
     await system.wait_for_state(done, State.SUCCEEDED)
-    (before,) = await system.ledger.list_workers()
+    (before,) = await system.ledger.workers.list_workers()
     beat = before.beat
 
     async def has_beaten() -> bool:
-        return (await system.ledger.worker_beat(before.worker_id) or 0) > beat + 1
+        return (await system.ledger.workers.worker_beat(before.worker_id) or 0) > beat + 1
 
     await eventually(has_beaten)
     assert await hot_at() is None

@@ -128,7 +128,7 @@ async def test_a_job_that_was_just_being_claimed_goes_back_and_counts_no_crash(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claimed, answer = asyncio.Event(), asyncio.Event()
-    claim = system.ledger.claim
+    claim = system.ledger.jobs.claim
 
     async def slow(request: ClaimRequest) -> Any:
         result = await claim(request)
@@ -136,7 +136,7 @@ async def test_a_job_that_was_just_being_claimed_goes_back_and_counts_no_crash(
         await answer.wait()
         return result
 
-    monkeypatch.setattr(system.ledger, "claim", slow)
+    monkeypatch.setattr(system.ledger.jobs, "claim", slow)
     running = await system.start_worker("llm", shutdown_grace=0.1)
     job_id = await system.publish("hot.noop")
     await claimed.wait()

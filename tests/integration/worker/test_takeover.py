@@ -33,7 +33,7 @@ async def test_the_job_of_a_dead_worker_is_taken_over_once_it_is_silent(system: 
 async def test_the_job_of_a_worker_that_has_stopped_is_taken_over_at_once(system: System) -> None:
     message = await system.publish_foreign("hot.noop")
     await held_by(system, message, "ghost")
-    await system.ledger.stopped("ghost")
+    await system.ledger.workers.stopped("ghost")
     await system.start_worker("llm", takeover_after=60)
     await system.wait_for_state(message.job_id, State.SUCCEEDED)
 
@@ -92,7 +92,7 @@ async def test_the_job_of_a_living_worker_is_left_to_it(system: System) -> None:
 
     async def live() -> None:
         while True:
-            await system.ledger.beat("living")
+            await system.ledger.workers.beat("living")
             await asyncio.sleep(0.05)
 
     living = asyncio.create_task(live())
@@ -102,7 +102,7 @@ async def test_the_job_of_a_living_worker_is_left_to_it(system: System) -> None:
         await system.wait_until_ready("jobs.retry.100ms", 1)
         await system.wait_until_ready("jobs.retry.100ms", 0)
     done = FinishRequest(message.job_id, claim_id, State.SUCCEEDED, attempts=0, now=time.time())
-    assert await system.ledger.finish(done)
+    assert await system.ledger.jobs.finish(done)
     await eventually(lambda: running.worker.counters.skipped == 1)
     living.cancel()
     assert journal.starts == []

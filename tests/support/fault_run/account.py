@@ -182,7 +182,7 @@ async def _judge_others(
         row.operation_id for row in account.rows.values() if row.operation_id and not row.parent_id
     )
     for backfill, items in accepted.backfills.items():
-        record = await system.ledger.get_bulk(backfill)
+        record = await system.ledger.bulk.get_bulk(backfill)
         if record is None or record.state is not BulkState.COMPLETED or made[backfill] != items:
             state = record and record.state
             account.others.append(f"{backfill}: {state}, {made[backfill]} jobs of {items} items")

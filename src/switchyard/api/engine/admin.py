@@ -46,7 +46,7 @@ async def _full_letter_id(
     ],
     state: Shared,
 ) -> str:
-    return await state.ledger.full_id(Among.DEAD_LETTERS, letter_id)
+    return await state.ledger.short_ids.full_id(Among.DEAD_LETTERS, letter_id)
 
 
 LetterId = Annotated[str, Depends(_full_letter_id)]
@@ -56,7 +56,7 @@ LetterId = Annotated[str, Depends(_full_letter_id)]
 async def lanes(state: Shared) -> LaneList:
     """Show each lane's queues, and its jobs by state."""
     snapshot = await state.require_broker().pressure.snapshot()
-    counts = await state.ledger.counts()
+    counts = await state.ledger.job_reads.counts()
     return LaneList(
         lanes=[
             LaneDetails(
@@ -74,7 +74,7 @@ async def lanes(state: Shared) -> LaneList:
 async def workers(state: Shared) -> WorkerList:
     """List workers, latest start first."""
     takeover_after = state.settings.takeover_after
-    found = await state.ledger.list_workers()
+    found = await state.ledger.workers.list_workers()
     now = state.ledger.clock.time()
     return WorkerList(
         workers=[
@@ -136,7 +136,7 @@ async def list_dead(
     wanted = DeadLetterFilter(
         state=letter_state, reason=reason, job_type=job_type, lane=lane, error_type=error_type
     )
-    page = await state.ledger.list_dead(wanted, limit=limit, cursor=cursor)
+    page = await state.ledger.dead_letters.list_dead(wanted, limit=limit, cursor=cursor)
     return DeadLetterPage(
         dead_letters=[DeadLetterView(**_fields(letter)) for letter in page.items],
         next_cursor=page.next_cursor,
@@ -146,7 +146,7 @@ async def list_dead(
 @router.get("/dead/{letter_id}", responses=responses("not-found"))
 async def show_dead(letter_id: LetterId, state: Shared) -> DeadLetterDetails:
     """Show a dead letter with its headers and body."""
-    letter = await state.ledger.get_dead(letter_id)
+    letter = await state.ledger.dead_letters.get_dead(letter_id)
     if letter is None:
         raise Problem("not-found", f"there is no dead letter {letter_id}")
     return DeadLetterDetails(

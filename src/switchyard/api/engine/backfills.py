@@ -175,7 +175,7 @@ async def cancel(
 ) -> CancelledBackfill:
     """Cancel it permanently; with `jobs` also its published jobs that have not started."""
     wanted = body or Cancellation()
-    backfill_id = await state.ledger.full_id(Among.OPERATIONS, backfill_id)
+    backfill_id = await state.ledger.short_ids.full_id(Among.OPERATIONS, backfill_id)
     number = await _backfills(state).cancel(backfill_id, jobs=wanted.jobs)
     return CancelledBackfill(id=backfill_id, state=BulkState.CANCELLED, cancelled_jobs=number)
 

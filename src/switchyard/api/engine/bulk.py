@@ -93,7 +93,7 @@ class BulkRoutes(Generic[V]):
         ) -> BaseModel:
             """List them, newest first."""
             states = [] if wanted is None else [wanted]
-            page = await state.ledger.list_bulk(
+            page = await state.ledger.bulk.list_bulk(
                 self.kind, states=states, limit=limit, cursor=cursor
             )
             found = [await self.view_of(state.ledger, each) for each in page.items]

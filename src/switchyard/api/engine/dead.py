@@ -61,7 +61,7 @@ async def dead_groups(
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
 ) -> DeadGroupList:
     """List dead letters by cause, most frequent first, as indexed by the scheduler."""
-    found = await state.ledger.dead_groups(state=letter_state, limit=limit)
+    found = await state.ledger.dead_letters.dead_groups(state=letter_state, limit=limit)
     return DeadGroupList(groups=[DeadGroupView.of(group) for group in found])
 
 

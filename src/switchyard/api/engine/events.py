@@ -152,7 +152,7 @@ async def _one(
 
 
 async def _status(state: ApiState, job_id: str) -> tuple[dict[str, Any], bool]:
-    record = await state.ledger.get(job_id)
+    record = await state.ledger.job_reads.get(job_id)
     if record is None:  # its publish was refused meanwhile
         return {"job_id": job_id, "state": None}, True
     return status_view(record).model_dump(mode="json"), record.state in FINISHED

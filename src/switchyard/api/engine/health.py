@@ -80,7 +80,7 @@ def _checks(state: ApiState) -> dict[str, Check]:
 async def _ask_ledger(state: ApiState) -> None:
     """Raises LedgerError."""
     await state.ledger.check()
-    await state.ledger.require_room()
+    await state.ledger.disk_space.require_room()
     await asyncio.to_thread(require_room_for_ledger, state.settings)
 
 

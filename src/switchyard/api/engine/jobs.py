@@ -59,7 +59,7 @@ async def _full_job_id(
     ],
     state: Shared,
 ) -> str:
-    return await state.ledger.full_id(Among.JOBS, job_id)
+    return await state.ledger.short_ids.full_id(Among.JOBS, job_id)
 
 
 JobIdInPath = Annotated[str, Depends(_full_job_id)]
@@ -167,7 +167,7 @@ async def list_jobs(
         parent_id=parent_id,
         since=None if since is None else since.timestamp(),
     )
-    page = await state.ledger.list_jobs(wanted, limit=limit, cursor=cursor)
+    page = await state.ledger.job_reads.list_jobs(wanted, limit=limit, cursor=cursor)
     return job_views.page_view(page)
 
 
@@ -175,7 +175,7 @@ async def list_jobs(
 async def show(job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf) -> models.JobDetails:
     """Show a job with its payload, its result and its failed or interrupted attempts."""
     record = await known_job(state, job_id)
-    join = await state.ledger.join(job_id) if record.joins else None
+    join = await state.ledger.joins.join(job_id) if record.joins else None
     return job_views.details_view(
         record, await _stages(record, desk), await desk.output(record), join
     )
@@ -217,7 +217,7 @@ async def cancel(job_id: JobIdInPath, state: Shared, response: Response) -> mode
     """Cancel a job. A waiting job will not run. A running job is stopped by its worker, and not
     retried.
     """
-    answer = await state.ledger.cancel(job_id, state.ledger.clock.time())
+    answer = await state.ledger.jobs.cancel(job_id, state.ledger.clock.time())
     if isinstance(answer, NoSuchJob):
         raise _unknown(job_id)
     if isinstance(answer, AlreadyFinished):
@@ -258,7 +258,7 @@ async def _stages(record: JobRecord, desk: ReferenceDesk) -> dict[str, Any]:
 
 async def known_job(state: Shared, job_id: str) -> JobRecord:
     """The job's record. Raises Problem (404), LedgerError."""
-    record = await state.ledger.get(job_id)
+    record = await state.ledger.job_reads.get(job_id)
     if record is None:
         raise _unknown(job_id)
     return record
@@ -317,10 +317,12 @@ async def check_same(
     state: Shared, request: JobRequest, published: Published, *, expires_in: float | None = None
 ) -> None:
     """Raises Problem where the key belongs to a job that was asked for in another way."""
-    record = await state.ledger.get(published.job_id)
+    record = await state.ledger.job_reads.get(published.job_id)
     field = None if record is None else differs(request, record, expires_in=expires_in)
     if field is None and record is not None:
-        notice = None if record.join_id is None else await state.ledger.get(record.join_id)
+        notice = (
+            None if record.join_id is None else await state.ledger.job_reads.get(record.join_id)
+        )
         told = None if notice is None else notice.payload.get("url")
         field = None if told == request.notify_url else "notify_url"
     if field is not None:
@@ -332,7 +334,7 @@ async def check_same(
 
 
 async def _announce_cancelled(state: Shared, job_id: str) -> None:
-    record = await state.ledger.get(job_id)
+    record = await state.ledger.job_reads.get(job_id)
     if state.broker is not None and record is not None:
         announce(
             state.broker.publisher,

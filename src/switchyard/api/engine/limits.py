@@ -23,7 +23,7 @@ async def list_limits(
     waiting: Annotated[bool, Query(description="Only limits that jobs are waiting for.")] = False,
 ) -> LimitList:
     """Show named limits: current use, waiting jobs, and when there is room again."""
-    found = await state.ledger.limit_reports()
+    found = await state.ledger.limits.limit_reports()
     return LimitList(limits=[_view(each) for each in found if each.waiting or not waiting])
 
 

@@ -36,6 +36,7 @@ from switchyard.services.engine.publishing.preparing import InvalidJob, JobReque
 from switchyard.services.engine.publishing.requests import job_id_for, refused
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.queue import LLMQueue, LlmResult, LlmStatus, QueuedRequests, result_of
 from switchyard.services.llm.records.spending import SpentBy
 from switchyard.services.llm.spending import first_day
@@ -307,7 +308,7 @@ async def spend(
 ) -> models.SpendReport:
     """Show the cost of language model calls, and what is left of the budgets."""
     ledger, settings = state.ledger, state.settings
-    rows = await ledger.llm_spend(
+    rows = await LlmLedger(ledger).spending.llm_spend(
         by,
         since=since.isoformat() if since else first_day(ledger),
         until=until.isoformat() if until else None,
@@ -319,6 +320,8 @@ async def spend(
         rows=[models.Spending(**asdict(each)) for each in rows],
         budgets=[
             models.Budget(**each.as_json())
-            for each in await ledger.llm_budgets(per_day=settings.llm_budget_per_day)
+            for each in await LlmLedger(ledger).spending.llm_budgets(
+                per_day=settings.llm_budget_per_day
+            )
         ],
     )

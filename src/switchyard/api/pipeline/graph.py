@@ -21,6 +21,7 @@ from switchyard.services.pipeline.ledger.graph_walks import (
     MAX_PATH,
     MAX_PATHS,
 )
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import (
     Direction,
     EdgeKind,
@@ -60,7 +61,7 @@ async def summary(state: Shared) -> models.GraphView:
     """Show the numbers of nodes and edges by kind, and the age of the ranking. Each request counts
     them again.
     """
-    found = await state.ledger.graph_summary()
+    found = await PipelineLedger(state.ledger).graph_reads.graph_summary()
     ranking = found.ranking
     return models.GraphView(
         nodes=found.nodes,
@@ -80,7 +81,7 @@ async def summary(state: Shared) -> models.GraphView:
 @router.get("/node", responses=NODE_PROBLEMS)
 async def show_node(node: NodeKey, state: Shared) -> models.NodeDetailView:
     """Show a node with all its keys."""
-    found = _found(await state.ledger.graph_node(node), node)
+    found = _found(await PipelineLedger(state.ledger).graph_reads.graph_node(node), node)
     return models.NodeDetailView(**asdict(found))
 
 
@@ -95,7 +96,7 @@ async def neighbours(
 ) -> models.NeighbourList:
     """List the neighbours of a node: outgoing edges first, by kind."""
     page = _found(
-        await state.ledger.graph_neighbours(
+        await PipelineLedger(state.ledger).graph_reads.graph_neighbours(
             node, kinds=kind or (), direction=direction, limit=limit, cursor=cursor
         ),
         node,
@@ -118,7 +119,7 @@ async def neighbourhood(
 ) -> models.NeighbourhoodView:
     """Show the part of the graph within `depth` edges of a node, at most `limit` nodes."""
     found = _found(
-        await state.ledger.graph_neighbourhood(
+        await PipelineLedger(state.ledger).graph_walks.graph_neighbourhood(
             node, depth=depth, kinds=kind or (), direction=direction, limit=limit
         ),
         node,
@@ -144,7 +145,7 @@ async def paths(
     """List the shortest paths from one node to another. By default edges are followed in both
     directions.
     """
-    found = await state.ledger.graph_paths(
+    found = await PipelineLedger(state.ledger).graph_walks.graph_paths(
         start, end, kinds=kind or (), direction=direction, longest=longest, limit=limit
     )
     ways = _found(found, f"{start}, or {end}")
@@ -162,13 +163,17 @@ async def paths(
 @router.get("/cocited", responses=NODE_PROBLEMS)
 async def cocited(node: NodeKey, state: Shared, limit: LimitOf = 20) -> models.RelatedList:
     """List works that are cited together with a work, most frequent first."""
-    return _related(_found(await state.ledger.graph_cocited(node, limit), node))
+    return _related(
+        _found(await PipelineLedger(state.ledger).graph_reads.graph_cocited(node, limit), node)
+    )
 
 
 @router.get("/coupled", responses=NODE_PROBLEMS)
 async def coupled(node: NodeKey, state: Shared, limit: LimitOf = 20) -> models.RelatedList:
     """List works that share references with a work, by number of shared references."""
-    return _related(_found(await state.ledger.graph_coupled(node, limit), node))
+    return _related(
+        _found(await PipelineLedger(state.ledger).graph_reads.graph_coupled(node, limit), node)
+    )
 
 
 @router.get("/cited", responses=PROBLEMS)
@@ -186,7 +191,7 @@ async def most_cited(
     cursor: CursorOf = None,
 ) -> models.NodeList:
     """List works by number of citations, or by PageRank."""
-    page = await state.ledger.graph_cited(
+    page = await PipelineLedger(state.ledger).graph_reads.graph_cited(
         kind=kind, community=community, by_rank=by_rank, limit=limit, cursor=cursor
     )
     return models.NodeList(nodes=[_node(each) for each in page.items], next_cursor=page.next_cursor)

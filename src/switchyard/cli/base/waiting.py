@@ -47,8 +47,8 @@ async def wait_for_end(
         for start in range(0, len(open_ids), CHUNK):
             chunk = open_ids[start : start + CHUNK]
             # Before the states, as a job's last word comes before its end.
-            said = await ledger.progress(chunk) if on_progress is not None else {}
-            found = await ledger.states(chunk)
+            said = await ledger.progress.progress(chunk) if on_progress is not None else {}
+            found = await ledger.job_reads.states(chunk)
             for job_id, state in found.items():
                 if seen.get(job_id) is not state:
                     seen[job_id] = state
@@ -85,7 +85,7 @@ async def wait_for_pipelines(
         unfinished: JobSummary | None = None
         count = 0
         for start in range(0, len(left), PIPELINES):
-            found = await ledger.pipelines(left[start : start + PIPELINES])
+            found = await ledger.job_reads.pipelines(left[start : start + PIPELINES])
             for job_id, jobs in found.items():
                 open_jobs = [job for job in jobs if job.state not in FINISHED]
                 count += len(open_jobs)

@@ -117,9 +117,9 @@ class _Play:
 
         for document in self.story.documents:
             if document.job_id is not None and not document.is_over:
-                document.jobs = await self.ledger.pipeline(document.job_id)
-        self.story.flaky = await self.ledger.get(self.flaky_id)
-        strict = self.story.strict = await self.ledger.get(self.strict_id)
+                document.jobs = await self.ledger.job_reads.pipeline(document.job_id)
+        self.story.flaky = await self.ledger.job_reads.get(self.flaky_id)
+        strict = self.story.strict = await self.ledger.job_reads.get(self.strict_id)
         if self.redrive_id is None and strict is not None and strict.state is State.DEAD:
             await self._redrive(strict)
         if self.redrive_id is not None and self.story.redriven is None:
@@ -157,7 +157,7 @@ class _Play:
         operation = await require_bulk(self.ledger, redrive_id)
         if operation.state not in ACTIVE:
             self.story.redriven = RedriveProgress.of(operation)
-            self.story.strict = await self.ledger.get(self.strict_id)
+            self.story.strict = await self.ledger.job_reads.get(self.strict_id)
 
     def _progress(self) -> tuple[int, int, int]:
         """Changes when something has been done. A job that starts over and over does not."""
@@ -186,10 +186,10 @@ class _Play:
 async def _collect(ledger: Ledger, story: Story) -> None:
     for document in story.documents:
         for job in document.jobs:
-            record = await ledger.get(job.id)
+            record = await ledger.job_reads.get(job.id)
             if record is not None:
                 document.records[record.job_type] = record
-    for lane in (await ledger.counts()).values():
+    for lane in (await ledger.job_reads.counts()).values():
         for state, number in lane.items():
             story.states[str(state)] = story.states.get(str(state), 0) + number
 

@@ -34,6 +34,7 @@ from switchyard.cli.base.payloads import read_argument
 from switchyard.cli.llm.resume import resume
 from switchyard.cli.llm.show import failure, show
 from switchyard.cli.llm.status import status
+from switchyard.services.llm.ledger.ledger import LlmLedger
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
@@ -233,7 +234,9 @@ def spend(
         async with open_ledger(settings) as ledger:
             first = since.date().isoformat() if since else first_day(ledger)
             last = until.date().isoformat() if until else None
-            return await ledger.llm_spend(by.value, since=first, until=last, limit=limit)
+            return await LlmLedger(ledger).spending.llm_spend(
+                by.value, since=first, until=last, limit=limit
+            )
 
     found = run(read())
     currency = settings.prices.currency

@@ -10,6 +10,7 @@ from switchyard.broker.wording import counted
 from switchyard.cli.base.common import load_settings, open_ledger, run
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import JsonOption, echo, plain, print_json
+from switchyard.services.llm.ledger.ledger import LlmLedger
 
 if TYPE_CHECKING:
     from switchyard.services.llm.records.llm import PauseEnded
@@ -28,7 +29,7 @@ def resume(
 
     async def end() -> PauseEnded | None:
         async with open_ledger(load_settings()) as ledger:
-            return await ledger.end_llm_pause(server)
+            return await LlmLedger(ledger).slots.end_llm_pause(server)
 
     ended = run(end())
     if ended is None:

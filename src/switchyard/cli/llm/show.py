@@ -47,7 +47,7 @@ async def _look_up(settings: Settings, job_id: str) -> tuple[LlmResult, list[str
     from switchyard.services.llm.unusable import raw_answers
 
     async with open_ledger(settings) as ledger:
-        record = await ledger.get(await full_job_id(ledger, job_id))
+        record = await ledger.job_reads.get(await full_job_id(ledger, job_id))
         if record is None:
             raise unknown_job(job_id)
         now = ledger.clock.time()

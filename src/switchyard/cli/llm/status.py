@@ -17,6 +17,7 @@ from switchyard.cli.base.output import (
     say,
     table,
 )
+from switchyard.services.llm.ledger.ledger import LlmLedger
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
@@ -38,10 +39,10 @@ def status(as_json: JsonOption = False) -> None:
     ]:
         async with open_ledger(settings) as ledger:
             return (
-                await ledger.llm_servers(),
-                await ledger.llm_budgets(per_day=settings.llm_budget_per_day),
-                await ledger.llm_batches(),
-                await ledger.llm_batch_counts(),
+                await LlmLedger(ledger).slots.llm_servers(),
+                await LlmLedger(ledger).spending.llm_budgets(per_day=settings.llm_budget_per_day),
+                await LlmLedger(ledger).batches.llm_batches(),
+                await LlmLedger(ledger).batches.llm_batch_counts(),
             )
 
     called, budgets, batches, counts = run(read())

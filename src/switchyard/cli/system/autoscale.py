@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from switchyard.broker.wording import counted
 from switchyard.cli.base.errors import WrongUsage
+from switchyard.services.llm.ledger.ledger import LlmLedger
 
 if TYPE_CHECKING:
     from switchyard.cli.system.assembly import System
@@ -184,9 +185,9 @@ class Autoscaler:
 
         settings = self._system.settings
         async with open_ledger(settings) as ledger:
-            load = await ledger.load(socket.gethostname())
+            load = await ledger.gauges.load(socket.gethostname())
             now = ledger.clock.time()
-            servers = await ledger.llm_servers() if settings.llm_servers else []
+            servers = await LlmLedger(ledger).slots.llm_servers() if settings.llm_servers else []
         most = {each.name: settings.most_calls(each) for each in settings.llm_servers}
         bears = sum(each.state.calls(most[each.name]) for each in servers if each.name in most)
         seen = {}

@@ -116,9 +116,9 @@ async def _create(settings: Settings, name: str, scopes: list[Scope]) -> NewKey:
 
 async def _list(settings: Settings) -> list[ApiKeyRecord]:
     async with open_ledger(settings) as ledger:
-        return await ledger.list_api_keys()
+        return await ledger.api_keys.list_api_keys()
 
 
 async def _revoke(settings: Settings, key_id: str) -> bool:
     async with open_ledger(settings) as ledger:
-        return await ledger.revoke_api_key(key_id, ledger.clock.time())
+        return await ledger.api_keys.revoke_api_key(key_id, ledger.clock.time())

@@ -80,7 +80,7 @@ async def _look(settings: Settings) -> dict[str, str]:
     from switchyard.services.engine.identity.broker import read_broker, require_same_system
 
     async with open_ledger(settings) as ledger:
-        system = await ledger.system()
+        system = await ledger.system.system()
         try:
             mark = await read_broker(settings)
             owner = str(mark) if mark is not None else "nobody has marked it"

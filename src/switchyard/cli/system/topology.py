@@ -155,7 +155,7 @@ async def _mark(settings: Settings) -> str | None:
     try:
         async with open_ledger(settings) as ledger:
             if await mark_broker(settings, ledger):
-                return str(await ledger.system())
+                return str(await ledger.system.system())
     except LedgerError as error:
         _say_not_marked(error)
     except MarkHidden as error:

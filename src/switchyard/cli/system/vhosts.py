@@ -57,8 +57,8 @@ async def own_vhost(found: FoundBroker, settings: Settings) -> str:
 
     await upgrade(settings.ledger_url)
     async with open_ledger(settings) as ledger:
-        system = await ledger.system()
-        has_jobs = bool((await ledger.list_jobs(JobFilter(), limit=1)).items)
+        system = await ledger.system.system()
+        has_jobs = bool((await ledger.job_reads.list_jobs(JobFilter(), limit=1)).items)
     own = f"{VHOST}-{system.id}"
     if not await has_vhost(found, own):
         try:

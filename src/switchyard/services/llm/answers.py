@@ -29,6 +29,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.llm.errors import LlmBusy
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.reading import Answer
 from switchyard.services.llm.records.llm import AnswerClaimed, AnswerKept
 from switchyard.services.llm.thoughts import without_thoughts
@@ -106,7 +107,7 @@ class Answers:
         key = content_hash(question)
         self._unwritten.pop(key, None)
         if self._ledger is not None:
-            await self._ledger.forget_llm_answer(key)
+            await LlmLedger(self._ledger).answers.forget_llm_answer(key)
         await self._storage.delete_async(_file(key))
 
     @asynccontextmanager
@@ -129,7 +130,7 @@ class Answers:
             return await self._stored(key)
         pause, lost = FIRST_LOOK, False
         while True:
-            claim = await self._ledger.claim_llm_answer(
+            claim = await LlmLedger(self._ledger).answers.claim_llm_answer(
                 key, self._holder, ttl=CLAIM, max_age=self._max_age, lost=lost
             )
             if isinstance(claim, AnswerKept):
@@ -142,7 +143,7 @@ class Answers:
                 # Whoever asked before may have died between keeping the answer and saying so.
                 answer = None if lost else await self._stored(key)
                 if answer is not None:
-                    await self._ledger.give_up_llm_answer(key, self._holder)
+                    await LlmLedger(self._ledger).answers.give_up_llm_answer(key, self._holder)
                 return answer
             if time.monotonic() + pause > deadline:
                 raise LlmBusy("another process asks the same", after=5.0)
@@ -162,7 +163,9 @@ class Answers:
             yield
         except BaseException:
             try:
-                await asyncio.shield(ledger.give_up_llm_answer(key, self._holder))
+                await asyncio.shield(
+                    LlmLedger(ledger).answers.give_up_llm_answer(key, self._holder)
+                )
             except LedgerError as error:  # it runs out by itself
                 self._log.warning("a claim could not be released", error=str(error))
             raise
@@ -173,7 +176,7 @@ class Answers:
         while True:
             await asyncio.sleep(CLAIM / 3)
             try:
-                await ledger.renew_llm_answer(key, self._holder, CLAIM)
+                await LlmLedger(ledger).answers.renew_llm_answer(key, self._holder, CLAIM)
             except LedgerError as error:
                 self._log.warning("can't renew a claim", error=str(error))
 
@@ -201,7 +204,7 @@ class Answers:
         await self._storage.put_async(_file(key), encoded)
         if self._ledger is not None:
             try:
-                await self._ledger.keep_llm_answer(key, len(encoded))
+                await LlmLedger(self._ledger).answers.keep_llm_answer(key, len(encoded))
             except LedgerError as error:
                 # The answer is there, and is found when the same is asked again.
                 self._log.warning("an answer could not be stored", error=str(error))
@@ -214,7 +217,9 @@ class Answers:
             try:
                 for key in tuple(self._unwritten):
                     if self._ledger is not None:
-                        await self._ledger.renew_llm_answer(key, self._holder, CLAIM)
+                        await LlmLedger(self._ledger).answers.renew_llm_answer(
+                            key, self._holder, CLAIM
+                        )
                 async with asyncio.timeout(CLAIM / 3):
                     for key, kept in tuple(self._unwritten.items()):
                         await self._write(key, kept[1])
@@ -254,7 +259,7 @@ async def drop_old_answers(settings: Settings, ledger: Ledger) -> int:
     storage = Storage(settings.files_url)
     number = 0
     while True:
-        keys = await ledger.drop_llm_answers(
+        keys = await LlmLedger(ledger).answers.drop_llm_answers(
             max_age=settings.llm_answers_days * DAY, max_bytes=settings.llm_answers_mb * MIB
         )
         for key in keys:

@@ -16,6 +16,7 @@ from switchyard.services.engine.backfill.costs import CostEstimate
 from switchyard.services.engine.jobs.registry import JobType
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.requests import LlmRequest
 from switchyard.services.llm.spending import most_tokens
 
@@ -60,7 +61,7 @@ async def short_budget(
     none was. Raises LedgerError."""
     mine = ("day:", f"backfill:{backfill_id}")
     per_day = settings.llm_budget_per_day if asks_models else None
-    for budget in await ledger.llm_budgets(per_day=per_day):
+    for budget in await LlmLedger(ledger).spending.llm_budgets(per_day=per_day):
         if budget.is_short and budget.key.startswith(mine):
             return f"{budget.name} has too little left"
     return None

@@ -38,6 +38,7 @@ from switchyard.services.llm.batches import (
     request_of,
 )
 from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmTimeout, LlmUnavailable
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.reading import Reading
 from switchyard.services.llm.records.llm_batches import BatchItem, BatchState, ItemState, LlmBatch
 from switchyard.services.llm.records.spending import CallState
@@ -97,7 +98,7 @@ class BatchSender:
 
     async def tidy(self) -> None:
         """Forget what nobody comes for. Raises LedgerError."""
-        for call in await self._ledger.tidy_llm_batches(max_age=KEPT):
+        for call in await LlmLedger(self._ledger).batches.tidy_llm_batches(max_age=KEPT):
             await self._till.settle(replace(call, state=CallState.FREE))
 
     async def turn(self) -> None:
@@ -105,14 +106,14 @@ class BatchSender:
         go on holds up no other. Raises LedgerError."""
         await self._release()
         for server in self._servers.values():
-            await self._ledger.open_llm_batch(
+            await LlmLedger(self._ledger).batches.open_llm_batch(
                 uuid4().hex,
                 server.name,
                 wait=self._settings.llm_batch_wait,
                 most=self._settings.llm_batch_size,
                 most_bytes=MOST_BYTES,
             )
-        for batch in await self._ledger.llm_batches():
+        for batch in await LlmLedger(self._ledger).batches.llm_batches():
             try:
                 await self._see_on(batch)
             except (*Trouble, StorageError) as error:
@@ -121,18 +122,20 @@ class BatchSender:
                     batch=batch.id,
                     error=str(error),
                 )
-                await self._ledger.note_llm_batch(batch, state=batch.state, note=str(error))
+                await LlmLedger(self._ledger).batches.note_llm_batch(
+                    batch, state=batch.state, note=str(error)
+                )
         await self._call_waiting()
 
     async def _release(self) -> None:
         """What no batch is to have asks live: its provider gets none any more, or a job ends soon.
         What was set aside is free first: a second time does no harm."""
-        while found := await self._ledger.unfit_llm_questions(
+        while found := await LlmLedger(self._ledger).batches.unfit_llm_questions(
             list(self._servers), ends_within=AT_MOST
         ):
             for item in found:
                 await self._till.settle(free(item))
-                await self._ledger.release_llm_question(item.key)
+                await LlmLedger(self._ledger).batches.release_llm_question(item.key)
             self._log.info("collected questions are asked live", questions=len(found))
 
     async def _see_on(self, batch: LlmBatch) -> None:
@@ -141,7 +144,7 @@ class BatchSender:
         if server is None:
             await self._give_up(batch, f"JOBS_LLM_PROVIDERS has no {batch.provider} any more")
         elif batch.state is BatchState.SENDING:
-            if await self._ledger.fence_llm_batch(batch.id, FENCE):
+            if await LlmLedger(self._ledger).batches.fence_llm_batch(batch.id, FENCE):
                 try:
                     async with asyncio.timeout(SENDING):
                         off = server.name not in self._servers  # it is to get none any more
@@ -180,7 +183,7 @@ class BatchSender:
             return
         if remote is None:
             return
-        noted = await self._ledger.note_llm_batch(
+        noted = await LlmLedger(self._ledger).batches.note_llm_batch(
             batch, state=BatchState.SENT, remote_id=remote.id, note=remote.status
         )
         if not noted:
@@ -193,7 +196,7 @@ class BatchSender:
     ) -> RemoteBatch | None:
         """The server has no such batch: make it, or give it up."""
         await self._remove_uploads(api, batch)
-        items = {} if late else await self._ledger.llm_batch_items(batch)
+        items = {} if late else await LlmLedger(self._ledger).batches.llm_batch_items(batch)
         if not items:
             why = f"it could not be sent: {batch.note}" if late else "there is nothing left in it"
             await self._give_up(batch, why)
@@ -216,7 +219,9 @@ class BatchSender:
 
     async def _give_way(self, batch: LlmBatch, server: LlmServer, remote_id: str) -> None:
         """This process was frozen, and another has sent the batch: one is enough."""
-        theirs = {each.id: each.remote_id for each in await self._ledger.llm_batches()}
+        theirs = {
+            each.id: each.remote_id for each in await LlmLedger(self._ledger).batches.llm_batches()
+        }
         self._log.warning("a batch was sent by another process", batch=batch.id, remote=remote_id)
         if theirs.get(batch.id) != remote_id:
             async with BatchApi.connect(server) as api:
@@ -243,9 +248,11 @@ class BatchSender:
                 return
             if late:
                 await self._cancel(api, batch.remote_id)
-            await self._ledger.note_llm_batch(batch, state=BatchState.SENT, note=remote.status)
+            await LlmLedger(self._ledger).batches.note_llm_batch(
+                batch, state=BatchState.SENT, note=remote.status
+            )
             return
-        items = await self._ledger.llm_batch_items(batch)
+        items = await LlmLedger(self._ledger).batches.llm_batch_items(batch)
         files = remote.files if items else ()  # all concluded: they may be gone
         for file_id in files:
             try:
@@ -283,30 +290,32 @@ class BatchSender:
         body = response.get("body") if isinstance(response, dict) else None
         if not isinstance(response, dict) or response.get("status_code") != 200:
             await self._till.settle(free(item))
-            await self._ledger.conclude_llm_item(item.key, batch, ItemState.LIVE)
+            await LlmLedger(self._ledger).batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
             return
         try:
             answer = Reading(server.model).whole(body)
         except Trouble:
             await self._till.settle(replace(item.call, state=CallState.UNSURE))
-            await self._ledger.conclude_llm_item(item.key, batch, ItemState.LIVE)
+            await LlmLedger(self._ledger).batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
             return
         await self._answers.keep(item.question, answer)
         await self._till.settle(self._till.paid(item.call, answer))
-        await self._ledger.conclude_llm_item(item.key, batch, ItemState.ANSWERED)
+        await LlmLedger(self._ledger).batches.conclude_llm_item(item.key, batch, ItemState.ANSWERED)
 
     async def _give_up(self, batch: LlmBatch, note: str) -> None:
         """The batch has ended: what it has not answered is asked live."""
         await self._free(batch)
-        noted = await self._ledger.note_llm_batch(batch, state=BatchState.DONE, note=note)
+        noted = await LlmLedger(self._ledger).batches.note_llm_batch(
+            batch, state=BatchState.DONE, note=note
+        )
         self._looked_at.pop(batch.id, None)
         if noted:
             self._log.info("batch done", batch=batch.id, note=note)
 
     async def _free(self, batch: LlmBatch) -> None:
-        for item in (left := await self._ledger.llm_batch_items(batch)).values():
+        for item in (left := await LlmLedger(self._ledger).batches.llm_batch_items(batch)).values():
             await self._till.settle(free(item))
-            await self._ledger.conclude_llm_item(item.key, batch, ItemState.LIVE)
+            await LlmLedger(self._ledger).batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
         if left:
             self._log.info("asked live", batch=batch.id, questions=len(left))
 
@@ -327,8 +336,8 @@ class BatchSender:
                 )
 
     async def _call_waiting(self) -> None:
-        while job_ids := await self._ledger.call_llm_waits():
-            found = [await self._ledger.get(each) for each in job_ids]
+        while job_ids := await LlmLedger(self._ledger).batches.call_llm_waits():
+            found = [await self._ledger.job_reads.get(each) for each in job_ids]
             waiting = [each for each in found if each and each.state is State.RETRYING]
             await publish_recorded(self._publisher, self._ledger, waiting)
 

@@ -18,6 +18,7 @@ from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.parameters import Parameters
 from switchyard.services.llm.records.llm_batches import BatchItem, ItemState
 from switchyard.services.llm.records.spending import AskedBy, CallState, LlmCall
@@ -82,7 +83,7 @@ class Collector:
         if by.job_id is None:
             return
         key = content_hash(question)
-        state = await self._ledger.await_llm_batch(key, by.job_id)
+        state = await LlmLedger(self._ledger).batches.await_llm_batch(key, by.job_id)
         if state in (ItemState.ANSWERED, ItemState.LIVE):
             return
         if state is None:
@@ -93,7 +94,9 @@ class Collector:
             await self._till.reserve(call, lasts=2 * DUE)
             item = BatchItem(key, ItemState.COLLECTED, self._server.name, question, call)
             body = json.dumps(request_of(item, self._server), ensure_ascii=False)
-            await self._ledger.collect_llm_question(item, by.job_id, size=len(body.encode()))
+            await LlmLedger(self._ledger).batches.collect_llm_question(
+                item, by.job_id, size=len(body.encode())
+            )
         raise Batched(
             f"its question waits for a batch of {self._server.name}: the answer comes within a day"
         )
@@ -102,7 +105,7 @@ class Collector:
         """The job has its answer; whether a batch has given it, for this job."""
         if by.job_id is None:
             return False
-        return await self._ledger.end_llm_wait(content_hash(question), by.job_id)
+        return await LlmLedger(self._ledger).batches.end_llm_wait(content_hash(question), by.job_id)
 
 
 def request_of(item: BatchItem, server: LlmServer) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class DirectRequests:
         deadline = time.monotonic() + timeout
         await self._runner.wait(job_id, timeout)
         while True:
-            record = await self._ledger.get(job_id)
+            record = await self._ledger.job_reads.get(job_id)
             left = deadline - time.monotonic()
             if record is None or record.state in FINISHED or left <= 0:
                 return record
@@ -136,7 +136,7 @@ class DirectRequests:
         async with self._registering:
             if self._is_registered:
                 return
-            await self._ledger.register_worker(
+            await self._ledger.workers.register_worker(
                 self._runner.worker_id,
                 kinds=(),
                 lanes=(),
@@ -151,7 +151,7 @@ class DirectRequests:
         while True:
             await asyncio.sleep(self._interval)
             try:
-                await self._ledger.beat(self._runner.worker_id)
+                await self._ledger.workers.beat(self._runner.worker_id)
             except LedgerError as error:
                 self._log.warning("ledger away", error=str(error))
 
@@ -160,6 +160,6 @@ class DirectRequests:
         if not self._is_registered:
             return
         try:
-            await self._ledger.stopped(self._runner.worker_id)
+            await self._ledger.workers.stopped(self._runner.worker_id)
         except LedgerError as error:  # it is silent from now on, which says the same, later
             self._log.warning("the stop of this process could not be recorded", error=str(error))

@@ -25,6 +25,7 @@ from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.llm.errors import LlmBusy
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.pacing import (
     Adaptive,
     Bounds,
@@ -135,7 +136,7 @@ class LlmGate:
         finally:
             await background.close()
             try:
-                await ledger.release_llm_slots(gate._holder)
+                await LlmLedger(ledger).slots.release_llm_slots(gate._holder)
             except LedgerError as error:  # they run out by themselves
                 gate._log.warning("LLM slots could not be released", error=str(error))
 
@@ -175,7 +176,7 @@ class LlmGate:
             return learned(state, lesson, in_flight, now, rule=rule, bounds=bounds, dice=dice)
 
         try:
-            await self._ledger.end_llm_slot(
+            await LlmLedger(self._ledger).slots.end_llm_slot(
                 entry.server.name, entry.slot, None if lesson is None else change
             )
         except LedgerError as error:
@@ -224,7 +225,7 @@ class LlmGate:
                 slot = f"{self._holder}/{next(self._numbers)}"
                 bounds = self._bounds[server.name]
                 # Cancelled here, it may have been given: it is not renewed, and so it runs out.
-                answer = await self._ledger.take_llm_slot(
+                answer = await LlmLedger(self._ledger).slots.take_llm_slot(
                     server.name,
                     slot,
                     self._holder,
@@ -265,9 +266,11 @@ class LlmGate:
 
     async def _renew(self) -> None:
         held = dict(self._held)
-        for slot in await self._ledger.renew_llm_slots(held, self._holder, SLOT_LIFE):
+        for slot in await LlmLedger(self._ledger).slots.renew_llm_slots(
+            held, self._holder, SLOT_LIFE
+        ):
             if slot not in self._held:  # given back meanwhile
-                await self._ledger.end_llm_slot(held[slot], slot, None)
+                await LlmLedger(self._ledger).slots.end_llm_slot(held[slot], slot, None)
 
 
 def bounds_of(settings: Settings, server: LlmServer) -> Bounds:

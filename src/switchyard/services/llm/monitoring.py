@@ -15,6 +15,7 @@ from switchyard.services.engine.monitoring.checks.examined import Examined
 from switchyard.services.engine.monitoring.doctor import DoctorStep
 from switchyard.services.engine.monitoring.marks import LLM_WORKER
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.records.llm import BRIEF_PAUSE, TRIED, LlmServerReport
 from switchyard.services.llm.records.llm_batches import ItemState
 from switchyard.services.llm.records.spending import BudgetState, SpendRow
@@ -29,7 +30,11 @@ async def model_servers(system: Examined) -> list[Check]:
     """Those of the settings that fail again and again, or have asked for a long pause; nothing
     where none was called yet."""
     names = {each.name for each in system.settings.model_servers}
-    known = [each for each in await system.need_ledger().llm_servers() if each.name in names]
+    known = [
+        each
+        for each in await LlmLedger(system.need_ledger()).slots.llm_servers()
+        if each.name in names
+    ]
     failing = [each for each in known if each.state.failures >= LASTING]
     paused = [each for each in known if each.paused_for >= LONG_PAUSE and each not in failing]
     kind = warning if len(failing) < len(names) else wrong
@@ -72,16 +77,18 @@ async def delayed_jobs(settings: Settings, ledger: Ledger) -> Mapping[str, int]:
     servers = {each.name for each in settings.llm_servers}
     if not servers:
         return {}
-    waiting = await ledger.waiting_for_servers(servers, LLM_WORKER, pause=BRIEF_PAUSE)
+    waiting = await LlmLedger(ledger).slots.waiting_for_servers(
+        servers, LLM_WORKER, pause=BRIEF_PAUSE
+    )
     return {queue_name(lane, LLM_WORKER): number for lane, number in waiting.items()}
 
 
 async def samples(settings: Settings, ledger: Ledger) -> list[tuple[Metric, Samples]]:
     """Read what the ledger knows of servers, cost and batches, as metrics. Raises LedgerError."""
-    reports = await ledger.llm_servers()
-    spent = await ledger.llm_spent_today()
-    budgets = await ledger.llm_budgets(per_day=settings.llm_budget_per_day)
-    batched = await ledger.llm_batch_counts()
+    reports = await LlmLedger(ledger).slots.llm_servers()
+    spent = await LlmLedger(ledger).spending.llm_spent_today()
+    budgets = await LlmLedger(ledger).spending.llm_budgets(per_day=settings.llm_budget_per_day)
+    batched = await LlmLedger(ledger).batches.llm_batch_counts()
     return [
         *_of_servers(settings, reports),
         *_of_spending(settings, spent, budgets),

@@ -25,6 +25,7 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.llm.errors import LlmRefused, LlmUnavailable
+from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.reading import Answer
 from switchyard.services.llm.records.spending import (
     AskedBy,
@@ -192,7 +193,9 @@ class Till:
         """Set aside what a call costs at most. Raises NoBudget, LedgerError."""
         if self._ledger is None or (self._per_day is None and call.asked_by.backfill_id is None):
             return
-        found = await self._ledger.reserve_llm_call(call, per_day=self._per_day, lasts=lasts)
+        found = await LlmLedger(self._ledger).spending.reserve_llm_call(
+            call, per_day=self._per_day, lasts=lasts
+        )
         if isinstance(found, NoBudgetLeft):
             raise self._refusal(found, call.model)
 
@@ -201,7 +204,7 @@ class Till:
         if self._ledger is None:
             return
         try:
-            await self._ledger.settle_llm_call(call)
+            await LlmLedger(self._ledger).spending.settle_llm_call(call)
         except LedgerError as error:
             # The answer counts more. What was set aside is counted as spent in two hours.
             self._log.warning(
@@ -266,10 +269,12 @@ def _may_have_cost(error: BaseException) -> bool:
 async def tidy_spending(settings: Settings, ledger: Ledger) -> int:
     """Count calls whose process has died by their estimate, and forget those beyond the settings'
     age; how many these were. Raises LedgerError."""
-    while await ledger.settle_lost_llm_calls():
+    while await LlmLedger(ledger).spending.settle_lost_llm_calls():
         pass
     number = 0
-    while dropped := await ledger.drop_llm_calls(max_age=settings.llm_spend_days * DAY):
+    while dropped := await LlmLedger(ledger).spending.drop_llm_calls(
+        max_age=settings.llm_spend_days * DAY
+    ):
         number += dropped
     return number
 

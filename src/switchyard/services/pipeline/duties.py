@@ -8,6 +8,7 @@ from functools import partial
 import structlog
 
 from switchyard.services.engine.scheduler.duties import DutyContext, PeriodicDuty
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 
 DAY = 24 * 3600.0
 """Seconds."""
@@ -21,5 +22,7 @@ def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
 
 async def _drop_catalogue_answers(context: DutyContext) -> None:
     max_age = context.settings.link_answers_days * DAY
-    if number := await context.ledger.drop_catalogue_answers(max_age=max_age):
+    if number := await PipelineLedger(context.ledger).catalogue_answers.drop_catalogue_answers(
+        max_age=max_age
+    ):
         structlog.get_logger("scheduler").info("catalogue answers deleted", answers=number)

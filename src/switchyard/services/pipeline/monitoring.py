@@ -37,7 +37,7 @@ async def sources(system: Examined) -> list[Check]:
     ledger = system.need_ledger()
     checks = []
     for name in (*system.settings.link_catalogues, *_DOCUMENT_SERVERS):
-        left = await ledger.source_pause(name)
+        left = await ledger.leases.source_pause(name)
         if left < LONG_SOURCE_PAUSE:
             continue
         until = datetime.fromtimestamp(ledger.clock.time() + left, UTC)

@@ -14,6 +14,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.pipeline.documents.desk import open_desks
 from switchyard.services.pipeline.documents.inbox import About
 from switchyard.services.pipeline.documents.runs import run_id
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.samples.articles import sample
 from tests.integration.api.document_server import Stored, in_parts, send, serving
 from tests.integration.pipeline.documents import STAGES
@@ -121,10 +122,10 @@ async def test_a_run_that_found_its_document_known_does_not_hide_that_it_has_fai
     first = (await client.get(address)).json()
     async with await Ledger.open(settings.ledger_url) as ledger:
         idle = made.new_job(made.message(run_id(failed["document_id"], after=first["job_id"])))
-        await ledger.record(idle)
-        await ledger.claim(made.claim(idle.message))
+        await ledger.jobs.record(idle)
+        await ledger.jobs.claim(made.claim(idle.message))
         result = {"document_id": failed["document_id"], "duplicate": True}
-        await ledger.finish(made.finish(job_id=idle.message.job_id, result=result))
+        await ledger.jobs.finish(made.finish(job_id=idle.message.job_id, result=result))
     now = (await client.get(address)).json()
     assert (now["state"], now["error"]) == ("failed", first["error"])
     again = await send(client, content)
@@ -144,12 +145,14 @@ async def test_a_pipeline_that_the_process_did_not_finish_goes_on_with_the_next_
             submitting = asyncio.create_task(desks.documents.submit(upload, About()))
 
             async def begun() -> bool:
-                return bool((await ledger.list_documents()).items)
+                return bool((await PipelineLedger(ledger).documents.list_documents()).items)
 
             await eventually(begun)
         submitting.cancel()
         await asyncio.gather(submitting, return_exceptions=True)
-        assert (await ledger.list_documents()).items[0].state != "completed"
+        assert (await PipelineLedger(ledger).documents.list_documents()).items[
+            0
+        ].state != "completed"
     async with serving(settings) as client:
         answer = await send(client, sample(0).content)
         assert (answer.status_code, answer.json()["state"]) == (200, "completed"), answer.text

@@ -7,6 +7,7 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.classes import DocumentClass
 from switchyard.services.pipeline.samples.articles import sample
 from tests.integration.api.document_server import send
@@ -35,8 +36,12 @@ async def test_a_class_is_asked_for_in_every_look_for_documents_of_a_state(
 ):
     async with await Ledger.open(own_settings.ledger_url) as ledger:
         for name, state in (("wanted", "classifying"), ("newer", "linking")):
-            await ledger.upsert_document(f"hash of {name}", document_id=name, state=state)
-            await ledger.put_classes(name, [DocumentClass("privacy", "public", 1.0)])
+            await PipelineLedger(ledger).documents.upsert_document(
+                f"hash of {name}", document_id=name, state=state
+            )
+            await PipelineLedger(ledger).document_classes.put_classes(
+                name, [DocumentClass("privacy", "public", 1.0)]
+            )
     filters = {"state": "classifying", "class": "privacy:public", "limit": "1"}
     answer = await own_client.get("/documents", params=filters)
     assert answer.status_code == 200, answer.text

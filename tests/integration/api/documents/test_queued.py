@@ -16,6 +16,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.identity.places import MARKER
 from switchyard.services.engine.records.states import State
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.samples.articles import sample
 from tests.integration.api.document_server import WORKERS, ended, in_parts, send, serving_system
 from tests.support.brokers import TestBroker
@@ -120,13 +121,13 @@ async def test_documents_of_a_state_are_looked_for_page_by_page(
 ):
     async with serving_system(broker310, sqlite_url, tmp_path) as (system, client):
         for n in range(30):
-            document, _ = await system.ledger.upsert_document(
+            document, _ = await PipelineLedger(system.ledger).documents.upsert_document(
                 f"hash {n}", state="extracting", pipeline=f"run-{n}"
             )
             if n == 2:
                 dead = document.id
                 await system.publish("hot.link_content", {"document_id": dead}, job_id="run-2")
-                await system.ledger.cancel("run-2", time.time())
+                await system.ledger.jobs.cancel("run-2", time.time())
         found, pages, cursor = [], 0, None
         while pages == 0 or cursor:
             params = {"state": "failed", "limit": "1", **({"cursor": cursor} if cursor else {})}
@@ -191,7 +192,7 @@ async def test_images_alone_wait_for_a_worker_that_reads_them(
         assert [hit["document_id"] for hit in found["hits"]] == [done["document_id"]]
         (job_id,) = [
             each.id
-            for each in await system.ledger.pipeline(done["job_id"])
+            for each in await system.ledger.job_reads.pipeline(done["job_id"])
             if each.job_type == "summarize_content"
         ]
         assert (await system.record(job_id)).lane == "backfill"
@@ -252,7 +253,7 @@ async def test_nothing_is_left_of_an_upload_that_a_full_lane_refuses(
         assert refused.status_code == 503, refused.text
         assert refused.headers["retry-after"]
         assert len(list((tmp_path / "files" / "uploads" / "incoming").iterdir())) == 1
-        assert len((await system.ledger.list_jobs()).items) == 1
+        assert len((await system.ledger.job_reads.list_jobs()).items) == 1
 
 
 async def test_a_sender_who_breaks_off_leaves_nothing(
@@ -267,7 +268,7 @@ async def test_a_sender_who_breaks_off_leaves_nothing(
         await eventually(
             lambda: {each.name for each in files.rglob("*") if each.is_file()} <= {MARKER}
         )
-        assert not (await system.ledger.list_jobs()).items
+        assert not (await system.ledger.job_reads.list_jobs()).items
 
 
 async def test_path_is_only_read_below_the_directories_that_are_named(

@@ -31,7 +31,7 @@ async def test_an_alarm_is_told_at_once_and_leaves_nothing(
     mortal: tuple[LocalNode, System, RunningApi],
 ) -> None:
     node, system, api = mortal
-    before = len((await system.ledger.list_jobs()).items)
+    before = len((await system.ledger.job_reads.list_jobs()).items)
     async with alarm(node):
         pending = 0
         times: list[float] = []
@@ -44,7 +44,7 @@ async def test_an_alarm_is_told_at_once_and_leaves_nothing(
                 pending += 1
         assert_prompt(times)
         problem(answer, 503, "broker-away")
-        assert len((await system.ledger.list_jobs()).items) == before + pending
+        assert len((await system.ledger.job_reads.list_jobs()).items) == before + pending
 
 
 @pytest.mark.chaos
@@ -91,13 +91,15 @@ async def test_what_was_accepted_during_an_alarm_is_accepted_whoever_asks_again_
             text = b"# The tide\n\nIt rises twice a day, and nobody is asked."
             sent = [await send(api.client, text, name="tide.md") for _ in range(2)]
             codes = [each.status_code for each in sent]
-            listed = (await system.ledger.list_jobs(JobFilter(job_type="ingest_document"))).items
+            listed = (
+                await system.ledger.job_reads.list_jobs(JobFilter(job_type="ingest_document"))
+            ).items
             waiting = list((tmp_path / "files" / "uploads" / "incoming").iterdir())
             # Refused, it has left neither a job nor a file.
             assert (codes, listed, waiting) == ([503, 503], (), [])
             document = prepare_pending_upload(tmp_path, text)
             new = prepare(system.registry, document)
-            await system.ledger.record(new)
+            await system.ledger.jobs.record(new)
             again = await send(api.client, text, name="tide.md")
             assert (again.status_code, again.json()["duplicate"]) == (200, True), again.text
             # The file of the one that was accepted is there, and that of the other is not.

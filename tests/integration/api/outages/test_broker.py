@@ -84,7 +84,7 @@ async def test_a_broker_that_stops_is_told_at_once_and_accepted_jobs_run(
     scheduler.stop()
     await scheduling
     # What was refused has left nothing, and what was accepted is all there is.
-    counts = await system.ledger.counts()
+    counts = await system.ledger.job_reads.counts()
     assert set(counts["hot"]) == {State.SUCCEEDED}
     answer, _ = await timed_publish(api)
     assert answer.status_code == 202

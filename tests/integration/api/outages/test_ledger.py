@@ -93,12 +93,12 @@ async def test_a_ledger_that_is_locked_is_told_within_two_seconds(
 
 DIES_AFTER_RECORD = """
 import os
-from switchyard.services.engine.ledger import Ledger
-record_many = Ledger.record_many
+from switchyard.services.engine.ledger.jobs import JobRepository
+record_many = JobRepository.record_many
 async def and_die(self, jobs):
     await record_many(self, jobs)
     os.kill(os.getpid(), 9)
-Ledger.record_many = and_die
+JobRepository.record_many = and_die
 from switchyard.cli.main import main
 main()
 """
@@ -115,7 +115,7 @@ async def test_an_api_killed_between_record_and_publish_loses_no_job(
         ):
             with pytest.raises(httpx.TransportError):
                 await client.post(f"{api.url}/jobs", json=NOOP)
-        (left,) = (await system.ledger.list_jobs(JobFilter(state=State.PENDING))).items
+        (left,) = (await system.ledger.job_reads.list_jobs(JobFilter(state=State.PENDING))).items
         assert await system.ready("hot.llm") == 0
         scheduler = await heal(system)
         scheduling = asyncio.create_task(scheduler.run())

@@ -8,6 +8,7 @@ from typing import Any
 from switchyard.services.common.files.keys import result_key
 from switchyard.services.engine.records.results import Document
 from switchyard.services.pipeline.index.opening import open_index
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from tests.integration.pipeline.conftest import Pipeline
 
 JOB = "ingest_arxiv"
@@ -25,7 +26,7 @@ ID = "1605.08386"
 async def the_document(arxiv: Pipeline) -> Document:
     """The only one."""
     assert arxiv.ledger is not None
-    [found] = (await arxiv.ledger.list_documents()).items
+    [found] = (await PipelineLedger(arxiv.ledger).documents.list_documents()).items
     return found
 
 

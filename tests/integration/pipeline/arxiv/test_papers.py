@@ -6,6 +6,7 @@ import pytest
 
 from switchyard.services.common.files.fetching import FetchFailed, FetchRefused
 from switchyard.services.engine.jobs.outcomes import Next, Snooze
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.sources.errors import SourceNonsense
 from tests.integration.pipeline.arxiv.papers import ID, JOB, STAGES, the_document, whole_result
 from tests.integration.pipeline.conftest import Pipeline
@@ -95,7 +96,9 @@ async def test_nobody_takes_the_place_of_a_paper(arxiv: Pipeline, text: str | No
     await arxiv.run("ingest_document", sent)
     assert await arxiv.run(JOB, {"id": ID}) == STAGES
     assert arxiv.ledger is not None
-    [real] = (await arxiv.ledger.list_documents(source=f"arxiv:{ID}")).items
+    [real] = (
+        await PipelineLedger(arxiv.ledger).documents.list_documents(source=f"arxiv:{ID}")
+    ).items
     assert (real.title, real.filename, real.state) == (Paper(ID).title, f"{ID}v1.md", "completed")
     assert await arxiv.run(JOB, {"id": ID}) == [JOB]
     assert arxiv.result(JOB)["document_id"] == real.id
@@ -105,11 +108,11 @@ async def test_a_paper_that_has_failed_keeps_its_source(arxiv: Pipeline) -> None
     await arxiv.run(JOB, {"id": ID})
     assert arxiv.ledger is not None
     real = await the_document(arxiv)
-    await arxiv.ledger.set_stage(real.id, "extract_text", "failed")
+    await PipelineLedger(arxiv.ledger).documents.set_stage(real.id, "extract_text", "failed")
     key = "uploads/incoming/0123456789abcdef0123456789abcdef"
     arxiv.storage.put(key, b"# Lies\n\nA text of my own.")
     await arxiv.run("ingest_document", {"key": key, "source": f"arxiv:{ID}"})
-    documents = (await arxiv.ledger.list_documents()).items
+    documents = (await PipelineLedger(arxiv.ledger).documents.list_documents()).items
     assert {each.id: each.source for each in documents if each.id == real.id} == {
         real.id: f"arxiv:{ID}"
     }

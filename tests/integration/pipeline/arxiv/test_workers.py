@@ -14,6 +14,7 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.jobs.registry import InvalidPayload
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from tests.integration.pipeline.arxiv.papers import ID, STAGES
 from tests.support import arxiv_server as server
 from tests.support.arxiv_server import ArxivServer, many
@@ -41,7 +42,7 @@ async def completed(system: System, *papers: str) -> None:
     """Wait until the documents of these papers, and no others, are completed."""
 
     async def reached() -> bool:
-        documents = (await system.ledger.list_documents()).items
+        documents = (await PipelineLedger(system.ledger).documents.list_documents()).items
         done = {each.source for each in documents if each.state == "completed"}
         return done == {f"arxiv:{each}" for each in papers}
 
@@ -61,13 +62,13 @@ async def test_one_job_takes_a_paper_through_every_stage(system: System, site: A
     assert result["title"] == site.papers[0].title
     assert result["entry"]["authors"] == list(site.papers[0].authors)
     assert result["summary"]["summary"]
-    jobs = await system.ledger.pipeline(first)
+    jobs = await system.ledger.job_reads.pipeline(first)
     assert {job.job_type for job in jobs} == set(STAGES)
 
     again = await system.publish("backfill.ingest_arxiv", {"id": f"arXiv:{ID}v1"})
     record = await system.wait_for_state(again, State.SUCCEEDED)
     assert record.result == {"document_id": document_id, "duplicate": True, "state": "completed"}
-    assert len(await system.ledger.pipeline(again)) == 1
+    assert len(await system.ledger.job_reads.pipeline(again)) == 1
 
 
 @pytest.mark.long
@@ -79,12 +80,12 @@ async def test_the_papers_of_a_query_go_through_every_stage(
     await system.start_worker("ingest", "llm", "embed", "link")
     query = await system.publish("hot.ingest_arxiv", {"query": "cat:physics.ao-ph"})
     await completed(system, *(paper.id for paper in site.papers))
-    for document in (await system.ledger.list_documents()).items:
+    for document in (await PipelineLedger(system.ledger).documents.list_documents()).items:
         # A run of its own: what becomes of one paper says nothing of another.
         assert document.pipeline is not None
-        jobs = await system.ledger.pipeline(document.pipeline)
+        jobs = await system.ledger.job_reads.pipeline(document.pipeline)
         assert (len(jobs), {job.job_type for job in jobs}) == (len(STAGES), set(STAGES))
-    assert len(await system.ledger.pipeline(query)) == 2
+    assert len(await system.ledger.job_reads.pipeline(query)) == 2
     assert len(site.requests) == 2  # a page each, and no paper by itself
 
 

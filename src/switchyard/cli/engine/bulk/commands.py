@@ -87,7 +87,7 @@ def list_operations(view: BulkListing[T], limit: int, *, as_json: bool) -> None:
 
     async def read() -> list[T]:
         async with open_ledger(load_settings()) as ledger:
-            page = await ledger.list_bulk(view.kind, limit=limit)
+            page = await ledger.bulk.list_bulk(view.kind, limit=limit)
             return [await view.read(ledger, each) for each in page.items]
 
     found = run(read())

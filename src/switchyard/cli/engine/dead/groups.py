@@ -65,7 +65,7 @@ def groups(
     async def read(settings: Settings, registry: Registry) -> list[DeadGroup]:
         async with open_ledger(settings) as ledger:
             await bring_up_to_date(settings, ledger, registry)
-            return await ledger.dead_groups(state=wanted, limit=limit)
+            return await ledger.dead_letters.dead_groups(state=wanted, limit=limit)
 
     settings = load_settings()
     found = run(read(settings, load_registry(settings)))

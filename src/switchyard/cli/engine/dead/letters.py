@@ -67,7 +67,7 @@ def list_dead(
     async def read(settings: Settings, registry: Registry) -> list[DeadLetter]:
         async with open_ledger(settings) as ledger:
             await bring_up_to_date(settings, ledger, registry)
-            page = await ledger.list_dead(
+            page = await ledger.dead_letters.list_dead(
                 which.for_index(wanted_state, ledger.clock.now()), limit=limit
             )
             return list(page.items)
@@ -125,10 +125,10 @@ def show(
         async with open_ledger(settings) as ledger:
             await bring_up_to_date(settings, ledger, registry)
             full_id = await full_letter_id(ledger, letter_id)
-            letter = await ledger.get_dead(full_id)
+            letter = await ledger.dead_letters.get_dead(full_id)
             known = letter is not None and letter.job_id is not None
-            job = await ledger.get(full_id) if known else None
-            return letter, job, await ledger.letter_edits(letter_id=full_id)
+            job = await ledger.job_reads.get(full_id) if known else None
+            return letter, job, await ledger.redrives.letter_edits(letter_id=full_id)
 
     settings = load_settings()
     letter, job, edits = run(read(settings, load_registry(settings, include)))

@@ -100,7 +100,7 @@ async def full_letter_id(ledger: Ledger, given: str) -> str:
     """The id of the dead letter that is meant; see `full_id`. Raises AmbiguousId."""
     from switchyard.services.engine.ledger.short_ids import Among
 
-    return await ledger.full_id(Among.DEAD_LETTERS, given)
+    return await ledger.short_ids.full_id(Among.DEAD_LETTERS, given)
 
 
 def chosen(which: LetterFilter, ids: list[str] | None, *, everything: bool) -> LetterFilter:

@@ -171,7 +171,7 @@ async def _redrive(
                 plan = await plan_redrive(settings, registry, ledger, spec, wait=wait_aloud())
                 number = plan.matched
             else:
-                number = await ledger.count_dead(
+                number = await ledger.dead_letters.count_dead(
                     spec.which.for_index("waiting", ledger.clock.now())
                 )
             if number > 1:

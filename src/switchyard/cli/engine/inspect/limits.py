@@ -36,7 +36,7 @@ def limits(
 
     async def read(settings: Settings) -> list[LimitReport]:
         async with open_ledger(settings) as ledger:
-            return await ledger.limit_reports()
+            return await ledger.limits.limit_reports()
 
     found = [each for each in run(read(load_settings())) if each.waiting or not waiting]
     if as_json:

@@ -41,7 +41,7 @@ def workers(
 
     async def read(settings: Settings) -> tuple[list[WorkerRecord], list[Lacking], float]:
         async with open_ledger(settings) as ledger:
-            found, lacking = await ledger.list_workers(), await ledger.lacking()
+            found, lacking = await ledger.workers.list_workers(), await ledger.workers.lacking()
             return found, lacking, ledger.clock.time()
 
     found, lacking, now = run(read(settings))

@@ -48,7 +48,7 @@ async def _cancel(settings: Settings, job_id: str) -> tuple[str, bool, str]:
 
     async with open_ledger(settings) as ledger:
         job_id = await full_job_id(ledger, job_id)
-        answer = await ledger.cancel(job_id, ledger.clock.time())
+        answer = await ledger.jobs.cancel(job_id, ledger.clock.time())
         if isinstance(answer, NoSuchJob):
             raise unknown_job(job_id)
         if isinstance(answer, AlreadyFinished):
@@ -74,4 +74,4 @@ async def _stop_running(
     try:
         return (await wait_for_end(ledger, [job_id], timeout=WAIT_SECONDS))[job_id]
     except CommandFailed:
-        return (await ledger.states([job_id])).get(job_id, "unknown")
+        return (await ledger.job_reads.states([job_id])).get(job_id, "unknown")

@@ -113,7 +113,7 @@ def list_jobs(
     async def read(settings: Settings) -> tuple[tuple[JobSummary, ...], bool]:
         async with open_ledger(settings) as ledger:
             since = None if within is None else ledger.clock.time() - within
-            page = await ledger.list_jobs(replace(wanted, since=since), limit=limit)
+            page = await ledger.job_reads.list_jobs(replace(wanted, since=since), limit=limit)
             return page.items, page.next_cursor is not None
 
     jobs, more = run(read(load_settings()))
@@ -209,12 +209,12 @@ async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
 
     async with open_ledger(settings) as ledger:
         job_id = await full_job_id(ledger, job_id)
-        if await ledger.get(job_id) is None:
+        if await ledger.job_reads.get(job_id) is None:
             raise unknown_job(job_id)
         ends = await wait_for_end(
             ledger, [job_id], on_change=show_change, on_progress=show_progress
         )
-        job = await ledger.get(job_id)
+        job = await ledger.job_reads.get(job_id)
     if job is not None and ends[job_id] is not State.SUCCEEDED:
         why = f": {job.error_message}" if job.error_message else ""
         raise CommandFailed(f"job {job_id} is {ends[job_id]}{why}")
@@ -229,22 +229,22 @@ async def _look_up(
 
     async with open_ledger(settings) as ledger:
         job_id = await full_job_id(ledger, job_id)
-        job = await ledger.get(job_id)
+        job = await ledger.job_reads.get(job_id)
         if job is None:
             return None
-        pipeline = await ledger.pipeline(job.pipeline or job.id)
-        wait = await ledger.limit_wait(job_id)
+        pipeline = await ledger.job_reads.pipeline(job.pipeline or job.id)
+        wait = await ledger.limits.limit_wait(job_id)
         if not job.joins:
             return job, pipeline, None, [], wait
-        dead, _ = await ledger.joined_jobs(job_id, state=State.DEAD, limit=3)
-        return job, pipeline, await ledger.join(job_id), [each.job_id for each in dead], wait
+        dead, _ = await ledger.joins.joined_jobs(job_id, state=State.DEAD, limit=3)
+        return job, pipeline, await ledger.joins.join(job_id), [each.job_id for each in dead], wait
 
 
 async def full_job_id(ledger: Ledger, given: str) -> str:
     """The id of the job that is meant; see `full_id`. Raises AmbiguousId."""
     from switchyard.services.engine.ledger.short_ids import Among
 
-    return await ledger.full_id(Among.JOBS, given)
+    return await ledger.short_ids.full_id(Among.JOBS, given)
 
 
 def unknown_job(job_id: str) -> CommandFailed:

@@ -199,7 +199,7 @@ async def _wait_for_pipeline(options: Options, ledger: Ledger, published: Publis
 
 
 async def _ended(ledger: Ledger, published: Published) -> JobRecord:
-    record = await ledger.get(published.job_id)
+    record = await ledger.job_reads.get(published.job_id)
     if record is None:
         raise CommandFailed(f"the ledger has lost job {published.job_id}")
     return record

@@ -47,11 +47,11 @@ async def _waiting(settings: Settings, lane: str | None) -> int:
     from switchyard.services.engine.records.states import IN_QUEUES
 
     async with open_ledger(settings) as ledger:
-        counts = await ledger.counts()
+        counts = await ledger.job_reads.counts()
     wanted = counts.values() if lane is None else [counts.get(lane, {})]
     return sum(states.get(state, 0) for states in wanted for state in IN_QUEUES)
 
 
 async def _republish(settings: Settings, lane: str | None) -> int:
     async with open_ledger(settings) as ledger:
-        return await ledger.publish_again(lane)
+        return await ledger.jobs.publish_again(lane)

@@ -93,17 +93,17 @@ class Expiry:
         )
 
 
-async def clean(storage: Storage, ledger: FileReferences, expiry: Expiry) -> Cleaned:
+async def clean(storage: Storage, references: FileReferences, expiry: Expiry) -> Cleaned:
     """Remove what is old and needed by nobody. Safe to interrupt, to repeat, and beside everything
     else. Raises LedgerUnavailable, and what the store raises."""
     done = Cleaned()
     needed: set[str] = set()
     since = 0.0
     # First what is old, then what is needed: a job that came in between is among the latter.
-    now = min(time.time(), ledger.clock.time())  # a clock that is wrong makes nothing old
+    now = min(time.time(), references.clock.time())  # a clock that is wrong makes nothing old
     async for batch in _old(storage, expiry, now):
-        looked_at = ledger.clock.time()
-        needed |= await ledger.names_needed(since=max(0.0, since - _OVERLAP))
+        looked_at = references.clock.time()
+        needed |= await references.names_needed(since=max(0.0, since - _OVERLAP))
         since = looked_at
         listed = await _listed(storage, batch)
         for stored in batch:

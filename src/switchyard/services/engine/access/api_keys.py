@@ -75,7 +75,7 @@ def hash_of(key: str) -> str:
 async def create_key(ledger: Ledger, name: str, scopes: Iterable[Scope]) -> NewKey:
     """Make a key and keep its hash. Raises LedgerError."""
     made = NewKey(id=secrets.token_hex(4), key=PREFIX + secrets.token_urlsafe(KEY_BYTES))
-    await ledger.add_api_key(
+    await ledger.api_keys.add_api_key(
         made.id,
         name=name,
         key_hash=hash_of(made.key),
@@ -136,7 +136,7 @@ class KeyRing:
         if remembered is not None and now < remembered.until:
             return remembered.principal
         self._remembered.pop(key_hash, None)
-        record = await self._ledger.find_api_key(key_hash)
+        record = await self._ledger.api_keys.find_api_key(key_hash)
         if record is None or record.revoked_at is not None:
             return None
         if not hmac.compare_digest(record.key_hash, key_hash):
@@ -154,7 +154,7 @@ class KeyRing:
         At most a second old; once True, always True. Raises LedgerError.
         """
         if not self._any and time.monotonic() >= self._any_until:
-            self._any = await self._ledger.has_api_keys()
+            self._any = await self._ledger.api_keys.has_api_keys()
             self._any_until = time.monotonic() + REMEMBERED_FOR
         return self._any
 
@@ -162,14 +162,14 @@ class KeyRing:
         """Whether somebody could get in with a key. Raises LedgerError."""
         if self._configured:
             return True
-        return any(key.revoked_at is None for key in await self._ledger.list_api_keys())
+        return any(key.revoked_at is None for key in await self._ledger.api_keys.list_api_keys())
 
     async def _note_use(self, record: ApiKeyRecord, now: float) -> None:
         if now - self._noted.get(record.id, -USE_NOTED_EVERY) < USE_NOTED_EVERY:
             return
         self._noted[record.id] = now
         try:
-            await self._ledger.note_api_key_used(record.id, self._ledger.clock.time())
+            await self._ledger.api_keys.note_api_key_used(record.id, self._ledger.clock.time())
         except LedgerError as error:  # the key is right all the same
             self._log.warning(
                 "the use of an API key could not be recorded", key=record.id, error=str(error)

@@ -58,8 +58,8 @@ class Alerter:
         found = {str(each.finding): each for each in await self._findings()}
         lasting = {key: check for key, check in found.items() if key in self._last}
         self._last = found
-        system, now = str(await self._ledger.system()), self._ledger.clock.time()
-        told = await self._ledger.told_alerts()
+        system, now = str(await self._ledger.system.system()), self._ledger.clock.time()
+        told = await self._ledger.alerts.told_alerts()
         for key, check in lasting.items():
             if key not in told:
                 await self._tell(of_check(check, firing=True, system=system, at=now))
@@ -69,8 +69,8 @@ class Alerter:
         for key in (key for key in told if key in set(Finding) and key not in found):
             over = Check(key, "ok", "it is no more", finding=Finding(key))
             if await self._delivered(of_check(over, firing=False, system=system, at=now)):
-                await self._ledger.forget_alert(key)
-        await self._ledger.forget_alerts_before(
+                await self._ledger.alerts.forget_alert(key)
+        await self._ledger.alerts.forget_alerts_before(
             now - 2 * RECENT, keep=[str(each) for each in Finding]
         )
 
@@ -84,12 +84,12 @@ class Alerter:
         ]
 
     async def _ended(self, now: float) -> list[BulkOperation]:
-        page = await self._ledger.list_bulk(states=AT_LAST, limit=LOOKED_AT)
+        page = await self._ledger.bulk.list_bulk(states=AT_LAST, limit=LOOKED_AT)
         return [each for each in page.items if each.updated_at > now - RECENT]
 
     async def _tell(self, alert: Alert) -> None:
         if await self._delivered(alert):
-            await self._ledger.remember_alert(alert.key, alert.at)
+            await self._ledger.alerts.remember_alert(alert.key, alert.at)
             self._log.info("told", alert=alert.key, status=alert.status)
 
     async def _delivered(self, alert: Alert) -> bool:

@@ -138,20 +138,20 @@ async def _told(
     to tell of now."""
     if payload.backfill_id is not None:
         return await _of_backfill(payload.backfill_id, ledger)
-    first = await ledger.get(payload.job_id or "")
+    first = await ledger.job_reads.get(payload.job_id or "")
     if first is None:
         return None
     # Its own, or the one that it was made anew for.
     own = ctx.message.metadata.parent_id == first.id
-    join = await ledger.join(first.join_id) if own and first.join_id else None
+    join = await ledger.joins.join(first.join_id) if own and first.join_id else None
     if join is not None:
         if join.open:
             return None
-        found, _ = await ledger.joined_jobs(join.id, state=State.DEAD, limit=SHOWN)
+        found, _ = await ledger.joins.joined_jobs(join.id, state=State.DEAD, limit=SHOWN)
         counts = {"succeeded": join.succeeded, "dead": join.dead, "cancelled": join.cancelled}
         return _of_job(first, counts, [_shown(each.job_id, each) for each in found])
     # Somebody else had started it, and this one wants to be told as well.
-    jobs = await ledger.pipeline(first.id)
+    jobs = await ledger.job_reads.pipeline(first.id)
     if any(each.state not in FINISHED for each in jobs):
         return Snooze(LOOK_AGAIN, "it has not ended")
     ended = [each.state for each in jobs]
@@ -195,10 +195,10 @@ def _shown(job_id: str, job: JoinedJob | JobSummary) -> dict[str, Any]:
 
 
 async def _of_backfill(backfill_id: str, ledger: Ledger) -> Mapping[str, Any] | None:
-    operation = await ledger.get_bulk(backfill_id)
+    operation = await ledger.bulk.get_bulk(backfill_id)
     if operation is None or BulkState(operation.state) not in AT_LAST:
         return None
-    own, followers = await ledger.count_bulk_jobs(backfill_id)
+    own, followers = await ledger.bulk_jobs.count_bulk_jobs(backfill_id)
     total = {state: own.get(state, 0) + followers.get(state, 0) for state in sorted(FINISHED)}
     return {
         "event": "backfill.ended",

@@ -110,9 +110,9 @@ class Course:
         note = None
         if not self._counts.exhausted:
             if self._plan.then is not None:
-                await self._ledger.record_joined([self._plan.then])
+                await self._ledger.joins.record_joined([self._plan.then])
             note = await self._publish_all()
-            own, _ = await self._ledger.count_bulk_jobs(self._session.id)
+            own, _ = await self._ledger.bulk_jobs.count_bulk_jobs(self._session.id)
             self._counts.conclude(sum(own.values()))
             await self._session.checkpoint(counts=self._counts.to_json())
         await self._let_go()
@@ -123,9 +123,9 @@ class Course:
         if self._plan.then is None:
             return
         ledger, then_id = self._ledger, self._plan.then.message.job_id
-        if await ledger.release_join(then_id, ledger.clock.time()):
+        if await ledger.joins.release_join(then_id, ledger.clock.time()):
             # All had ended before; what fails here, the scheduler makes good.
-            then = await ledger.get(then_id)
+            then = await ledger.job_reads.get(then_id)
             await publish_recorded(self._publisher, ledger, [then] if then else [])
 
     # --- publishing -------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class Course:
     async def _sample(self) -> None:
         """Keep a sample of its course and tell of it."""
         began = time.monotonic()
-        own, _ = await self._ledger.count_bulk_jobs(self._session.id)
+        own, _ = await self._ledger.bulk_jobs.count_bulk_jobs(self._session.id)
         ended = time.monotonic()
         self._next_sample = ended + max(SAMPLE_EVERY, (ended - began) / SAMPLE_SHARE)
         finished = sum(own.get(state, 0) for state in FINISHED)
@@ -299,7 +299,7 @@ class Course:
         self._announce(own)
 
     async def _count_open(self, at_most: int) -> int:
-        return await self._ledger.count_open_bulk_jobs(self._session.id, at_most=at_most)
+        return await self._ledger.bulk_jobs.count_open_bulk_jobs(self._session.id, at_most=at_most)
 
     def _announce(self, own: Mapping[State, int]) -> None:
         """Tell whoever listens; best effort, as all events."""

@@ -107,10 +107,10 @@ class BackfillProgress:
 async def progress_of(ledger: Ledger, operation: BulkOperation) -> BackfillProgress:
     """Raises LedgerUnavailable."""
     counts = Counts.of(operation.counts)
-    own, followers = await ledger.count_bulk_jobs(operation.id)
+    own, followers = await ledger.bulk_jobs.count_bulk_jobs(operation.id)
     finished = sum(number for state, number in own.items() if state in FINISHED)
     is_dead = own.get(State.DEAD) or followers.get(State.DEAD)
-    deaths = await ledger.bulk_deaths(operation.id) if is_dead else []
+    deaths = await ledger.bulk_jobs.bulk_deaths(operation.id) if is_dead else []
     samples = counts.samples
     left = None if counts.total is None else max(0, counts.total - counts.skipped - finished)
     if counts.exhausted:

@@ -55,11 +55,13 @@ async def share_of(
     ledger: Ledger, operation_id: str, *, lane: str, worker: str, weight: float, target: Target
 ) -> QueueShare | None:
     """Its share; None where it has the queue for itself. Raises LedgerError."""
-    running = await ledger.list_bulk(KIND, states=[BulkState.RUNNING], limit=PEERS)
+    running = await ledger.bulk.list_bulk(KIND, states=[BulkState.RUNNING], limit=PEERS)
     queue = queue_name(lane, worker)
     found = [target(each.spec) for each in running.items if each.id != operation_id]
     others = sum(each[1] for each in found if each is not None and each[0] == queue)
     if not others:
         return None
-    waiting = await ledger.count_queued_bulk_jobs(operation_id, lane, worker, at_most=MOST_COUNTED)
+    waiting = await ledger.bulk_jobs.count_queued_bulk_jobs(
+        operation_id, lane, worker, at_most=MOST_COUNTED
+    )
     return QueueShare(weight / (weight + others), waiting)

@@ -152,7 +152,7 @@ class Backfills:
         preview = await self.preview(spec)
         operation_id = new_bulk_id(KIND)
         plan = Plan.of(operation_id, spec, self.sources.get(spec.source), self.registry)
-        return await self.ledger.create_bulk(
+        return await self.ledger.bulk.create_bulk(
             operation_id,
             kind=KIND,
             title=preview.title,
@@ -177,14 +177,16 @@ class Backfills:
         while await self._is_held(operation_id):  # noqa: ASYNC110 - it is another process
             await asyncio.sleep(LISTEN)
         if follows:  # what follows its end does not follow that it is given up
-            await self.ledger.cancel(then_id_of(operation_id), self.ledger.clock.time())
+            await self.ledger.jobs.cancel(then_id_of(operation_id), self.ledger.clock.time())
         if not jobs:
             return 0
         cancelled = 0
         waiting = WAITING | {State.JOINING}
-        while ids := await self.ledger.bulk_jobs(operation_id, waiting, limit=CANCELLED_AT_ONCE):
+        while ids := await self.ledger.bulk_jobs.bulk_jobs(
+            operation_id, waiting, limit=CANCELLED_AT_ONCE
+        ):
             now = self.ledger.clock.time()
-            answers = await asyncio.gather(*(self.ledger.cancel(each, now) for each in ids))
+            answers = await asyncio.gather(*(self.ledger.jobs.cancel(each, now) for each in ids))
             cancelled += sum(isinstance(answer, Cancelled) for answer in answers)
         return cancelled
 

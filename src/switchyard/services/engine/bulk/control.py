@@ -57,7 +57,9 @@ def new_bulk_id(kind: str) -> str:
 async def require_bulk(ledger: Ledger, operation_id: str, kind: str | None = None) -> BulkOperation:
     """The record of the operation with that id, or whose id alone begins so. Raises
     UnknownBulkOperation, AmbiguousId."""
-    found = await ledger.get_bulk(await ledger.full_id(Among.OPERATIONS, operation_id))
+    found = await ledger.bulk.get_bulk(
+        await ledger.short_ids.full_id(Among.OPERATIONS, operation_id)
+    )
     if found is None or kind not in (None, found.kind):
         raise UnknownBulkOperation(
             f"no {kind or 'operation'} {operation_id!r}{LISTED_BY.get(kind or '', '')}"
@@ -91,7 +93,7 @@ async def set_limits(
     found = await require_bulk(ledger, operation_id, kind)
     if found.state in ENDED:
         raise BulkConflict(f"{operation_id} is {found.state}: it is over")
-    return await ledger.set_bulk_limits(found.id, changes) or found
+    return await ledger.bulk.set_bulk_limits(found.id, changes) or found
 
 
 async def pause(
@@ -129,7 +131,7 @@ async def _move(
 ) -> BulkOperation:
     if kind is not None:
         operation_id = (await require_bulk(ledger, operation_id, kind)).id
-    found, moved = await ledger.move_bulk(operation_id, to, among=among, note=note, hold=hold)
+    found, moved = await ledger.bulk.move_bulk(operation_id, to, among=among, note=note, hold=hold)
     if found is None:
         raise UnknownBulkOperation(f"no operation {operation_id!r}")
     if not moved and found.state not in same:

@@ -46,7 +46,7 @@ class HotTraffic:
         """Whether a worker took a hot job within the last seconds. Raises LedgerUnavailable."""
         async with self._looking:  # who asks meanwhile gets the new answer
             if self._clock() - self._looked_at >= LOOK:
-                idle = await self._ledger.hot_idle()
+                idle = await self._ledger.workers.hot_idle()
                 self._comes_in = idle is not None and idle < RECENT
                 self._looked_at = self._clock()
             return self._comes_in

@@ -86,7 +86,7 @@ class BulkRunner:
         Returns its record then. Raises BulkConflict when another process runs it, BulkFailed.
         """
         while True:
-            operation = await self._ledger.claim_bulk(
+            operation = await self._ledger.bulk.claim_bulk(
                 self.hold, kinds=self._handlers, operation_id=operation_id
             )
             if operation is not None:
@@ -99,7 +99,7 @@ class BulkRunner:
 
     async def _claim(self) -> BulkOperation | None:
         try:
-            return await self._ledger.claim_bulk(self.hold, kinds=self._handlers)
+            return await self._ledger.bulk.claim_bulk(self.hold, kinds=self._handlers)
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
             return None
@@ -119,7 +119,7 @@ class BulkRunner:
             await listening.close()
             del self._sessions[operation.id]
             try:
-                await self._ledger.release_bulk(operation.id, self.hold.holder)
+                await self._ledger.bulk.release_bulk(operation.id, self.hold.holder)
             except LedgerError as error:
                 log.warning("can't release", error=str(error))
 

@@ -155,7 +155,9 @@ class BulkSession:
 
     async def _write(self, **changes: Any) -> None:
         async with self._writing:  # or an older answer could come last
-            seen = await self._ledger.checkpoint_bulk(self.id, self.holder, self._lease, **changes)
+            seen = await self._ledger.bulk.checkpoint_bulk(
+                self.id, self.holder, self._lease, **changes
+            )
         if seen is None:
             self.let_go(LOST)
             return

@@ -37,7 +37,7 @@ async def examined(ledger: Ledger, letters: Sequence[Letter]) -> list[Letter]:
     doubted = sorted(thrown_out | astray)
     if not doubted:
         return found
-    known = await ledger.job_generations([found[place].id for place in doubted])
+    known = await ledger.redrives.job_generations([found[place].id for place in doubted])
     unbound = []
     for place in doubted:
         letter = found[place]
@@ -49,7 +49,7 @@ async def examined(ledger: Ledger, letters: Sequence[Letter]) -> list[Letter]:
         elif place in astray and state not in _ENDS_UNROUTABLE:
             unbound.append(place)
     if unbound:
-        queues = await ledger.job_queues([found[place].id for place in unbound])
+        queues = await ledger.redrives.job_queues([found[place].id for place in unbound])
         for place in unbound:
             found[place] = _as_unbound(found[place], queues.get(found[place].id, ""))
     return found

@@ -50,14 +50,14 @@ async def latest_edits(
     """The last edit of each letter, or all of an operation. Raises NothingToUndo."""
     found: list[LetterEdit] = []
     for letter_id in letter_ids:
-        edits = await ledger.letter_edits(letter_id=letter_id, limit=1)
+        edits = await ledger.redrives.letter_edits(letter_id=letter_id, limit=1)
         if not edits:
             raise NothingToUndo(
                 f"{letter_id} was not edited: see `jobctl dead list --state redriven`"
             )
         found += edits
     if operation_id is not None:
-        edits = await ledger.letter_edits(operation_id=operation_id, limit=1_000_000)
+        edits = await ledger.redrives.letter_edits(operation_id=operation_id, limit=1_000_000)
         if not edits:
             raise NothingToUndo(
                 f"{operation_id} changed no letter, and only changes can be undone: "
@@ -79,7 +79,9 @@ async def _undo(
     certificate = read(edit.headers, edit.routing_key, original.job_type)
     if edit.undone_at is None:
         job = _job(original, certificate, registry)
-        if not await ledger.undo_edit(edit, job, original.encode(), str(certificate.reason)):
+        if not await ledger.redrives.undo_edit(
+            edit, job, original.encode(), str(certificate.reason)
+        ):
             return Undone(edit.letter_id, False, "too late: its job has begun, or was redriven")
     try:
         await publisher.send(
@@ -87,7 +89,7 @@ async def _undo(
         )
     except NeverTaken as error:
         return Undone(edit.letter_id, False, f"its job does not run; the ledger has it: {error}")
-    await ledger.mark_restored(edit, ledger.clock.time())
+    await ledger.redrives.mark_restored(edit, ledger.clock.time())
     return Undone(edit.letter_id, True, "is a dead letter again, as it was")
 
 

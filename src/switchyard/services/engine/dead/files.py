@@ -158,7 +158,7 @@ async def exported(
     states = (wanted.state,) if wanted.state is not None else ALL_STATES
     left = limit
     while left is None or left > 0:
-        page = await ledger.letters_in(
+        page = await ledger.dead_letters.letters_in(
             replace(wanted, state=None),
             states=states,
             after=after,
@@ -186,7 +186,9 @@ async def import_letters(
         wanted = DeadLetterFilter(ids=frozenset(each.id for each in group))
         known = {
             letter.id: letter.redrives
-            for letter in await ledger.letters_in(wanted, states=("waiting",), limit=len(group))
+            for letter in await ledger.dead_letters.letters_in(
+                wanted, states=("waiting",), limit=len(group)
+            )
         }
         new = [each for each in group if known.get(each.id, -1) < each.redrives]
         answers = await asyncio.gather(*(_put(publisher, each) for each in new))

@@ -23,7 +23,7 @@ async def told_apart(ledger: Ledger, letters: Sequence[Letter]) -> list[Letter]:
     jobs = [
         (place, _found(each, each.message)) for place, each in enumerate(letters) if each.message
     ]
-    foreign = await ledger.foreign_among([letter for _, letter in jobs])
+    foreign = await ledger.dead_letters.foreign_among([letter for _, letter in jobs])
     found = list(letters)
     for number in foreign:
         place, letter = jobs[number]

@@ -20,7 +20,7 @@ async def require_group(ledger: Ledger, which: LetterFilter) -> None:
     letters have all gone is known still. Raises UnknownGroup, LedgerUnavailable."""
     if which.group is None:
         return
-    page = await ledger.list_dead(DeadLetterFilter(group=which.group), limit=1)
+    page = await ledger.dead_letters.list_dead(DeadLetterFilter(group=which.group), limit=1)
     if not page.items:
         raise UnknownGroup(
             f"no dead letter is of group {which.group!r}: see `jobctl dead groups`, "
@@ -30,5 +30,5 @@ async def require_group(ledger: Ledger, which: LetterFilter) -> None:
 
 async def with_full_ids(ledger: Ledger, which: LetterFilter) -> LetterFilter:
     """The filter with whole ids, where it has the first characters of some. Raises AmbiguousId."""
-    ids = [await ledger.full_id(Among.DEAD_LETTERS, each) for each in which.ids]
+    ids = [await ledger.short_ids.full_id(Among.DEAD_LETTERS, each) for each in which.ids]
     return replace(which, ids=frozenset(ids))

@@ -100,8 +100,10 @@ async def tidy(ledger: Ledger) -> None:
 
     Raises LedgerUnavailable.
     """
-    await ledger.group_letters(group_of)
-    await ledger.drop_expired_letters(ledger.clock.time() - DEAD_TTL_SECONDS - GRACE_SECONDS)
+    await ledger.dead_letters.group_letters(group_of)
+    await ledger.dead_letters.drop_expired_letters(
+        ledger.clock.time() - DEAD_TTL_SECONDS - GRACE_SECONDS
+    )
 
 
 async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Registry) -> int:
@@ -153,7 +155,7 @@ async def reindex(
         deaths = list(found.values())
         for start in range(0, len(deaths), BATCH):
             await _recount(deaths[start : start + BATCH], ledger, registry)
-        dropped = await ledger.drop_absent(found, until)
+        dropped = await ledger.dead_letters.drop_absent(found, until)
         return Reindexed(scan.scanned, len(found), dropped)
 
 
@@ -197,7 +199,7 @@ async def _write(
     records: Sequence[DeadLetterRecord], ledger: Ledger, *, recount: bool = False
 ) -> None:
     try:
-        await ledger.index_dead(records, recount=recount)
+        await ledger.dead_letters.index_dead(records, recount=recount)
     except RowRejected as error:
         if len(records) == 1:
             # It stays in jobs.dead; here it would only hold up the others.

@@ -77,7 +77,7 @@ async def start_purge(
     Raises UnknownGroup, LedgerUnavailable.
     """
     await require_group(ledger, which)
-    return await ledger.create_bulk(
+    return await ledger.bulk.create_bulk(
         bulk_control.new_bulk_id(KIND),
         kind=KIND,
         title=which.describe(),
@@ -129,10 +129,12 @@ class PurgeHandler:
         if which.reason not in (None, wanted.reason):
             return
         after: tuple[float, str] | None = None
-        while page := await self._ledger.letters_in(wanted, states=("waiting",), after=after):
+        while page := await self._ledger.dead_letters.letters_in(
+            wanted, states=("waiting",), after=after
+        ):
             fitting = [each for each in page if which.matches(stored_letter(each), moment)]
             ids = [each.id for each in fitting if was_dead(stored_letter(each), moment)]
-            await self._ledger.mark_dead_state(
+            await self._ledger.dead_letters.mark_dead_state(
                 ids, DeadLetterState.PURGED, self._ledger.clock.time()
             )
             after = (page[-1].dead_at, page[-1].id)
@@ -146,8 +148,10 @@ class PurgeHandler:
         if letters:
             ids = [each.id for each in letters]
             moment = self._ledger.clock.time()
-            await self._ledger.bury([_end_of(each, moment) for each in letters if _goes_back(each)])
-            await self._ledger.mark_dead_state(ids, DeadLetterState.PURGED, moment)
+            await self._ledger.dead_letters.bury(
+                [_end_of(each, moment) for each in letters if _goes_back(each)]
+            )
+            await self._ledger.dead_letters.mark_dead_state(ids, DeadLetterState.PURGED, moment)
         await session.record(counts=progress.to_json())
         for letter in letters:
             letter.ack()

@@ -25,6 +25,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.sql.base import LedgerCore
 from switchyard.services.engine.ledger.sql.database import Database, Work, connect
 from switchyard.services.engine.records.texts import texts_in
 from switchyard.services.engine.runtime.attempt import Attempt, attempt_alone
@@ -74,7 +75,7 @@ async def _sandbox(
                 "index_url": SecretStr(str(index)),
             }
         )
-        ledger = Ledger(_RollingBack(connect(settings.ledger_url)))
+        ledger = Ledger(LedgerCore(_RollingBack(connect(settings.ledger_url))))
         try:
             yield own, ledger
         finally:

@@ -104,7 +104,7 @@ async def scanning_in_turn(
     Raises BrokerAway, LedgerUnavailable.
     """
     async with (
-        ledger.holding_lease(DEAD_SCAN, wait),
+        ledger.leases.holding_lease(DEAD_SCAN, wait),
         scanning(settings.require_amqp_url(), profile=settings.profile) as scan,
     ):
         yield LetterScan(scan, ledger)

@@ -90,14 +90,14 @@ async def stored_letters(
     states = ("waiting", "dropped", "purged") if which.ids else ("waiting", "dropped")
     wanted = which.for_index(None, moment)
     after: tuple[float, str] | None = None
-    while page := await ledger.letters_in(wanted, states=states, after=after):
+    while page := await ledger.dead_letters.letters_in(wanted, states=states, after=after):
         for letter in page:
             stored = stored_letter(letter)
             if broker.lacks(letter) and which.matches(stored, moment):
                 yield stored
         after = (page[-1].dead_at, page[-1].id)
     last = ""
-    while records := await ledger.dead_jobs_without_letter(after=last):
+    while records := await ledger.redrives.dead_jobs_without_letter(after=last):
         for record in records:
             stored = letter_of_job(record)
             if broker.lacks(record) and which.matches(stored, moment):

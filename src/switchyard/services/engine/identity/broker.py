@@ -49,7 +49,7 @@ def guard(settings: BrokerSettings, ledger: Ledger) -> Guard:
             return
         for _ in range(LOOKS):
             try:
-                system = await ledger.system()
+                system = await ledger.system.system()
             except LedgerUnavailable as error:
                 raise BrokerAway(
                     f"the ledger can't say whose broker this must be: {error}",
@@ -125,7 +125,7 @@ async def advance_broker(settings: BrokerSettings, ledger: Ledger) -> None:
 
     Raises WrongSystem, BrokerAway, LedgerError.
     """
-    if (await ledger.system()).generation == 0:
+    if (await ledger.system.system()).generation == 0:
         return
     async with connected(settings.require_amqp_url(), CONNECTION) as connection:
         transport = underlying(connection)
@@ -140,7 +140,9 @@ async def advance_broker(settings: BrokerSettings, ledger: Ledger) -> None:
 
 async def _write(connection: Connection, ledger: Ledger, before: Mark | None) -> None:
     # The ledger first: a crash in between leaves a ledger that is newer, which does no harm.
-    system = await ledger.advance_system(least=before.generation if before is not None else 0)
+    system = await ledger.system.advance_system(
+        least=before.generation if before is not None else 0
+    )
     await write_mark(connection, Mark(system.id, system.generation, system.name))
 
 

@@ -48,7 +48,7 @@ async def claim_places(
     from asyncpg import InterfaceError, PostgresError
     from obstore.exceptions import BaseError
 
-    system = await ledger.system()
+    system = await ledger.system.system()
     away: list[str] = []
     for what, (setting, url) in places(settings).items():
         try:

@@ -189,7 +189,7 @@ class JobContext:
             )
         after: tuple[float, str] | None = None
         while True:
-            page, after = await self.ledger.joined_jobs(
+            page, after = await self.ledger.joins.joined_jobs(
                 self.job_id, after=after, state=state, limit=JOINED_PAGE
             )
             for job in page:

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from sqlalchemy import Connection, delete, insert, select
 
 from switchyard.services.engine.ledger.sql.alert_tables import alerts
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 
 
-class ToldAlerts(LedgerBase):
+class SentAlerts(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def told_alerts(self) -> dict[str, float]:

@@ -8,12 +8,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, exists, insert, select, update
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.tables import api_keys
 from switchyard.services.engine.records.keys import ApiKeyRecord
 
 
-class ApiKeys(LedgerBase):
+class ApiKeyRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def add_api_key(

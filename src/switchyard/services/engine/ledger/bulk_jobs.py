@@ -6,13 +6,13 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, func, select
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.bulk import BulkDeaths
 from switchyard.services.engine.records.states import FINISHED, State
 
 
-class BulkJobs(LedgerBase):
+class BulkJobRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def count_bulk_jobs(self, operation_id: str) -> tuple[dict[State, int], dict[State, int]]:

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, func, or_, select, text, update
 
 from switchyard.services.engine.ledger.sql import operations as ops
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
 from switchyard.services.engine.ledger.sql.dialect import clock
 from switchyard.services.engine.ledger.sql.paging import fetch_page
@@ -31,7 +31,7 @@ from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.results import Page
 
 
-class BulkOperations(LedgerBase):
+class BulkRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def create_bulk(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 from sqlalchemy import Connection, Integer, bindparam, cast, func, select, text, tuple_, update
 
-from switchyard.services.engine.ledger.dead_letters import DeadLetters, filtered, to_letter
+from switchyard.services.engine.ledger.dead_letters import DeadLetterReads, filtered, to_letter
 from switchyard.services.engine.ledger.sql.tables import dead_letters
 from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.results import DeadGroup, DeadLetter
@@ -22,7 +22,7 @@ MarkOf = Callable[[DeadLetter], str]
 """Makes the fingerprint of a letter."""
 
 
-class DeadGroups(DeadLetters):
+class DeadLetterRepository(DeadLetterReads):
     """All raise LedgerUnavailable when the database is away."""
 
     async def dead_groups(

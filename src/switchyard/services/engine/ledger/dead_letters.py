@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Select, case, func, select, text
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.ledger.sql import rules
 from switchyard.services.engine.ledger.sql.agreeing import is_foreign_letter
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
 from switchyard.services.engine.ledger.sql.dialect import (
     insert_into,
@@ -35,7 +35,7 @@ REFUSED = "refused"
 """The reason of letters that the ledger alone has."""
 
 
-class DeadLetters(LedgerBase):
+class DeadLetterReads(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def index_dead(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, func, select
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.tables import (
     bulk_operations,
     dead_letters,
@@ -22,7 +22,7 @@ IN_FLIGHT = tuple(state for state in OPEN if state not in (State.SCHEDULED, Stat
 """Of these, jobs that are not held for their time or for others."""
 
 
-class GaugeReads(LedgerBase):
+class GaugeReads(Repository):
     """Costs as much as there are open jobs and waiting dead letters, not as all jobs ever."""
 
     async def gauges(self) -> Gauges:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, insert, literal, select, text, update
 
 from switchyard.services.engine.ledger.sql import operations as ops
 from switchyard.services.engine.ledger.sql.attempting import Cancel, Claim, Finish
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.dialect import keys_condition, keys_parameter
 from switchyard.services.engine.ledger.sql.dying import Overflow
@@ -32,7 +32,7 @@ MANY = 100
 """Jobs from which a change that is the same for all is one statement of its own."""
 
 
-class JobWrites(LedgerBase):
+class JobRepository(Repository):
     """The hot path. All of these are grouped, may be called by any number of coroutines, and
     raise LedgerUnavailable when the database is away: the same call may then be made again."""
 

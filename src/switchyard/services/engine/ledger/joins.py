@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, or_, select
 
 from switchyard.services.engine.ledger.sql import operations as ops
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.join_tables import joins
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.errors import LedgerError
@@ -32,7 +32,7 @@ _JOINED = (
 )
 
 
-class Joins(LedgerBase):
+class JoinRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def record_joined(self, batch: Sequence[NewJob]) -> list[Recorded]:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 
 from switchyard.broker.background import Background
 from switchyard.services.common.instance import new_instance_id
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.dialect import clock
 from switchyard.services.engine.records.errors import LedgerError
 
@@ -36,7 +36,7 @@ LOOK = 0.1
 """Seconds between looks at a lease that another holds."""
 
 
-class Leases(LedgerBase):
+class LeaseRepository(Repository):
     """Each lease has a name and at most one holder, by the database's clock. All raise
     LedgerUnavailable when the database is away."""
 

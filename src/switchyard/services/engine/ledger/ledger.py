@@ -5,23 +5,25 @@ from __future__ import annotations
 from sqlalchemy import Connection, text
 
 from switchyard.broker.closing import Closing
-from switchyard.services.engine.ledger.alerts import ToldAlerts
-from switchyard.services.engine.ledger.api_keys import ApiKeys
-from switchyard.services.engine.ledger.bulk_jobs import BulkJobs
-from switchyard.services.engine.ledger.bulk_operations import BulkOperations
-from switchyard.services.engine.ledger.dead_groups import DeadGroups
+from switchyard.services.engine.ledger.alerts import SentAlerts
+from switchyard.services.engine.ledger.api_keys import ApiKeyRepository
+from switchyard.services.engine.ledger.bulk_jobs import BulkJobRepository
+from switchyard.services.engine.ledger.bulk_operations import BulkRepository
+from switchyard.services.engine.ledger.dead_groups import DeadLetterRepository
 from switchyard.services.engine.ledger.gauges import GaugeReads
-from switchyard.services.engine.ledger.jobs import JobWrites
-from switchyard.services.engine.ledger.joins import Joins
-from switchyard.services.engine.ledger.leases import Leases
-from switchyard.services.engine.ledger.limits import NamedLimits
-from switchyard.services.engine.ledger.needed import NeededNames
-from switchyard.services.engine.ledger.notes import JobNotes
+from switchyard.services.engine.ledger.jobs import JobRepository
+from switchyard.services.engine.ledger.joins import JoinRepository
+from switchyard.services.engine.ledger.leases import LeaseRepository
+from switchyard.services.engine.ledger.limits import LimitRepository
+from switchyard.services.engine.ledger.needed import ReferencedKeys
+from switchyard.services.engine.ledger.notes import ProgressRepository
 from switchyard.services.engine.ledger.reads import JobReads
-from switchyard.services.engine.ledger.redrives import Redrives
-from switchyard.services.engine.ledger.room import RoomLook
-from switchyard.services.engine.ledger.schedules import ScheduleBook
+from switchyard.services.engine.ledger.redrives import RedriveRepository
+from switchyard.services.engine.ledger.room import DiskSpaceProbe
+from switchyard.services.engine.ledger.schedules import ScheduleRepository
 from switchyard.services.engine.ledger.short_ids import ShortIds
+from switchyard.services.engine.ledger.sql.base import LedgerCore
+from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.ledger.sql.database import connect
 from switchyard.services.engine.ledger.sql.tables import SCHEMA_REVISION
 from switchyard.services.engine.ledger.sql.timed import (
@@ -30,67 +32,44 @@ from switchyard.services.engine.ledger.sql.timed import (
     TimedDatabase,
     WaitedForDatabase,
 )
-from switchyard.services.engine.ledger.system import Systems
-from switchyard.services.engine.ledger.workers import Workers
+from switchyard.services.engine.ledger.system import SystemRepository
+from switchyard.services.engine.ledger.workers import WorkerRepository
 from switchyard.services.engine.records.errors import LedgerMissing, SchemaOutdated
-from switchyard.services.llm.ledger.llm_answers import LlmAnswers
-from switchyard.services.llm.ledger.llm_batches import LlmBatches
-from switchyard.services.llm.ledger.llm_slots import LlmSlots
-from switchyard.services.llm.ledger.llm_spend import LlmSpend
-from switchyard.services.pipeline.ledger.catalogue_answers import CatalogueAnswers
-from switchyard.services.pipeline.ledger.crawls import CrawlBook
-from switchyard.services.pipeline.ledger.document_classes import DocumentClasses
-from switchyard.services.pipeline.ledger.documents import Documents
-from switchyard.services.pipeline.ledger.graph_rankings import GraphRankings
-from switchyard.services.pipeline.ledger.graph_reads import GraphReads
-from switchyard.services.pipeline.ledger.graph_walks import GraphWalks
-from switchyard.services.pipeline.ledger.graph_writes import GraphWrites
-from switchyard.services.pipeline.ledger.old_crawls import OldCrawls
 
 
-class Ledger(
-    JobWrites,
-    JobReads,
-    ShortIds,
-    JobNotes,
-    Joins,
-    ScheduleBook,
-    DeadGroups,
-    Redrives,
-    Workers,
-    Systems,
-    Leases,
-    Documents,
-    DocumentClasses,
-    ApiKeys,
-    BulkOperations,
-    BulkJobs,
-    CatalogueAnswers,
-    CrawlBook,
-    OldCrawls,
-    GaugeReads,
-    LlmAnswers,
-    LlmBatches,
-    LlmSlots,
-    LlmSpend,
-    NamedLimits,
-    ToldAlerts,
-    NeededNames,
-    GraphWrites,
-    GraphReads,
-    GraphWalks,
-    GraphRankings,
-    RoomLook,
-    Closing,
-):
-    """One database, used by one event loop.
+class Ledger(Closing):
+    """One database, used by one event loop: a repository for each subject.
 
-    `jobs` changes jobs, `reads` reads them, `notes` has what they say of themselves; joins,
-    workers, leases, dead letters, redrives, documents and their classes, the knowledge graph
-    (`graph_…`), bulk operations, their jobs, crawls, gauges, schedules, calls to language models,
-    their answers and their cost, named limits, and keys of the API have a module each. Errors are
-    those of `errors`.
+    Wings above have repositories of their own in the same database, made from this one
+    (`LlmLedger`, `PipelineLedger`). Errors are those of `records.errors`.
     """
+
+    def __init__(self, core: LedgerCore) -> None:
+        self.core = core
+        self.jobs = JobRepository(core)
+        self.job_reads = JobReads(core)
+        self.progress = ProgressRepository(core)
+        self.joins = JoinRepository(core)
+        self.schedules = ScheduleRepository(core)
+        self.dead_letters = DeadLetterRepository(core)
+        self.redrives = RedriveRepository(core)
+        self.workers = WorkerRepository(core)
+        self.system = SystemRepository(core)
+        self.leases = LeaseRepository(core)
+        self.api_keys = ApiKeyRepository(core)
+        self.bulk = BulkRepository(core)
+        self.bulk_jobs = BulkJobRepository(core)
+        self.gauges = GaugeReads(core)
+        self.limits = LimitRepository(core)
+        self.alerts = SentAlerts(core)
+        self.references = ReferencedKeys(core)
+        self.short_ids = ShortIds(core)
+        self.disk_space = DiskSpaceProbe(core)
+
+    @property
+    def clock(self) -> Clock:
+        """The time by which jobs grow old and due, on whichever host they are looked at."""
+        return self.core.clock
 
     @classmethod
     async def open(
@@ -104,7 +83,9 @@ class Ledger(
         Raises LedgerError for an address that is not to be used.
         """
         database = connect(url, prompt=prompt)
-        ledger = cls(database if on_wait is None else WaitedForDatabase(database, on_wait))
+        if on_wait is not None:
+            database = WaitedForDatabase(database, on_wait)
+        ledger = cls(LedgerCore(database))
         if check:
             try:
                 await ledger.check()
@@ -115,7 +96,7 @@ class Ledger(
 
     def observe(self, observe: Observe) -> None:
         """Tell `observe` of every transaction from now on."""
-        self._database = TimedDatabase(self._database, observe)
+        self.core.database = TimedDatabase(self.core.database, observe)
 
     async def check(self) -> None:
         """Raises LedgerUnavailable when the database is away, LedgerMissing when there are no
@@ -128,13 +109,13 @@ class Ledger(
             return revision
 
         try:
-            revision = await self._database.read(work)
+            revision = await self.core.database.read(work)
         except LedgerMissing:
             raise
         except SchemaOutdated as error:
-            raise LedgerMissing(self._database.where) from error
+            raise LedgerMissing(self.core.database.where) from error
         if revision is None:
-            raise LedgerMissing(self._database.where)
+            raise LedgerMissing(self.core.database.where)
         if revision < SCHEMA_REVISION:
             raise SchemaOutdated("the ledger's tables are old: run `jobctl db upgrade`")
         if revision > SCHEMA_REVISION:
@@ -146,10 +127,8 @@ class Ledger(
     @property
     def where(self) -> str:
         """The ledger's file, or its server and database, without credentials."""
-        return self._database.where
+        return self.core.database.where
 
     async def close(self) -> None:
         """Commit what waits, then close the connections."""
-        await self._committer.close()
-        await self._rooms.close()
-        await self._database.close()
+        await self.core.close()

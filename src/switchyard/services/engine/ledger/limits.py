@@ -11,7 +11,7 @@ from typing import cast
 
 from sqlalchemy import Connection, delete, func, select, update
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.dialect import db_now
 from switchyard.services.engine.ledger.sql.limit_tables import limit_holds, limit_waits, limits
 from switchyard.services.engine.ledger.sql.limiting import RoomChange, call_waiting
@@ -35,7 +35,7 @@ IDLE_AFTER = 3600.0
 """Seconds after which a limit that nobody uses is forgotten; it has seconds of memory."""
 
 
-class NamedLimits(LedgerBase):
+class LimitRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def take_room(self, request: RoomRequest) -> RoomAnswer:
@@ -51,7 +51,7 @@ class NamedLimits(LedgerBase):
 
     async def _ask(self, change: RoomChange) -> RoomAnswer:
         # The committer does not look into what it commits.
-        return await self._rooms.submit(cast("JobChange[RoomAnswer]", change))
+        return await self._permit_committer.submit(cast("JobChange[RoomAnswer]", change))
 
     async def call_waiting(self, at_most: int = 100) -> list[Called]:
         """Those that have room now although nobody has made any, as a rate or the lease of a dead

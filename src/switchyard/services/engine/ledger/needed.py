@@ -8,7 +8,7 @@ from functools import partial
 from sqlalchemy import Connection, and_, or_, select, tuple_
 
 from switchyard.broker.lanes import DEAD_TTL_SECONDS
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
 from switchyard.services.engine.records.states import FINISHED, DeadLetterState, State
 from switchyard.services.engine.records.texts import texts_in
@@ -17,7 +17,7 @@ _PAGE = 1_000
 """Rows that are read in one transaction."""
 
 
-class NeededNames(LedgerBase):
+class ReferencedKeys(Repository):
     """Raises LedgerUnavailable when the database is away."""
 
     async def names_needed(self, *, since: float = 0.0) -> set[str]:

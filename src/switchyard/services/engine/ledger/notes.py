@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, select
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.codec import fingerprint, to_json
 from switchyard.services.engine.ledger.sql.note_tables import job_checkpoints, job_progress
 from switchyard.services.engine.ledger.sql.noting import Noted
@@ -15,7 +15,7 @@ from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.progress import NoteRequest, ProgressRecord
 
 
-class JobNotes(LedgerBase):
+class ProgressRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def note(self, request: NoteRequest) -> bool:

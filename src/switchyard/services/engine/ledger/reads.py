@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 from switchyard.broker.lanes import LANES
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.dialect import clock, keys_condition, keys_parameter
 from switchyard.services.engine.ledger.sql.note_tables import job_checkpoints, job_progress
 from switchyard.services.engine.ledger.sql.paging import fetch_page
@@ -56,7 +56,7 @@ _KEPT_AT = (
 )
 
 
-class JobReads(LedgerBase):
+class JobReads(Repository):
     """None of these waits for a writer. All raise LedgerUnavailable when the database is away."""
 
     async def get(self, job_id: str) -> JobRecord | None:

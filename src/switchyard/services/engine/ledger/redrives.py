@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, func, select, text, update
 from switchyard.broker.lanes import queue_name
 from switchyard.services.engine.ledger.reads import to_record
 from switchyard.services.engine.ledger.sql import dialect as sql
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.dying import Redriven, Unredrive
 from switchyard.services.engine.ledger.sql.tables import (
@@ -28,7 +28,7 @@ from switchyard.services.engine.records.states import RedriveOutcome, State
 _COPIES: sql.Columns = {"id": "text", "redrives": "integer"}
 
 
-class Redrives(LedgerBase):
+class RedriveRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def job_generations(self, job_ids: Sequence[str]) -> dict[str, tuple[State, int]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.records.errors import LedgerFull, LedgerUnavailable
 
 ROWS = 20_000
 """Of 32 characters, sorted in a file: about 1 MiB, for a moment. Nothing is left of it."""
 
 
-class RoomLook(LedgerBase):
+class DiskSpaceProbe(Repository):
     """Asks a database server for room. A SQLite file lies on this host, which knows."""
 
     async def require_room(self) -> None:

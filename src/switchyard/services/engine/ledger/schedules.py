@@ -21,7 +21,7 @@ from sqlalchemy import (
     update,
 )
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.engine.ledger.sql.schedule_tables import schedule_firings, schedules
@@ -31,7 +31,7 @@ KEPT = 500
 """Firings of each schedule that are kept."""
 
 
-class ScheduleBook(LedgerBase):
+class ScheduleRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def schedules(self) -> list[ScheduleRecord]:

@@ -8,7 +8,7 @@ from enum import Enum
 from sqlalchemy import Connection, func, select
 
 from switchyard.services.common.errors import InvalidInput
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.tables import bulk_operations, dead_letters, jobs
 
 _SHORT = re.compile(r"(?:[a-z]+-)?[0-9a-f]{6}[0-9a-f-]*")
@@ -37,8 +37,8 @@ class Among(Enum):
     OPERATIONS = bulk_operations
 
 
-class ShortIds(LedgerBase):
-    """Raises LedgerUnavailable when the database is away."""
+class ShortIds(Repository):
+    """Full ids, by their beginning. Raises LedgerUnavailable when the database is away."""
 
     async def full_id(self, among: Among, given: str) -> str:
         """Find the id that `given` is the beginning of, at least six hexadecimal digits of it; what

@@ -6,11 +6,11 @@ import time
 
 from sqlalchemy import Connection, text
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.records.system import SystemRecord
 
 
-class Systems(LedgerBase):
+class SystemRepository(Repository):
     """The one row that `upgrade` has made. All raise LedgerUnavailable when the database is
     away."""
 

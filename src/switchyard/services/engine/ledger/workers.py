@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, delete, func, insert, select, text
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.dialect import clock
 from switchyard.services.engine.ledger.sql.tables import attempts, jobs, loop_blocks, workers
 from switchyard.services.engine.records.results import (
@@ -31,7 +31,7 @@ BLOCKS_KEPT_FOR = 7 * 24 * 3600.0
 MAX_BLOCKS = 1000
 
 
-class Workers(LedgerBase):
+class WorkerRepository(Repository):
     """Who works, and who is alive. All raise LedgerUnavailable when the database is away."""
 
     async def register_worker(

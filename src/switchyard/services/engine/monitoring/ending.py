@@ -30,7 +30,7 @@ async def ended(feed: EventHub, ledger: Ledger, job_id: str, *, timeout: float) 
             # Looked up after subscribing, so that nothing happens in between unseen.
             left = deadline - time.monotonic()
             try:
-                record = await ledger.get(job_id)
+                record = await ledger.job_reads.get(job_id)
             except LedgerUnavailable:
                 if left <= 0:
                     raise
@@ -38,5 +38,5 @@ async def ended(feed: EventHub, ledger: Ledger, job_id: str, *, timeout: float) 
                 if record is None or record.state in FINISHED or left <= 0:
                     return record
             if subscription.is_over:  # the process stops
-                return await ledger.get(job_id)
+                return await ledger.job_reads.get(job_id)
             await subscription.next(min(max(left, 0.01), LOOK))

@@ -267,7 +267,7 @@ class LanePressure(Closing):
             return {}
         try:
             async with asyncio.timeout(ASK_TIMEOUT):
-                put_off = Counter(await self._ledger.waiting_for_room())
+                put_off = Counter(await self._ledger.limits.waiting_for_room())
                 for count in brought("delayed_jobs"):
                     put_off.update(await count(self._settings, self._ledger))
                 return put_off

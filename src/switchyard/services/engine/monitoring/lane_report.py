@@ -85,7 +85,7 @@ async def lane_report(
     every = [name for queues in names.values() for name in queues] + [DEAD_QUEUE]
     waiting = await ask_queues(settings.require_amqp_url(), every)
     details, trouble = await _management(settings)
-    counts = await ledger.counts() if ledger is not None else {}
+    counts = await ledger.job_reads.counts() if ledger is not None else {}
     now = clock()
     lanes = [
         LaneReport(
@@ -138,11 +138,11 @@ async def unlisted_letters(settings: Settings, ledger: Ledger) -> int:
 
 
 async def _unlisted(settings: Settings, ledger: Ledger) -> int:
-    if await ledger.lease_remaining(DEAD_SCAN):
+    if await ledger.leases.lease_remaining(DEAD_SCAN):
         return 0
     asked = await ask_queues(settings.require_amqp_url(), [DEAD_QUEUE])
     there = asked[DEAD_QUEUE]
-    return 0 if there is None else there.ready - await ledger.count_messages()
+    return 0 if there is None else there.ready - await ledger.dead_letters.count_messages()
 
 
 async def _management(settings: Settings) -> tuple[dict[str, Any], str | None]:

@@ -51,7 +51,7 @@ def noted_in(ledger_url: str) -> Note:
 
     async def note(block: LoopBlock) -> None:
         async with await Ledger.open(ledger_url, prompt=True) as ledger:
-            await ledger.note_loop_block(block)
+            await ledger.workers.note_loop_block(block)
 
     return note
 

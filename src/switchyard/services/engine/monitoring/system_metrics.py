@@ -118,12 +118,12 @@ class SystemMetrics:
 
     async def _look_at_ledger(self, up: dict[tuple[str, ...], float]) -> Shown:
         try:
-            gauges = await self._ledger.gauges()
-            workers = await self._ledger.list_workers()
-            limited = await self._ledger.limit_reports()
-            schedules = await self._ledger.schedules()
-            waiting = await self._ledger.waiting_firings()
-            firings = await self._ledger.last_firings(settled=True)
+            gauges = await self._ledger.gauges.gauges()
+            workers = await self._ledger.workers.list_workers()
+            limited = await self._ledger.limits.limit_reports()
+            schedules = await self._ledger.schedules.schedules()
+            waiting = await self._ledger.schedules.waiting_firings()
+            firings = await self._ledger.schedules.last_firings(settled=True)
             of_wings = [
                 each
                 for collect in brought("metrics")

@@ -58,6 +58,6 @@ class FairSources:
 
     async def _look(self, lane: str) -> None:
         began = time.monotonic()
-        self._open[lane] = Counter(await self._ledger.open_by_source(lane, sample=SAMPLE))
+        self._open[lane] = Counter(await self._ledger.gauges.open_by_source(lane, sample=SAMPLE))
         ended = time.monotonic()
         self._next_look[lane] = ended + max(FRESH_FOR, (ended - began) / SHARE)

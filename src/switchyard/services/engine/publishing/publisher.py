@@ -214,14 +214,14 @@ class JobPublisher:
             for job in jobs
             if job.run_at is None and (job.lane, job.worker) in full
         }
-        known = await self._ledger.states(list(new)) if new else {}
+        known = await self._ledger.job_reads.states(list(new)) if new else {}
         return {job_id: error for job_id, error in new.items() if job_id not in known}
 
     async def _publish(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
         jobs = [each.shifted(self.clock.offset) for each in jobs]
         if self._fair is not None:
             jobs = await self._fair.placed(jobs)
-        recorded = await self._ledger.record_many(jobs)
+        recorded = await self._ledger.jobs.record_many(jobs)
         outcomes = _known(jobs, recorded)
         due = [index for index in range(len(jobs)) if index not in outcomes]
         results = await self._publisher.publish_many(
@@ -237,10 +237,12 @@ class JobPublisher:
         """Record what the broker has taken, or has moved to the dead letters."""
         for index, result in sent.items():
             if isinstance(result, LaneFull) and result.dead_lettered:
-                await self._ledger.mark_overflowed(jobs[index].message.job_id, self.clock.time())
+                await self._ledger.jobs.mark_overflowed(
+                    jobs[index].message.job_id, self.clock.time()
+                )
         accepted = [result.job_id for result in sent.values() if isinstance(result, Accepted)]
         if accepted:
-            await self._ledger.mark_queued(accepted, self.clock.time())
+            await self._ledger.jobs.mark_queued(accepted, self.clock.time())
 
     async def _take_back(
         self,
@@ -259,7 +261,7 @@ class JobPublisher:
         refused = {index: each for index, each in made.items() if isinstance(each, Created)}
         if not refused:
             return {}
-        kept = await self._ledger.take_back(list(refused.values()))
+        kept = await self._ledger.jobs.take_back(list(refused.values()))
         return {
             index: Published(jobs[index].message.job_id, jobs[index].routing_key, state)
             for index, state in zip(refused, kept, strict=True)

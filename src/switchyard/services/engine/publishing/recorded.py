@@ -53,8 +53,8 @@ async def record_following(
 ) -> Sequence[Recorded | IdempotencyConflict]:
     """Record what follows from a job, in order. Raises RowRejected, LedgerUnavailable."""
     if any(job.joins is not None for job in jobs):
-        return await ledger.record_joined(jobs)
-    return await ledger.record_many(jobs)
+        return await ledger.joins.record_joined(jobs)
+    return await ledger.jobs.record_many(jobs)
 
 
 def refused_letter(
@@ -129,11 +129,11 @@ async def publish_recorded(
             continue
         refused.setdefault(str(result), []).append(record.id)
         if isinstance(result, LaneFull) and result.dead_lettered:
-            await ledger.mark_overflowed(record.id, ledger.clock.time())
+            await ledger.jobs.mark_overflowed(record.id, ledger.clock.time())
         elif isinstance(result, NeverTaken) and record.state is not State.RUNNING:
             hopeless.append(refused_letter(record, message, result, ledger.clock.now()))
-    await ledger.index_dead(hopeless)
+    await ledger.dead_letters.index_dead(hopeless)
     (refusals or Refusals()).say(refused, time.monotonic())
     if accepted:
-        await ledger.mark_queued(accepted, ledger.clock.time())
+        await ledger.jobs.mark_queued(accepted, ledger.clock.time())
     return accepted, len(records) - len(accepted)

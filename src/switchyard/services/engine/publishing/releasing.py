@@ -25,17 +25,17 @@ async def release(ledger: Ledger, job_id: str) -> JoinRecord:
 
     Raises NothingToRelease, WaitsForNone, LedgerError.
     """
-    before = await ledger.join(job_id)
+    before = await ledger.joins.join(job_id)
     if before is None:
-        if await ledger.get(job_id) is None:
+        if await ledger.job_reads.get(job_id) is None:
             raise NothingToRelease(
                 f"the ledger has no job {job_id!r}: `jobctl jobs list` shows those it has"
             )
         raise WaitsForNone(f"job {job_id} waits for no other")
     if before.held:
         raise WaitsForNone(f"job {job_id} waits for a backfill that goes on: cancel that one")
-    went = await ledger.release_join(job_id, ledger.clock.time(), when_dead="go_on")
-    after = await ledger.join(job_id)
+    went = await ledger.joins.release_join(job_id, ledger.clock.time(), when_dead="go_on")
+    after = await ledger.joins.join(job_id)
     if went is None or after is None:
         raise WaitsForNone(f"job {job_id} does not wait any more: `jobctl jobs show {job_id}`")
     return after

@@ -68,7 +68,9 @@ async def plan_redrive(
                 break
         await would_go()
     if not spec.from_ledger:
-        listed = await ledger.count_dead(spec.which.for_index("waiting", ledger.clock.now()))
+        listed = await ledger.dead_letters.count_dead(
+            spec.which.for_index("waiting", ledger.clock.now())
+        )
         if (lost := min(listed, spec.limit or listed) - tally.matched) > 0:
             tally.notes.insert(0, only_in_ledger(lost))
     return tally

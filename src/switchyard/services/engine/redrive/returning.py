@@ -114,7 +114,7 @@ class Returner:
         left: dict[str, int] = {}
         after: tuple[float, str] | None = None
         for _ in range(MOST_PAGES):
-            letters = await self.ledger.letters_in(
+            letters = await self.ledger.dead_letters.letters_in(
                 _DISPLACED, states=_WAITING, after=after, limit=MOST
             )
             queues = {letter.id: self._queue_of(letter) for letter in letters}
@@ -155,7 +155,7 @@ class Returner:
 
     async def _send(self, letters: Sequence[Letter], wanted: Mapping[str, _Fitting]) -> int:
         """Publish, record, acknowledge; what its job does not need any more is taken away."""
-        known = await self.ledger.job_generations([letter.id for letter in letters])
+        known = await self.ledger.redrives.job_generations([letter.id for letter in letters])
         over: list[Letter] = []
         stay: list[Letter] = []
         back: list[tuple[Letter, JobMessage]] = []
@@ -185,13 +185,13 @@ class Returner:
         moment = self.ledger.clock.time()
         if sent:
             ids = [letter.id for letter in sent]
-            await self.ledger.note_returned(ids, moment)
-            await self.ledger.mark_queued(ids, moment)
+            await self.ledger.dead_letters.note_returned(ids, moment)
+            await self.ledger.jobs.mark_queued(ids, moment)
         if over:
             ids = [letter.id for letter in over]
-            await self.ledger.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
+            await self.ledger.dead_letters.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
         ordinary = [record_of(as_any_other(letter), self.registry) for letter in stay]
-        await self.ledger.note_not_displaced(ordinary)
+        await self.ledger.dead_letters.note_not_displaced(ordinary)
         for letter in (*sent, *over):
             letter.ack()
         return len(sent)
@@ -225,8 +225,8 @@ class Returner:
             return
         ids = [each.id for each in gone]
         self._log.error("displaced jobs are gone from jobs.dead", jobs=len(ids), ids=ids[:5])
-        await self.ledger.bury([_end_of(each, moment) for each in gone])
-        await self.ledger.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
+        await self.ledger.dead_letters.bury([_end_of(each, moment) for each in gone])
+        await self.ledger.dead_letters.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
 
 
 def _end_of(letter: DeadLetter, moment: float) -> DeadLetterRecord:

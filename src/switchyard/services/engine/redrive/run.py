@@ -60,7 +60,9 @@ class RedriveRun:
         if "baseline" not in self._cursor:  # it begins, or was resumed after a halt
             self._cursor["baseline"] = [self._settled, self._failed]
         if self._before.total is None and not self.spec.from_ledger:
-            total = await self._ledger.count_dead(self.spec.which.for_index("waiting", self.moment))
+            total = await self._ledger.dead_letters.count_dead(
+                self.spec.which.for_index("waiting", self.moment)
+            )
             self._before = replace(self._before, total=min(total, self.spec.limit or total))
         await self.note_down(force=True)
 
@@ -81,7 +83,7 @@ class RedriveRun:
 
     async def not_sent_before(self, batch: Sequence[DeadJob]) -> list[DeadJob]:
         """Those of a batch that are to be sent: not what this redrive has sent, and died again."""
-        planned = await self._ledger.planned_redrives(
+        planned = await self._ledger.redrives.planned_redrives(
             self.session.id, [letter.id for letter in batch]
         )
         self._planned_before |= planned.keys()
@@ -194,7 +196,7 @@ class RedriveRun:
         return tuple(dict.fromkeys((*self._before.notes, *self.tally.notes)))[:KEPT_NOTES]
 
     async def _look(self) -> None:
-        self._ended = dict(await self._ledger.settle_redriven(self.session.id))
+        self._ended = dict(await self._ledger.redrives.settle_redriven(self.session.id))
         self._looked = time.monotonic()
 
     @property

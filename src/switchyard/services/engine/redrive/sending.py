@@ -96,7 +96,7 @@ class LetterSender:
     async def prepare(self, batch: Sequence[DeadJob], tally: Tally, *, drop: bool) -> list[Copy]:
         """The copies of those that can go back. With `drop`, letters of jobs that need no
         redrive any more are taken off their place."""
-        known = await self._ledger.job_generations([letter.id for letter in batch])
+        known = await self._ledger.redrives.job_generations([letter.id for letter in batch])
         copies: list[Copy] = []
         over: list[DeadJob] = []
         redriven: list[tuple[DeadJob, int]] = []
@@ -126,9 +126,9 @@ class LetterSender:
         moment = self._ledger.clock.time()
         if over:
             ids = [letter.id for letter in over]
-            await self._ledger.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
+            await self._ledger.dead_letters.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
         if redriven:  # a later letter of the same job, which the index may have, stays as it is
-            await self._ledger.note_redriven(
+            await self._ledger.redrives.note_redriven(
                 [RedrivenCopy(letter.id, redrives) for letter, redrives in redriven], moment
             )
         for letter in (*over, *(letter for letter, _ in redriven)):
@@ -153,12 +153,14 @@ class LetterSender:
             if not self._change.is_empty
         ]
         redrives = {copy.letter.id: copy.redrives for copy in copies}
-        if not await self._ledger.plan_redriven(session.id, session.holder, redrives, edits):
+        if not await self._ledger.redrives.plan_redriven(
+            session.id, session.holder, redrives, edits
+        ):
             session.lose()
 
     async def forget(self, letter_ids: Sequence[str], session: BulkSession) -> None:
         """The broker did not take these after all. Ends the handler where the operation is lost."""
-        if not await self._ledger.forget_planned(session.id, session.holder, letter_ids):
+        if not await self._ledger.redrives.forget_planned(session.id, session.holder, letter_ids):
             session.lose()
 
     async def send(
@@ -179,7 +181,7 @@ class LetterSender:
             if isinstance(result, LaneFull) and result.dead_lettered:
                 # The copy is a dead letter itself now: one of the two is enough.
                 copy.letter.ack()
-        await self._ledger.note_redriven(
+        await self._ledger.redrives.note_redriven(
             [RedrivenCopy(copy.letter.id, copy.redrives, copy.job) for copy in sent],
             self._ledger.clock.time(),
         )

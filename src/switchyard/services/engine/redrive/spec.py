@@ -155,9 +155,9 @@ async def start_redrive(
     spec.check()
     bulk_control.check_limits({"rate": rate})
     await require_group(ledger, spec.which)
-    async with ledger.holding_lease(_START):
+    async with ledger.leases.holding_lease(_START):
         await refuse_overlap(ledger, spec)
-        return await ledger.create_bulk(
+        return await ledger.bulk.create_bulk(
             bulk_control.new_bulk_id(KIND),
             kind=KIND,
             title=title_of(spec),
@@ -179,14 +179,14 @@ async def resume_redrive(
     Raises UnknownBulkOperation, BulkConflict.
     """
     operation = await bulk_control.require_bulk(ledger, operation_id, KIND)
-    async with ledger.holding_lease(_START):
+    async with ledger.leases.holding_lease(_START):
         await refuse_overlap(ledger, RedriveSpec.from_json(operation.spec), but=operation.id)
         return await bulk_control.resume(ledger, operation.id, hold=hold)
 
 
 async def settled(ledger: Ledger, operation: BulkOperation) -> BulkOperation:
     """The record with what has become of its letters by now. Raises LedgerUnavailable."""
-    ended = await ledger.settle_redriven(operation.id)
+    ended = await ledger.redrives.settle_redriven(operation.id)
     counts = {
         "succeeded": ended.get(RedriveOutcome.SUCCEEDED, 0),
         "failed": ended.get(RedriveOutcome.FAILED, 0),
@@ -198,7 +198,7 @@ async def settled(ledger: Ledger, operation: BulkOperation) -> BulkOperation:
 
 async def refuse_overlap(ledger: Ledger, spec: RedriveSpec, *, but: str | None = None) -> None:
     """Raises RedriveConflict where an unfinished redrive could take the same letters."""
-    page = await ledger.list_bulk(KIND, states=UNFINISHED, limit=1000)
+    page = await ledger.bulk.list_bulk(KIND, states=UNFINISHED, limit=1000)
     for other in page.items:
         theirs = RedriveSpec.from_json(other.spec)
         if other.id != but and spec.which.overlaps(theirs.which):

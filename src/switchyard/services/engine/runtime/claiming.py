@@ -78,7 +78,7 @@ class Claims:
             claim = await self._take(delivery, request)
             if claim is not None:
                 message = claim.message or message
-                join = await self.ledger.join(message.job_id) if claim.joins else None
+                join = await self.ledger.joins.join(message.job_id) if claim.joins else None
                 job = RunningJob(
                     delivery,
                     message,
@@ -133,7 +133,7 @@ class Claims:
         """The job, now that it is ours; None when the delivery is settled without a run."""
         message = request.message
         try:
-            claim = await self.ledger.claim(request)
+            claim = await self.ledger.jobs.claim(request)
         except RowRejected as error:
             await self._bury(delivery, error)
             return None
@@ -151,7 +151,7 @@ class Claims:
             else:
                 await self._wait_for_holder(delivery, message, claim)
                 return None
-            claim = await self.ledger.claim(request)
+            claim = await self.ledger.jobs.claim(request)
         if isinstance(claim, HeldBy):  # another worker took it over more quickly
             await self._wait_for_holder(delivery, message, claim)
             return None
@@ -206,11 +206,11 @@ class Claims:
         Watching its counter needs no clock that two hosts agree on, and no lease that is either
         too long to recover quickly or too short for a busy ledger.
         """
-        before = await self.ledger.worker_beat(worker_id)
+        before = await self.ledger.workers.worker_beat(worker_id)
         if before is None:
             return True
         await asyncio.sleep(self.takeover_after)
-        return await self.ledger.worker_beat(worker_id) in (before, None)
+        return await self.ledger.workers.worker_beat(worker_id) in (before, None)
 
     # --- too old, or of a type that others know ---------------------------------------------
 

@@ -164,7 +164,7 @@ class FollowUp:
         except ValueError as refused:
             self._log.error("dead letter kept in the ledger alone", error=str(refused))
             ledger, letter = self.recorder.ledger, _unsent_letter(delivery, certificate, job)
-            await self.recorder.until_reached(lambda: ledger.index_dead([letter]))
+            await self.recorder.until_reached(lambda: ledger.dead_letters.index_dead([letter]))
         self._log.error(
             "message buried",
             reason=str(certificate.reason),
@@ -226,7 +226,7 @@ class FollowUp:
         messages = [each.message for each in made]
         for place, answer in enumerate(answers):
             if isinstance(answer, Existing):
-                known = await recorder.until_reached(partial(ledger.get, answer.job_id))
+                known = await recorder.until_reached(partial(ledger.job_reads.get, answer.job_id))
                 if known is not None and known.job_type == messages[place].job_type:
                     same = {"payload": known.payload}
                     messages[place] = messages[place].model_copy(update=same)
@@ -239,7 +239,7 @@ class FollowUp:
             return
         ledger = self.recorder.ledger
         try:
-            found = [await ledger.get(each) for each in job_ids]
+            found = [await ledger.job_reads.get(each) for each in job_ids]
             await publish_recorded(self.publisher, ledger, [each for each in found if each])
         except LedgerError as error:
             self._log.warning("left to the scheduler", jobs=len(job_ids), error=str(error))
@@ -266,22 +266,22 @@ class FollowUp:
         if accepted:
             ledger = self.recorder.ledger
             await self.recorder.until_reached(
-                lambda: ledger.mark_queued(accepted, ledger.clock.time())
+                lambda: ledger.jobs.mark_queued(accepted, ledger.clock.time())
             )
         return full
 
     async def _bury_refused(self, stage: Outgoing, error: NeverTaken) -> None:
         message, ledger = stage.message, self.recorder.ledger
         self._log.error("next stage refused", next_job=message.job_id, error=str(error))
-        record = await self.recorder.until_reached(partial(ledger.get, message.job_id))
+        record = await self.recorder.until_reached(partial(ledger.job_reads.get, message.job_id))
         if record is not None:
             letter = refused_letter(record, message, error, ledger.clock.now())
-            await self.recorder.until_reached(partial(ledger.index_dead, [letter]))
+            await self.recorder.until_reached(partial(ledger.dead_letters.index_dead, [letter]))
 
     async def _mark_overflowed(self, job_id: str) -> None:
         ledger = self.recorder.ledger
         await self.recorder.until_reached(
-            lambda: ledger.mark_overflowed(job_id, ledger.clock.time())
+            lambda: ledger.jobs.mark_overflowed(job_id, ledger.clock.time())
         )
 
     async def _wait_for_lane(self, job: RunningJob, full: Refused) -> Delayed:
@@ -332,10 +332,10 @@ class FollowUp:
     ) -> None:
         """Keep in the ledger alone the letter that the broker does not take."""
         ledger = self.recorder.ledger
-        record = await self.recorder.until_reached(partial(ledger.get, message.job_id))
+        record = await self.recorder.until_reached(partial(ledger.job_reads.get, message.job_id))
         if record is not None:
             letter = kept_letter(certificate, message, job.delivery.body, record)
-            await self.recorder.until_reached(partial(ledger.index_dead, [letter]))
+            await self.recorder.until_reached(partial(ledger.dead_letters.index_dead, [letter]))
 
     async def _send_letter(
         self, envelope: Envelope, routing_key: str, certificate: DeathCertificate

@@ -156,7 +156,7 @@ class InlineRunner(Closing):
             text = "notify_url needs a broker: set JOBS_AMQP_URL"
             raise InvalidJob(text, at="notify_url")
         job = prepare(self._registry, request, remote=True).shifted(self._ledger.clock.offset)
-        recorded = await self._ledger.record(job)
+        recorded = await self._ledger.jobs.record(job)
         if isinstance(recorded, Existing):
             return Published(recorded.job_id, job.routing_key, recorded.state, duplicate=True)
         self._start(job.message.job_id, [job])
@@ -168,8 +168,12 @@ class InlineRunner(Closing):
         Starts again what an earlier process left undone. Raises LedgerUnavailable.
         """
         if job_id not in self._runs:
-            left = [job.id for job in await self._ledger.pipeline(job_id) if _is_open(job.state)]
-            records = [await self._ledger.get(each) for each in left]
+            left = [
+                job.id
+                for job in await self._ledger.job_reads.pipeline(job_id)
+                if _is_open(job.state)
+            ]
+            records = [await self._ledger.job_reads.get(each) for each in left]
             jobs = [_job_of(record) for record in records if record is not None]
             if jobs and job_id not in self._runs:  # another caller may have been faster
                 self._start(job_id, jobs)
@@ -284,18 +288,18 @@ class InlineRunner(Closing):
             expires_at=float("inf"),
             life=job_type.timeout + PATIENCE,
         )
-        answer = await self._ledger.take_room(request)
+        answer = await self._ledger.limits.take_room(request)
         while isinstance(answer, NoRoom):
             left = self._time_left(job)
             if left <= 0:
                 yield usage  # it is not run any more
                 return
             await asyncio.sleep(min(answer.seconds, left))
-            answer = await self._ledger.take_room(request)
+            answer = await self._ledger.limits.take_room(request)
         try:
             yield usage
         finally:
-            await self._ledger.give_room_back(request.hold, needs, usage.tokens)
+            await self._ledger.limits.give_room_back(request.hold, needs, usage.tokens)
 
     async def _claim(self, job: NewJob) -> tuple[str, Claimed | None]:
         """The claim, and what the ledger says to it; None when the job is not to run."""
@@ -308,11 +312,11 @@ class InlineRunner(Closing):
             claim_id=f"{self.worker_id}/{next(self._claims)}",
             now=self._ledger.clock.time(),
         )
-        claim = await self._ledger.claim(request)
+        claim = await self._ledger.jobs.claim(request)
         if isinstance(claim, HeldBy) and not self._shared_ledger:
             # Of a process that is gone: in this one, a job has one run at a time.
             request = replace(request, takeover_from=claim.claim_id, now=self._ledger.clock.time())
-            claim = await self._ledger.claim(request)
+            claim = await self._ledger.jobs.claim(request)
         if not isinstance(claim, Claimed):
             return request.claim_id, None
         self._held[job.message.job_id] = request.claim_id
@@ -322,7 +326,7 @@ class InlineRunner(Closing):
         self, job: NewJob, claim_id: str, claim: Claimed, usage: Usage
     ) -> tuple[Decision, list[NewJob]]:
         """How the attempt ends, and what follows."""
-        join = await self._ledger.join(job.message.job_id) if claim.joins else None
+        join = await self._ledger.joins.join(job.message.job_id) if claim.joins else None
         if (died := joined_died(job.message, join)) is not None:
             return died, []
         if self._time_left(job) <= 0:
@@ -370,16 +374,16 @@ class InlineRunner(Closing):
                 error_type=request.error_type,
                 error=request.error_message,
             )
-        noted = await self._ledger.finish(request)
+        noted = await self._ledger.jobs.finish(request)
         self._held.pop(job.message.job_id, None)
-        due = [await self._ledger.get(each) for each in noted.due] if noted else []
+        due = [await self._ledger.job_reads.get(each) for each in noted.due] if noted else []
         return [_job_of(record) for record in due if record is not None]
 
     async def _cancel_waiting(self, job_ids: list[str]) -> None:
         """Cancel what had not begun, or waited for its next attempt."""
         for job_id in job_ids:
             try:
-                await self._ledger.cancel(job_id, self._ledger.clock.time())
+                await self._ledger.jobs.cancel(job_id, self._ledger.clock.time())
             except LedgerError as error:
                 self._log.error("not cancelled", job_id=job_id, error=str(error))
 

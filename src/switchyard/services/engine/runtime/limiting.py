@@ -147,7 +147,7 @@ class LimitKeeper:
         self._held.discard(hold)
         self.gathering.leave()
         try:
-            freed = await self.ledger.give_room_back(hold, entry.needs, entry.usage.tokens)
+            freed = await self.ledger.limits.give_room_back(hold, entry.needs, entry.usage.tokens)
         except LedgerError as error:  # it runs out by itself
             self._log.warning("room in limits could not be released", error=str(error))
             return
@@ -184,7 +184,7 @@ class LimitKeeper:
         entry.hold = hold  # also when the answer is lost: it is given back then
         answer: RoomAnswer | None = None
         try:
-            answer = await self.ledger.take_room(request)
+            answer = await self.ledger.limits.take_room(request)
         finally:
             if not isinstance(answer, RoomGiven):
                 self._held.discard(hold)
@@ -204,14 +204,14 @@ class LimitKeeper:
     async def close(self) -> None:
         """Give back all that is still held. Raises LedgerError."""
         if self._held:
-            await self.ledger.release_room(self._holder)
+            await self.ledger.limits.release_room(self._holder)
 
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(HOLD_LIFE / 3)
             if self._held:
                 try:
-                    await self.ledger.renew_room(sorted(self._held), HOLD_LIFE)
+                    await self.ledger.limits.renew_room(sorted(self._held), HOLD_LIFE)
                 except LedgerError as error:
                     self._log.warning("room in limits could not be renewed", error=str(error))
 

@@ -46,7 +46,7 @@ class NoteTaker:
 
     async def last_checkpoint(self, message: JobMessage) -> Any:
         """What an earlier attempt has kept; None where there is nothing. Raises LedgerError."""
-        kept = await self.ledger.last_checkpoint(message)
+        kept = await self.ledger.progress.last_checkpoint(message)
         return None if kept is None else json.loads(kept)
 
 
@@ -99,7 +99,7 @@ class _Writing(AbstractAsyncContextManager[Notebook]):
             self._message, self._claim_id, ledger.clock.time(), notes.progress, notes.checkpoint
         )
         try:
-            counts = await ledger.note(request)
+            counts = await ledger.progress.note(request)
         except LedgerError as error:
             structlog.get_logger("worker").warning(
                 "the progress of a job could not be recorded",

@@ -37,7 +37,7 @@ class Recorder:
         Raises TakenOver."""
         now = self.ledger.clock.time()
         request = finish_request(job.message, job.claim_id, ending, now=now)
-        noted = await self.until_reached(lambda: self.ledger.finish(request))
+        noted = await self.until_reached(lambda: self.ledger.jobs.finish(request))
         if noted is None:
             raise TakenOver(f"its end as {request.state} does not count")
         return CalledOff() if noted.state is State.CANCELLED else ending, noted.due
@@ -46,7 +46,7 @@ class Recorder:
         """Whether the job, which is to be retried or dead, was not called off meanwhile. Asked
         before that is published, which nothing could take back; the end itself the ledger checks.
         Raises TakenOver when the claim does not hold any more."""
-        record = await self.until_reached(lambda: self.ledger.get(job.message.job_id))
+        record = await self.until_reached(lambda: self.ledger.job_reads.get(job.message.job_id))
         if record is not None and record.claim_id != job.claim_id:
             raise TakenOver(f"by {record.worker_id}")
         return record is None or record.cancel_asked_at is None
@@ -62,7 +62,7 @@ class Recorder:
     async def disown(self, message: JobMessage, claim_id: str) -> None:
         """Give up a claim of this worker under which nothing runs. Raises LedgerUnavailable."""
         now = self.ledger.clock.time()
-        await self.ledger.finish(finish_request(message, claim_id, Released(), now=now))
+        await self.ledger.jobs.finish(finish_request(message, claim_id, Released(), now=now))
 
     async def until_reached(self, write: Callable[[], Awaitable[T]]) -> T:
         """Write to the ledger, and again for as long as it is away: the work is done, and what

@@ -133,7 +133,7 @@ class Runner:
             return LimitEntry()
         expires_at = self.claims.runs_until(delivery, message)
         if expires_at is None:
-            await self.ledger.wait_no_longer(message.job_id)
+            await self.ledger.limits.wait_no_longer(message.job_id)
             return LimitEntry()
         return await self.limits.enter(delivery, message, *task, expires_at)
 

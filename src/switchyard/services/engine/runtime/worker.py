@@ -288,7 +288,7 @@ class Worker:
     # --- life -------------------------------------------------------------------------------
 
     async def _register(self) -> None:
-        await self._ledger.register_worker(
+        await self._ledger.workers.register_worker(
             self.worker_id,
             kinds=[share.kind for share in self._shares],
             lanes=sorted({lane for share in self._shares for lane in share.lanes}),
@@ -333,9 +333,9 @@ class Worker:
         await self._shared.close()
         try:
             # Before the broker gives their jobs to others, who would count a crash.
-            await self._ledger.release_all(self.worker_id, self._ledger.clock.time())
+            await self._ledger.jobs.release_all(self.worker_id, self._ledger.clock.time())
             await self._limits.close()
-            await self._ledger.stopped(self.worker_id)
+            await self._ledger.workers.stopped(self.worker_id)
         except LedgerError as error:
             self._log.warning("the stop of this worker could not be recorded", error=str(error))
         await self._link.close()
@@ -349,7 +349,7 @@ class Worker:
             await asyncio.sleep(interval)
             hot = self.counters.hot
             try:
-                await self._ledger.beat(self.worker_id, hot=hot > told)
+                await self._ledger.workers.beat(self.worker_id, hot=hot > told)
                 told = hot
             except LedgerError as error:
                 self._log.warning("ledger away", error=str(error))
@@ -369,13 +369,13 @@ class Worker:
         lives. Returns the number of jobs; raises LedgerError."""
         claims = [
             (job_id, claim_id)
-            for job_id, claim_id in await self._ledger.running_claims(self.worker_id)
+            for job_id, claim_id in await self._ledger.jobs.running_claims(self.worker_id)
             if not any(runner.claims.holds(job_id, claim_id) for runner in self._runners)
         ]
         if not claims:
             return 0
         # One that has ended since it was read is not running any more, and stays as it is.
-        released = await self._ledger.release_unheld(
+        released = await self._ledger.jobs.release_unheld(
             self.worker_id, [claim_id for _, claim_id in claims], self._ledger.clock.time()
         )
         if released:

@@ -127,8 +127,8 @@ async def _advance(context: DutyContext) -> None:
 async def _call_waiting(context: DutyContext) -> None:
     """Wake jobs that wait for a named limit in which time alone makes room."""
     log = structlog.get_logger("scheduler")
-    await call(context.publisher, await context.ledger.call_waiting(), log)
+    await call(context.publisher, await context.ledger.limits.call_waiting(), log)
 
 
 async def _forget_limits(context: DutyContext) -> None:
-    await context.ledger.forget_idle_limits()
+    await context.ledger.limits.forget_idle_limits()

@@ -164,8 +164,12 @@ class Scheduler:
         turn = Turn()
         moment = self._ledger.clock.time()
         old = moment - self._pace.pending
-        turn.scheduled = await self._publish_due(partial(self._ledger.due_scheduled, moment), turn)
-        turn.outbox = await self._publish_due(partial(self._ledger.due_pending, old), turn)
+        turn.scheduled = await self._publish_due(
+            partial(self._ledger.job_reads.due_scheduled, moment), turn
+        )
+        turn.outbox = await self._publish_due(
+            partial(self._ledger.job_reads.due_pending, old), turn
+        )
         turn.lost = await self._publish_silent(turn)
         self._total = self._total.plus(turn)
         if turn.scheduled or turn.outbox or turn.lost:
@@ -201,7 +205,7 @@ class Scheduler:
         held = [each.id for each in due if each.state is State.PENDING and each.claim_id]
         if not held:
             return due
-        states = await self._ledger.rely_on(held)
+        states = await self._ledger.jobs.rely_on(held)
         gone = {each for each in held if states.get(each) is not State.PENDING}
         return [each for each in due if each.id not in gone]
 
@@ -211,7 +215,7 @@ class Scheduler:
         The claims stay: whoever gets a copy takes the job over by the same rules as ever, which
         count the crash, and a worker that lives after all can still finish it.
         """
-        silent = await self._ledger.stale_running(self._pace.silent, BATCH)
+        silent = await self._ledger.job_reads.stale_running(self._pace.silent, BATCH)
         fresh = [record for record in silent if record.claim_id not in self._published_again]
         accepted = set(await self._publish(fresh, turn))
         self._published_again &= {record.claim_id for record in silent}
@@ -234,7 +238,9 @@ class Scheduler:
     async def _hold_lease(self) -> bool:
         try:
             lease = self._pace.lease
-            held = await self._ledger.acquire_lease(SCHEDULER, self.holder, lease, longest=lease)
+            held = await self._ledger.leases.acquire_lease(
+                SCHEDULER, self.holder, lease, longest=lease
+            )
         except LedgerError as error:
             self._log.warning("ledger away", error=str(error))
             held = False
@@ -249,7 +255,7 @@ class Scheduler:
     async def _release(self) -> None:
         self.is_active.clear()
         try:
-            await self._ledger.release_lease(SCHEDULER, self.holder)
+            await self._ledger.leases.release_lease(SCHEDULER, self.holder)
         except LedgerError as error:
             self._log.warning("can't release the lease", error=str(error))
 

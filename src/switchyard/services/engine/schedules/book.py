@@ -59,7 +59,7 @@ class Schedules:
         entry.check(self._registry, remote=remote)
         now = await self._now()
         record = entry.record(now, origin=ADDED, remote=remote, created_by=created_by)
-        added = await self._ledger.add_schedule(record, most=MOST)
+        added = await self._ledger.schedules.add_schedule(record, most=MOST)
         if added is None:
             raise ScheduleConflict(f"there are {MOST:,} schedules: remove one first")
         if not added:
@@ -73,14 +73,14 @@ class Schedules:
         record = await self.get(name)
         if record.origin != ADDED:
             raise ScheduleConflict(f"{name} can't be removed here: {_OWNERS[record.origin]}")
-        await self._ledger.remove_schedule(name, ADDED)
+        await self._ledger.schedules.remove_schedule(name, ADDED)
 
     async def pause(self, name: str) -> ScheduleRecord:
         """Let nothing be due until it is resumed. Raises UnknownSchedule."""
         record = await self.get(name)
         if record.paused_at is None:
             now = await self._now()
-            await self._ledger.pause_schedule(name, now, record.next_at, record.fire_at)
+            await self._ledger.schedules.pause_schedule(name, now, record.next_at, record.fire_at)
             record = replace(record, paused_at=now)
         return record
 
@@ -93,7 +93,7 @@ class Schedules:
         if record.paused_at is not None:
             due = ScheduleEntry.recorded(record).rule().after(await self._now())
             fire_at = put_off(name, due, record.jitter)
-            await self._ledger.pause_schedule(name, None, due, fire_at)
+            await self._ledger.schedules.pause_schedule(name, None, due, fire_at)
             record = replace(record, paused_at=None, next_at=due, fire_at=fire_at)
         return record
 
@@ -106,17 +106,17 @@ class Schedules:
         ScheduleEntry.recorded(record).check(self._registry, remote=record.remote)
         now = await self._now()
         firing = due_firing(name, now, now, f"at once, by {by}")
-        await self._ledger.note_firing(firing)
+        await self._ledger.schedules.note_firing(firing)
         return firing
 
     async def all(self) -> list[tuple[ScheduleRecord, Firing | None]]:
         """All of them by name, each with the last that became of it."""
-        last = await self._ledger.last_firings()
-        return [(each, last.get(each.name)) for each in await self._ledger.schedules()]
+        last = await self._ledger.schedules.last_firings()
+        return [(each, last.get(each.name)) for each in await self._ledger.schedules.schedules()]
 
     async def get(self, name: str) -> ScheduleRecord:
         """Raises UnknownSchedule."""
-        record = await self._ledger.schedule(name)
+        record = await self._ledger.schedules.schedule(name)
         if record is None:
             raise UnknownSchedule(
                 f"there is no schedule {name!r}: `jobctl schedules list` shows those there are"
@@ -126,7 +126,7 @@ class Schedules:
     async def history(self, name: str, limit: int) -> list[Firing]:
         """What became of its due times, the latest first. Raises UnknownSchedule."""
         await self.get(name)
-        return await self._ledger.firings(name, limit)
+        return await self._ledger.schedules.firings(name, limit)
 
     async def adopt(self, settings: Settings) -> tuple[list[str], list[str]]:
         """Make the ledger have the entries of the file and the default ones, as they are now; the
@@ -145,7 +145,7 @@ class Schedules:
     async def _take(
         self, origin: str, entries: Sequence[ScheduleEntry]
     ) -> tuple[list[str], list[str]]:
-        known = {each.name: each for each in await self._ledger.schedules()}
+        known = {each.name: each for each in await self._ledger.schedules.schedules()}
         now = await self._now()
         changed = []
         for entry in entries:
@@ -170,10 +170,10 @@ class Schedules:
         gone = [each.name for each in known.values() if each.origin == origin]
         gone = [name for name in gone if name not in names]
         if changed or gone:
-            await self._ledger.replace_schedules(origin, changed, gone)
+            await self._ledger.schedules.replace_schedules(origin, changed, gone)
         return [each.name for each in changed], gone
 
     async def _now(self) -> float:
         """The ledger's time, which every host agrees on."""
-        _, now = await self._ledger.due_schedules(1)
+        _, now = await self._ledger.schedules.due_schedules(1)
         return now

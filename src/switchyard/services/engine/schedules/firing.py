@@ -84,11 +84,11 @@ class ScheduleRunner:
 
         Raises LedgerError.
         """
-        due, now = await self._ledger.due_schedules(BATCH)
+        due, now = await self._ledger.schedules.due_schedules(BATCH)
         for entry in due:
             await self._decide(entry, now)
         fired = 0
-        for firing, entry in await self._ledger.open_firings(BATCH):
+        for firing, entry in await self._ledger.schedules.open_firings(BATCH):
             fired += await self._fire(firing, entry, now)
         return fired
 
@@ -98,8 +98,8 @@ class ScheduleRunner:
 
         Raises LedgerError.
         """
-        entries = await self._ledger.schedules()
-        _, now = await self._ledger.due_schedules(1)
+        entries = await self._ledger.schedules.schedules()
+        _, now = await self._ledger.schedules.due_schedules(1)
         moved = []
         for entry in [each for each in entries if each.paused_at is None]:
             try:
@@ -107,7 +107,9 @@ class ScheduleRunner:
             except InvalidSchedule:
                 continue  # said when it is due
             fire_at = put_off(entry.name, due, entry.jitter)
-            if entry.next_at > due and await self._ledger.decide_due(entry, (), due, fire_at):
+            if entry.next_at > due and await self._ledger.schedules.decide_due(
+                entry, (), due, fire_at
+            ):
                 moved.append(entry.name)
         if moved:
             self._log.warning("the clock was ahead: due earlier again", schedules=moved[:SAID])
@@ -156,7 +158,7 @@ class ScheduleRunner:
             )
             firings.append(replace(missed, note=f"no scheduler was there for {late:,.0f} s: {why}"))
         fire_at = put_off(name, passed.next_at, entry.jitter)
-        if not await self._ledger.decide_due(entry, firings, passed.next_at, fire_at):
+        if not await self._ledger.schedules.decide_due(entry, firings, passed.next_at, fire_at):
             return  # somebody else has, or has changed it
         if passed.missed is not None:
             self._log.warning("missed", schedule=name, times=passed.missed[1])
@@ -184,18 +186,20 @@ class ScheduleRunner:
             self._refused[key] = (now + AGAIN, str(error))
             if str(error) != why:  # for whoever asks why it is late
                 note = f"was refused: {error}"
-                await self._ledger.settle_firing(firing, FiringOutcome.DUE, firing.noted_at, note)
+                await self._ledger.schedules.settle_firing(
+                    firing, FiringOutcome.DUE, firing.noted_at, note
+                )
             self._say(entry.name, "not fired yet", str(error))
             return False
         self._refused.pop(key, None)
         self._said = {each for each in self._said if each[0] != entry.name}
-        await self._ledger.settle_firing(firing, FiringOutcome.FIRED, now, firing.note)
+        await self._ledger.schedules.settle_firing(firing, FiringOutcome.FIRED, now, firing.note)
         self._log.info("fired", schedule=entry.name, job_id=firing.job_id)
         return True
 
     async def _give_up(self, firing: Firing, now: float, why: str) -> None:
         self._log.error("given up", schedule=firing.schedule, error=why)
-        await self._ledger.settle_firing(firing, FiringOutcome.REFUSED, now, why)
+        await self._ledger.schedules.settle_firing(firing, FiringOutcome.REFUSED, now, why)
         self._refused.pop((firing.schedule, firing.due_at), None)
 
     def _say(self, name: str, event: str, text: str) -> None:

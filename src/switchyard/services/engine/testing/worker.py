@@ -89,14 +89,14 @@ class TestWorker:
         """
         async with asyncio.timeout(timeout):
             while not self._working.done():
-                pipeline = await self.ledger.pipeline(job_id)
+                pipeline = await self.ledger.job_reads.pipeline(job_id)
                 if pipeline and all(job.state in FINISHED for job in pipeline):
                     break
                 await asyncio.sleep(LOOK)
             else:
                 self._working.result()
                 raise RuntimeError("the worker has ended")
-        record = await self.ledger.get(job_id)
+        record = await self.ledger.job_reads.get(job_id)
         assert record is not None
         return record
 

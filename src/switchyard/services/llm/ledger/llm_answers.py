@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, delete, func, or_, select, text, update
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.dialect import clock, db_now, insert_into
 from switchyard.services.engine.ledger.sql.tables import llm_answers
 from switchyard.services.llm.records.llm import (
@@ -23,7 +23,7 @@ USED = 3600.0
 """Seconds to which it is noted when an answer was used last: a read is then rarely a write."""
 
 
-class LlmAnswers(LedgerBase):
+class LlmAnswerRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def claim_llm_answer(

@@ -26,7 +26,7 @@ from sqlalchemy import (
     update,
 )
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import among, db_now, insert_into
 from switchyard.services.engine.ledger.sql.tables import jobs
@@ -46,7 +46,7 @@ CALLED_AGAIN = 600.0
 items, waits, batches = llm_batch_items.c, llm_batch_waits.c, llm_batches.c
 
 
-class LlmBatches(LedgerBase):
+class LlmBatchRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def await_llm_batch(self, key: str, job_id: str) -> ItemState | None:

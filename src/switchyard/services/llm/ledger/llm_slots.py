@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select, update
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.engine.ledger.sql.tables import jobs, llm_servers, llm_slots
 from switchyard.services.engine.records.states import State
@@ -35,7 +35,7 @@ Change = Callable[[LlmServerState, int, float], LlmServerState]
 """A server's next state, from its last, the calls under way (that which ends included) and now."""
 
 
-class LlmSlots(LedgerBase):
+class LlmSlotRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def take_llm_slot(

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, case, delete, func, select, update
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.engine.ledger.sql.tables import bulk_operations
@@ -53,7 +53,7 @@ _COLUMNS = {
 }
 
 
-class LlmSpend(LedgerBase):
+class LlmSpendRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def reserve_llm_call(

@@ -33,6 +33,7 @@ from switchyard.services.pipeline.documents.inbox import About, Inbox
 from switchyard.services.pipeline.documents.reference_orders import ReferenceDesk
 from switchyard.services.pipeline.documents.runs import PipelineRuns, recorded_run
 from switchyard.services.pipeline.documents.status import STATES, DocumentStatus, status_of
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.document_states import FAILED, FINISHED_STATES
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST, OCR, document_id_of
 
@@ -160,7 +161,9 @@ class DocumentDesk:
 
     async def _submit(self, upload: Upload, about: About) -> Submitted:
         document_id = document_id_of(upload.sha256)
-        known = await self._ledger.find_document(upload.sha256, about.source)
+        known = await PipelineLedger(self._ledger).documents.find_document(
+            upload.sha256, about.source
+        )
         if known is not None:
             runs = await self._runs.kept(known.id, known)
             status = status_of(known.id, known, runs.latest)
@@ -186,7 +189,9 @@ class DocumentDesk:
 
     async def status(self, document_id: str) -> DocumentStatus:
         """How far the document is. Raises UnknownDocument, LedgerUnavailable."""
-        status = await self._status(document_id, await self._ledger.get_document(document_id))
+        status = await self._status(
+            document_id, await PipelineLedger(self._ledger).documents.get_document(document_id)
+        )
         if not status.is_finished:
             return status
         unreadable = await self.unreadable_pages([status.document_id])
@@ -210,9 +215,11 @@ class DocumentDesk:
             raise UnknownDocument(f"there is no document {document_id}")
         if document is None and jobs[0].state is State.SUCCEEDED:
             # Taken for a document that came from the same source at the same time.
-            record = await self._ledger.get(jobs[0].id)
+            record = await self._ledger.job_reads.get(jobs[0].id)
             other = record.result.get("document_id") if record and record.result else None
-            found = await self._ledger.get_document(other) if other else None
+            found = (
+                await PipelineLedger(self._ledger).documents.get_document(other) if other else None
+            )
             if found is not None:
                 return await self._status(found.id, found)
         return (await self._described([status_of(document_id, document, jobs)]))[0]
@@ -221,8 +228,8 @@ class DocumentDesk:
         """The same with their classes, and with the titles that were found in them where their
         senders have named none."""
         ids = [each.document_id for each in statuses]
-        classes = await self._ledger.classes_of(ids)
-        labels = await self._ledger.graph_labels(
+        classes = await PipelineLedger(self._ledger).document_classes.classes_of(ids)
+        labels = await PipelineLedger(self._ledger).graph_reads.graph_labels(
             [each.document_id for each in statuses if each.title is None]
         )
         return [
@@ -341,7 +348,7 @@ class DocumentDesk:
         not_states = FINISHED_STATES if state is not None and recorded is None else ()
         found: list[DocumentStatus] = []
         for _ in range(_LOOKS):
-            page = await self._ledger.list_documents(
+            page = await PipelineLedger(self._ledger).documents.list_documents(
                 state=recorded,
                 not_states=not_states,
                 source=source,

@@ -72,7 +72,7 @@ class ExtractionDesk:
 
         Raises UnknownExtraction, ExtractionNotFinished, LedgerUnavailable.
         """
-        record = await self._ledger.get(job_id)
+        record = await self._ledger.job_reads.get(job_id)
         if record is None or record.job_type != EXTRACT.name or "key" not in record.payload:
             raise UnknownExtraction(f"there is no extraction {job_id}")
         if record.state is not State.SUCCEEDED:

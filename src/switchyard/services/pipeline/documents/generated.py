@@ -55,7 +55,7 @@ async def order_samples(
     if not inbox.is_inline:
         return Ordered(published.job_id)
     await inbox.see_through(published.job_id)
-    record = await ledger.get(published.job_id)
+    record = await ledger.job_reads.get(published.job_id)
     if record is None or record.result is None:
         raise SamplesFailed((record and record.error_message) or "the samples were not made")
     return Ordered(published.job_id, record.result["documents"])

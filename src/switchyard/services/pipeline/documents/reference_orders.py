@@ -103,7 +103,7 @@ class ReferenceDesk:
 
         Raises NoReferences, ExtractionNotFinished, LedgerUnavailable.
         """
-        record = await self._ledger.get(job_id)
+        record = await self._ledger.job_reads.get(job_id)
         if record is None or record.job_type not in (*REFERENCE_STAGES, LINK_CITATIONS.name):
             raise NoReferences(f"there is no job {job_id} that looks for references")
         if record.state is not State.SUCCEEDED:

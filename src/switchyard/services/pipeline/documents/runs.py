@@ -55,7 +55,7 @@ class PipelineRuns:
         while True:
             runs = await self.of(document_id, document)
             pending = [job.id for job in runs.latest if job.state is State.PENDING]
-            if not pending or len(await self._ledger.rely_on(pending)) == len(pending):
+            if not pending or len(await self._ledger.jobs.rely_on(pending)) == len(pending):
                 return runs
 
     async def of_each(self, first: Mapping[str, str]) -> dict[str, Runs]:
@@ -66,7 +66,7 @@ class PipelineRuns:
         for _ in range(_MAX_RUNS):
             if not wanted:
                 break
-            jobs = await self._ledger.pipelines(wanted.values())
+            jobs = await self._ledger.job_reads.pipelines(wanted.values())
             there = {each: run for each, run in wanted.items() if run in jobs}
             for each, run in there.items():
                 found[each].add(jobs[run], next_id=run_id(each, after=run))

@@ -12,6 +12,7 @@ from xml.sax.saxutils import XMLGenerator
 from xml.sax.xmlreader import AttributesImpl
 
 from switchyard.services.common.errors import InvalidInput
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import GraphEdge, GraphNode
 
 if TYPE_CHECKING:  # the job types are imported without a database
@@ -74,7 +75,7 @@ async def _parquet(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
     with pq.ParquetWriter(target, schema) as writer:
         after: Sequence[Any] | None = None
         while True:
-            edges, after = await ledger.graph_edges_after(after, PAGE)
+            edges, after = await PipelineLedger(ledger).graph_reads.graph_edges_after(after, PAGE)
             rows = [{name: getattr(edge, name) for name in schema.names} for edge in edges]
             if rows:
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
@@ -94,7 +95,7 @@ async def _graphml(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
     xml.start("graph", id="switchyard", edgedefault="directed")
     known: set[str] = set()
     last = 0
-    while nodes := await ledger.graph_nodes_after(last, PAGE):
+    while nodes := await PipelineLedger(ledger).graph_reads.graph_nodes_after(last, PAGE):
         for _, node in nodes:
             xml.node(node)
             known.add(node.key)
@@ -102,7 +103,7 @@ async def _graphml(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
     count = 0
     after: Sequence[Any] | None = None
     while True:
-        edges, after = await ledger.graph_edges_after(after, PAGE)
+        edges, after = await PipelineLedger(ledger).graph_reads.graph_edges_after(after, PAGE)
         for edge in edges:
             # One that came after the nodes were read would have an end that is not there.
             if edge.source in known and edge.target in known:

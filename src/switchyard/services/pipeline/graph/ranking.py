@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from switchyard.services.pipeline.ledger.graph_rankings import EdgeMark
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,7 +57,7 @@ async def read_edges(ledger: Ledger) -> Edges:
     kinds = [("source", "i8"), ("target", "i8"), ("cites", "?"), ("weight", "f8")]
     mark: EdgeMark | None = None
     while True:
-        rows, mark = await ledger.edges_to_rank(mark, PAGE)
+        rows, mark = await PipelineLedger(ledger).graph_rankings.edges_to_rank(mark, PAGE)
         parts.append(np.array(rows, dtype=kinds))
         if mark is None:
             break

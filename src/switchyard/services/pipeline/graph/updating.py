@@ -14,6 +14,7 @@ from switchyard.services.pipeline.graph.describing import (
     document_of,
     similar_documents,
 )
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import Described, EdgeKind, NewEdge, NodeKind
 
 if TYPE_CHECKING:  # the job types are imported without a database
@@ -47,7 +48,7 @@ async def tell_document(
         edges[EdgeKind.CITES] = await asyncio.to_thread(
             cited_works, references.get("references") or (), references.get("citations") or ()
         )
-    await ledger.put_in_graph(document, edges)
+    await PipelineLedger(ledger).graph.put_in_graph(document, edges)
 
 
 async def tell_similar(
@@ -55,4 +56,6 @@ async def tell_similar(
 ) -> None:
     """Tell what a document is like, and nothing else of it. Raises LedgerUnavailable."""
     document = Described(NodeKind.DOCUMENT, title or document_id, document_id=document_id)
-    await ledger.put_in_graph(document, {EdgeKind.SIMILAR: similar_documents(links)})
+    await PipelineLedger(ledger).graph.put_in_graph(
+        document, {EdgeKind.SIMILAR: similar_documents(links)}
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, or_, select, update
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.pipeline.ledger.catalogue_tables import catalogue_answers
 from switchyard.services.pipeline.records.catalogues import CatalogueClaims
@@ -20,7 +20,7 @@ from switchyard.services.pipeline.records.catalogues import CatalogueClaims
 table = catalogue_answers
 
 
-class CatalogueAnswers(LedgerBase):
+class CatalogueAnswerRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def find_catalogue_answers(

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
 from switchyard.services.engine.ledger.sql import operations as ops
 from switchyard.services.engine.ledger.sql.attempting import Cancel
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import insert_into
 from switchyard.services.engine.ledger.sql.paging import fetch_page
@@ -42,7 +42,7 @@ _OUTCOME = 300
 """Characters of what came of a page."""
 
 
-class CrawlBook(LedgerBase):
+class CrawlRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def start_crawl(

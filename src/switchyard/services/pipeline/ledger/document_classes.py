@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection, delete, select
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.dialect import insert_into
 from switchyard.services.pipeline.ledger.class_tables import document_classes
 from switchyard.services.pipeline.records.classes import DocumentClass
@@ -16,7 +16,7 @@ _AT_ONCE = 500
 """Ids in one statement."""
 
 
-class DocumentClasses(LedgerBase):
+class DocumentClassRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def put_classes(self, document_id: str, classes: Sequence[DocumentClass]) -> None:

@@ -21,7 +21,7 @@ from sqlalchemy import (
     update,
 )
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.dialect import insert_into
 from switchyard.services.engine.ledger.sql.paging import fetch_page
 from switchyard.services.engine.ledger.sql.tables import documents
@@ -30,7 +30,7 @@ from switchyard.services.engine.records.results import Document, Page
 from switchyard.services.pipeline.ledger.class_tables import document_classes, in_classes
 
 
-class Documents(LedgerBase):
+class DocumentRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def upsert_document(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, ScalarSelect, delete, func, insert, select, tuple_, update
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.pipeline.ledger.graph_tables import (
     graph_edges,
     graph_rankings,
@@ -27,7 +27,7 @@ def current_generation() -> ScalarSelect[int]:
     return select(func.max(graph_rankings.c.generation)).where(done).scalar_subquery()
 
 
-class GraphRankings(LedgerBase):
+class GraphRankings(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def edges_to_rank(

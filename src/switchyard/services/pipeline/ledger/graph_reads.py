@@ -16,7 +16,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.records.results import Page
 from switchyard.services.pipeline.ledger.graph_lookup import (
@@ -56,7 +56,7 @@ SAMPLE_EDGES = 100_000
 _CITES = str(EdgeKind.CITES)
 
 
-class GraphReads(LedgerBase):
+class GraphReads(Repository):
     """All raise LedgerUnavailable when the database is away, and give None where there is no such
     node. A node is asked for by any of its keys, or by the id of its document."""
 

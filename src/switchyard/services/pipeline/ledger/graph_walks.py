@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.pipeline.ledger.graph_lookup import node_of, nodes_of
 from switchyard.services.pipeline.ledger.graph_tables import graph_edges
@@ -41,7 +41,7 @@ Step = tuple[int, int]
 """From a node to the next."""
 
 
-class GraphWalks(LedgerBase):
+class GraphWalks(Repository):
     """All raise LedgerUnavailable when the database is away, and give None where there is no such
     node. `kinds` are the kinds of edges that are followed, all where there are none."""
 

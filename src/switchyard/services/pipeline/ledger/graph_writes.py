@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.dialect import among, insert_into
 from switchyard.services.engine.ledger.sql.tables import documents
 from switchyard.services.pipeline.ledger.graph_nodes import GraphNodes
@@ -22,7 +22,7 @@ _WORK_ITSELF = 0
 """Owner of what is known of a work that is only cited."""
 
 
-class GraphWrites(LedgerBase):
+class GraphWrites(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def put_in_graph(

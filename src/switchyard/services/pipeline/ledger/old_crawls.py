@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, delete, or_, select
 
 from switchyard.broker.lanes import DEAD_TTL_SECONDS
-from switchyard.services.engine.ledger.sql.base import LedgerBase
+from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
 from switchyard.services.engine.records.states import FINISHED, DeadLetterState, State
 from switchyard.services.pipeline.ledger.crawl_tables import crawl_pages, crawls
@@ -16,7 +16,7 @@ DROPPED_AT_ONCE = 1_000
 """Pages that one transaction removes."""
 
 
-class OldCrawls(LedgerBase):
+class OldCrawls(Repository):
     """Raises LedgerUnavailable when the database is away."""
 
     async def drop_old_crawls(self, age: float) -> int:

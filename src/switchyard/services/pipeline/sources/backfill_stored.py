@@ -12,6 +12,7 @@ from switchyard.broker import patterns
 from switchyard.broker.message import Moment
 from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable
 from switchyard.services.engine.records.requests import DocumentFilter
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.classes import checked_class
 
 PAGE = 500
@@ -65,12 +66,14 @@ class StoredDocuments(Source):
         )
 
     async def total(self) -> int | None:
-        return await self.context.ledger.count_documents(self._filter)
+        return await PipelineLedger(self.context.ledger).documents.count_documents(self._filter)
 
     async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
         after = (cursor["created_at"], cursor["id"]) if cursor else None
         while True:
-            page = await self.context.ledger.documents_after(self._filter, after, PAGE)
+            page = await PipelineLedger(self.context.ledger).documents.documents_after(
+                self._filter, after, PAGE
+            )
             for each in page:
                 after = (each.created_at, each.id)
                 values = {

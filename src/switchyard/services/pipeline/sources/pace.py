@@ -100,7 +100,9 @@ class FleetPace:
 
             async def pause(seconds: float) -> None:
                 # The holder's own lease, or one that has run out: nobody else takes it meanwhile.
-                await self._ledger.acquire_lease(self._next, holder, max(seconds, self._interval))
+                await self._ledger.leases.acquire_lease(
+                    self._next, holder, max(seconds, self._interval)
+                )
 
             yield RequestTurn(pause)
 
@@ -117,7 +119,7 @@ class FleetPace:
     @asynccontextmanager
     async def _connected(self, holder: str, takes: float, until: float) -> AsyncIterator[None]:
         """Hold the connection, with a place while it is waited for."""
-        self._refuse_long(await self._ledger.lease_remaining(self._next), until)
+        self._refuse_long(await self._ledger.leases.lease_remaining(self._next), until)
         if self._in_a_row:
             yield
             return
@@ -137,18 +139,18 @@ class FleetPace:
             if time.monotonic() >= until:
                 raise SourceBusy(f"others are waiting to ask {self._label}", wait=self._interval)
             await asyncio.sleep(_POLL)
-        async with self._ledger.keeping_lease(name, holder, most=seconds):
+        async with self._ledger.leases.keeping_lease(name, holder, most=seconds):
             yield
 
     async def _take(self, names: Sequence[str], holder: str) -> str | None:
         for name in names:
-            if await self._ledger.acquire_lease(name, holder):
+            if await self._ledger.leases.acquire_lease(name, holder):
                 return name
         return None
 
     async def _wait(self, holder: str, until: float) -> None:
-        while not await self._ledger.acquire_lease(self._next, holder, self._interval):
-            left = await self._ledger.lease_remaining(self._next)
+        while not await self._ledger.leases.acquire_lease(self._next, holder, self._interval):
+            left = await self._ledger.leases.lease_remaining(self._next)
             self._refuse_long(left, until)
             await asyncio.sleep(left + 0.005)
 

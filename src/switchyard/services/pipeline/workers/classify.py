@@ -20,6 +20,7 @@ from switchyard.services.pipeline.classes.definitions import (
 )
 from switchyard.services.pipeline.index.embedder import Embedder
 from switchyard.services.pipeline.index.opening import OpenIndex, index_of
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.classes import DocumentClass
 from switchyard.services.pipeline.workers.outputs import DocumentFiles
 from switchyard.services.pipeline.workers.stages import (
@@ -65,7 +66,7 @@ async def classify_document(payload: DocumentJob, ctx: JobContext) -> Outcome:
         if ctx.ledger is not None:
             # Written although reused: the ledger's rows follow from the kept output.
             classes = [DocumentClass(**each) for each in output.result["classes"]]
-            await ctx.ledger.put_classes(document_id, classes)
+            await PipelineLedger(ctx.ledger).document_classes.put_classes(document_id, classes)
     result = {"document_id": document_id, **output.result, "reused": output.reused}
     # A backfill has no link worker of its own, and must not fill the hot lane.
     lane = "hot" if ctx.lane == "hot" else "maintenance"

@@ -15,6 +15,7 @@ from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.records.requests import DocumentFilter
 from switchyard.services.pipeline.index.opening import index_of
 from switchyard.services.pipeline.index.similarity import TOP_K, similar_documents
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.document_states import COMPLETED
 from switchyard.services.pipeline.records.graph import Ranking
 from switchyard.services.pipeline.workers.stages import DocumentJob, ends_when_superseded
@@ -34,8 +35,8 @@ async def update_graph(payload: DocumentJob, ctx: JobContext) -> Outcome:
     """Tell the graph again what is kept of a document: what it is, and what it cites. Of a document
     that is gone, nothing is left."""
     ledger, document_id = _ledger(ctx), payload.document_id
-    if await ledger.get_document(document_id) is None:
-        dropped = await ledger.drop_from_graph(document_id)
+    if await PipelineLedger(ledger).documents.get_document(document_id) is None:
+        dropped = await PipelineLedger(ledger).graph.drop_from_graph(document_id)
         return Done({"document_id": document_id, "dropped": dropped})
     await tell_references(ctx, document_id)
     return Done({"document_id": document_id})
@@ -63,7 +64,9 @@ async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Out
 
     ledger = _ledger(ctx)
     wanted = DocumentFilter(state=COMPLETED)
-    found = await ledger.documents_after(wanted, payload.after, payload.batch)
+    found = await PipelineLedger(ledger).documents.documents_after(
+        wanted, payload.after, payload.batch
+    )
     edges = 0
     async with index_of(ctx) as index, index.searched() as (chunks, embedder):
         threshold = embedder.scale.alike if payload.threshold is None else payload.threshold
@@ -98,11 +101,11 @@ async def recompute_graph(payload: RecomputeGraph, ctx: JobContext) -> Outcome:
     ledger = _ledger(ctx)
     began = time.monotonic()
     dropped = 0
-    while strays := await ledger.graph_strays():
+    while strays := await PipelineLedger(ledger).graph.graph_strays():
         for document_id in strays:
-            dropped += await ledger.drop_from_graph(document_id)
-    async with ledger.holding_lease(RANKING_LEASE):
-        generation = await ledger.begin_ranking()
+            dropped += await PipelineLedger(ledger).graph.drop_from_graph(document_id)
+    async with ledger.leases.holding_lease(RANKING_LEASE):
+        generation = await PipelineLedger(ledger).graph_rankings.begin_ranking()
         edges = await read_edges(ledger)
         ranks: Ranks = await ctx.in_process(
             rank,
@@ -110,7 +113,7 @@ async def recompute_graph(payload: RecomputeGraph, ctx: JobContext) -> Outcome:
             timeout=RANKING_TIMEOUT,
             memory_limit_mb=ctx.settings.graph_memory_mb,
         )
-        await ledger.put_ranks(generation, ranks.rows())
+        await PipelineLedger(ledger).graph_rankings.put_ranks(generation, ranks.rows())
         ranking = Ranking(
             generation=generation,
             finished_at=ledger.clock.time(),
@@ -119,7 +122,7 @@ async def recompute_graph(payload: RecomputeGraph, ctx: JobContext) -> Outcome:
             communities=len(set(ranks.communities)),
             seconds=round(time.monotonic() - began, 3),
         )
-        shown = await ledger.finish_ranking(ranking)
+        shown = await PipelineLedger(ledger).graph_rankings.finish_ranking(ranking)
     return Done({**asdict(ranking), "shown": shown, "dropped": dropped})
 
 

@@ -19,6 +19,7 @@ from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.opening import index_of
 from switchyard.services.pipeline.index.rebuilding import begin, build, compact
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.workers.embed import embed_document
 from switchyard.services.pipeline.workers.stages import DocumentJob, ends_when_superseded
 
@@ -110,9 +111,11 @@ async def cleanup_expired(payload: UpkeepJob, ctx: JobContext) -> Outcome:
         raise PermanentError("cleanup_expired needs the ledger, which knows what is needed")
     settings = ctx.settings
     expiry = Expiry(settings.files_kept_hours, settings.documents_kept_hours)
-    leases = await ctx.ledger.drop_old_leases(LEASES_KEPT)
-    cleaned = await clean(Storage(settings.files_url), ctx.ledger, expiry)
+    leases = await ctx.ledger.leases.drop_old_leases(LEASES_KEPT)
+    cleaned = await clean(Storage(settings.files_url), ctx.ledger.references, expiry)
     crawls = 0
     if settings.crawls_kept_days is not None:
-        crawls = await ctx.ledger.drop_old_crawls(settings.crawls_kept_days * DAY)
+        crawls = await PipelineLedger(ctx.ledger).old_crawls.drop_old_crawls(
+            settings.crawls_kept_days * DAY
+        )
     return Done(asdict(cleaned) | {"leases": leases, "crawls": crawls})

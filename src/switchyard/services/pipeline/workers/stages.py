@@ -21,6 +21,7 @@ from switchyard.broker import patterns
 from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Outcome
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.document_states import (
     COMPLETED,
     FAILED,
@@ -163,7 +164,7 @@ async def note(
     when that fails.
     """
     if ctx.ledger is not None:
-        await ctx.ledger.set_stage(
+        await PipelineLedger(ctx.ledger).documents.set_stage(
             document_id,
             stage.name,
             state,
@@ -176,4 +177,4 @@ async def note_beside(ctx: JobContext, document_id: str, stage: Stage) -> None:
     """Add a stage that runs beside the pipeline to those that are behind the document, which
     stays where it is."""
     if ctx.ledger is not None:
-        await ctx.ledger.add_completed_stage(document_id, stage.name)
+        await PipelineLedger(ctx.ledger).documents.add_completed_stage(document_id, stage.name)

@@ -11,6 +11,7 @@ from typing import Any
 from switchyard.services.common.files.keys import result_key
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.pipeline.citations.kept import kept_references
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.workers.outputs import DocumentFiles, MissingOutput, kept_result
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST
 
@@ -43,7 +44,7 @@ async def _tell(ctx: JobContext, files: DocumentFiles, **found: Any) -> None:
 
     about, title = await _described(files)
     if not about:
-        document = await ctx.ledger.get_document(files.document_id)
+        document = await PipelineLedger(ctx.ledger).documents.get_document(files.document_id)
         if document is not None:
             about, title = {"source": document.source}, document.title
     await tell_document(ctx.ledger, files.document_id, about, title or "", **found)

@@ -1,10 +1,11 @@
-"""What all parts of the ledger share."""
+"""What all repositories of the ledger share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.ledger.sql.committer import GroupCommitter
 from switchyard.services.engine.ledger.sql.database import Database
 from switchyard.services.engine.ledger.sql.limiting import RoomBatch
@@ -13,22 +14,54 @@ from switchyard.services.engine.ledger.sql.transaction import JobWriter
 from switchyard.services.engine.records.limits import RoomAnswer
 
 
-class LedgerBase:
-    """A database, and the group committer that writes jobs into it."""
+class LedgerCore:
+    """One database, and the group committers that write into it."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
         self.clock = database.clock
         """The time by which jobs grow old and due, on whichever host they are looked at."""
-        self._writer = JobWriter(database.dialect)
-        self._committer = GroupCommitter(self._commit)
-        self._rooms = GroupCommitter(self._commit_rooms)
+        self.committer = GroupCommitter(self._commit)
+        self.permit_committer = GroupCommitter(self._commit_permits)
         """Apart from the jobs: those without limits do not wait for those that have some."""
+        self.writer = JobWriter(database.dialect)
+
+    async def close(self) -> None:
+        """Commit what waits, then close the connections."""
+        await self.committer.close()
+        await self.permit_committer.close()
+        await self.database.close()
 
     async def _commit(self, operations: Sequence[JobChange[Any]]) -> Sequence[Any]:
-        return await self._database.write(
-            lambda connection: self._writer.run(connection, operations)
-        )
+        return await self.database.write(lambda connection: self.writer.run(connection, operations))
 
-    async def _commit_rooms(self, changes: Sequence[Any]) -> Sequence[RoomAnswer]:
-        return await self._database.write(lambda connection: RoomBatch(connection, changes).run())
+    async def _commit_permits(self, changes: Sequence[Any]) -> Sequence[RoomAnswer]:
+        return await self.database.write(lambda connection: RoomBatch(connection, changes).run())
+
+
+class Repository:
+    """Base of the repositories: one subject's rows, in the database of a ledger."""
+
+    def __init__(self, core: LedgerCore) -> None:
+        self._core = core
+
+    @property
+    def clock(self) -> Clock:
+        """The ledger's clock."""
+        return self._core.clock
+
+    @property
+    def _database(self) -> Database:
+        return self._core.database
+
+    @property
+    def _writer(self) -> JobWriter:
+        return self._core.writer
+
+    @property
+    def _committer(self) -> GroupCommitter:
+        return self._core.committer
+
+    @property
+    def _permit_committer(self) -> GroupCommitter:
+        return self._core.permit_committer

@@ -58,7 +58,7 @@ class Examined:
         """Those that are alive, and those that fell silent within a day and whose work no later
         one has taken on. Raises LedgerError."""
         ledger = self.need_ledger()
-        found = await ledger.list_workers()
+        found = await ledger.workers.list_workers()
         now = ledger.clock.time()
         by_status: dict[str, list[WorkerRecord]] = {"alive": [], "silent": [], "stopped": []}
         for worker in found:
@@ -83,5 +83,7 @@ class Examined:
         return [job for job in await self._running() if job.worker_id == worker_id]
 
     async def _running(self) -> Sequence[JobSummary]:
-        page = await self.need_ledger().list_jobs(JobFilter(state=State.RUNNING), limit=LOOKED_AT)
+        page = await self.need_ledger().job_reads.list_jobs(
+            JobFilter(state=State.RUNNING), limit=LOOKED_AT
+        )
         return page.items

@@ -31,7 +31,7 @@ JUST_NOW, MANY = 900.0, 20
 async def timeouts(system: Examined) -> list[Check]:
     """Types whose jobs run into their time limit."""
     ledger = system.need_ledger()
-    found = await ledger.timed_out(ledger.clock.time() - RECENT)
+    found = await ledger.job_reads.timed_out(ledger.clock.time() - RECENT)
     if not found:
         return [well("time limits", "no job has run into its limit within an hour")]
     told = some(
@@ -60,7 +60,7 @@ def _limit(system: Examined, name: str) -> str:
 async def overdue(system: Examined) -> list[Check]:
     """Jobs that run although their limit should have ended them."""
     ledger = system.need_ledger()
-    page = await ledger.list_jobs(JobFilter(state=State.RUNNING), limit=LOOKED_AT)
+    page = await ledger.job_reads.list_jobs(JobFilter(state=State.RUNNING), limit=LOOKED_AT)
     late = [job for job in page.items if _is_late(system, job, ledger.clock.time())]
     if not late:
         return [well("running jobs", "none runs longer than its type may")]
@@ -77,7 +77,7 @@ async def overdue(system: Examined) -> list[Check]:
 
 async def _about_holders(system: Examined, running: list[JobSummary]) -> str:
     """What to do about the workers of these jobs."""
-    known = {each.worker_id: each for each in await system.need_ledger().list_workers()}
+    known = {each.worker_id: each for each in await system.need_ledger().workers.list_workers()}
     ids = dict.fromkeys(job.worker_id for job in running)
     return await advice(system, [known[each] for each in ids if each in known], start=False)
 
@@ -86,7 +86,7 @@ async def cancels(system: Examined) -> list[Check]:
     """Jobs that somebody has called off, and that run on."""
     ledger = system.need_ledger()
     now = ledger.clock.time()
-    running = await ledger.unheeded_cancels(now - CANCELLED_FOR, LOOKED_AT)
+    running = await ledger.job_reads.unheeded_cancels(now - CANCELLED_FOR, LOOKED_AT)
     if not running:
         return [well("cancelled jobs", "none runs on")]
     told = some(
@@ -120,7 +120,7 @@ def _is_late(system: Examined, job: JobSummary, now: float) -> bool:
 
 async def joins(system: Examined) -> list[Check]:
     """Jobs that wait for dead ones alone."""
-    stuck = await system.need_ledger().stuck_joins(LOOKED_AT)
+    stuck = await system.need_ledger().joins.stuck_joins(LOOKED_AT)
     if not stuck:
         return [well("joins", "no job waits for dead ones alone")]
     told = some([f"{each.id} waits for {each.dead:,} dead of {each.total:,}" for each in stuck])
@@ -135,7 +135,7 @@ async def outbox(system: Examined) -> list[Check]:
     """Jobs that are recorded, and that the broker does not take for now."""
     ledger = system.need_ledger()
     now = ledger.clock.time()
-    late = await ledger.late_pending(now - PENDING_FOR)
+    late = await ledger.job_reads.late_pending(now - PENDING_FOR)
     if not late:
         return [well("outbox", "no job waits for over a minute to be published")]
     told = some(
@@ -167,30 +167,40 @@ async def dead(system: Examined) -> list[Check]:
     """Letters that wait for somebody, and those that go back by themselves."""
     ledger = system.need_ledger()
     going_back = DeadLetterFilter(state="waiting", reason="displaced")
-    displaced = await ledger.count_dead(going_back)
-    unbound = await ledger.count_dead(replace(going_back, error_type=UNBOUND)) if displaced else 0
+    displaced = await ledger.dead_letters.count_dead(going_back)
+    unbound = (
+        await ledger.dead_letters.count_dead(replace(going_back, error_type=UNBOUND))
+        if displaced
+        else 0
+    )
     checks = [_unbound(unbound)] if unbound else []
     if displaced > unbound:
         checks.append(_displaced(displaced - unbound))
-    refused = await ledger.count_dead(DeadLetterFilter(state="waiting", reason="refused"))
+    refused = await ledger.dead_letters.count_dead(
+        DeadLetterFilter(state="waiting", reason="refused")
+    )
     checks += [_refused(refused)] if refused else []
-    waiting = await ledger.count_dead(DeadLetterFilter(state="waiting")) - displaced - refused
+    waiting = (
+        await ledger.dead_letters.count_dead(DeadLetterFilter(state="waiting"))
+        - displaced
+        - refused
+    )
     more = 0 if system.broker is None else await unlisted_letters(system.settings, ledger)
     checks += [_unlisted(more)] if more > 0 else []
     if waiting <= 0:
         return [*checks, *([] if more > 0 else [well("dead letters", "none waits")])]
     recent = DeadLetterFilter(state="waiting", since=ledger.clock.time() - JUST_NOW)
-    if (recently := await ledger.count_dead(recent)) >= MANY:
+    if (recently := await ledger.dead_letters.count_dead(recent)) >= MANY:
         checks.append(_growing(recently))
     remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
     told = f"{waiting:,} wait for somebody"
     listed = waiting + displaced
     # A message may have been indexed twice: the broker's number counts where it is smaller.
-    messages = await ledger.count_messages() + min(more, 0)
+    messages = await ledger.dead_letters.count_messages() + min(more, 0)
     if messages > listed:
         told += f", {messages:,} messages in jobs.dead: identical ones count once"
     of_reason = DeadLetterFilter(state="waiting", reason=Reason.INVALID_PAYLOAD)
-    if invalid := await ledger.count_dead(of_reason):
+    if invalid := await ledger.dead_letters.count_dead(of_reason):
         told += f"; of these, {invalid:,} had a payload that their worker did not accept"
         remedy += (
             "; was that worker older than the publisher? Then start the new one and `jobctl dead "

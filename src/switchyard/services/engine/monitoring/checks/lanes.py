@@ -101,7 +101,7 @@ async def _stalled(
     """Queues whose jobs nobody takes, although all who could are free."""
     if not queues:
         return []
-    oldest = (await system.need_ledger().gauges()).oldest
+    oldest = (await system.need_ledger().gauges.gauges()).oldest
     busy = await system.running_by_worker()
     checks = []
     for queue in queues:

@@ -39,8 +39,8 @@ async def ledger(system: Examined) -> list[Check]:
     try:
         await found.check()
         # A write, for a database that is locked can be read.
-        await found.release_lease(HOLDER, HOLDER)
-        await found.require_room()
+        await found.leases.release_lease(HOLDER, HOLDER)
+        await found.disk_space.require_room()
     except LedgerError as error:
         await found.close()
         return [unusable(system, error)]

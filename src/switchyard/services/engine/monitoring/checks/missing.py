@@ -28,7 +28,7 @@ async def missing(system: Examined, report: Report) -> list[Check]:
     elsewhere = await _in_retry_queues(system) + await _unread_letters(system, dead)
     # Again, for what has come back from a retry queue between the two.
     again = await _ready(system, [queue.name for queue in queues])
-    waiting = await system.ledger.queued_since(system.now() - UNCHANGED)
+    waiting = await system.ledger.gauges.queued_since(system.now() - UNCHANGED)
     found = []
     for queue in queues:
         lane, _, kind = queue.name.partition(".")
@@ -66,6 +66,6 @@ async def _ready(system: Examined, names: list[str]) -> dict[str, int]:
 async def _unread_letters(system: Examined, dead: QueueReport) -> int:
     """Dead letters that the ledger has not seen, or that go back by themselves: it may have their
     jobs as queued."""
-    known = (await system.need_ledger().gauges()).dead
+    known = (await system.need_ledger().gauges.gauges()).dead
     seen = sum(number for (_, reason), number in known.items() if reason != Reason.DISPLACED)
     return max(0, dead.ready - seen)

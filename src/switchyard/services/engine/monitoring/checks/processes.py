@@ -113,14 +113,14 @@ async def _beating(system: Examined, workers: Sequence[WorkerRecord]) -> set[str
     if not workers:
         return set()
     ledger = system.need_ledger()
-    before = {each.worker_id: await ledger.worker_beat(each.worker_id) for each in workers}
+    before = {each.worker_id: await ledger.workers.worker_beat(each.worker_id) for each in workers}
     interval = system.settings.takeover_after / BEATS_PER_TAKEOVER
     deadline = time.monotonic() + min(max(LATE * interval, SHORTEST_LOOK), LONGEST_LOOK)
     beating: set[str] = set()
     while len(beating) < len(before) and time.monotonic() < deadline:
         await asyncio.sleep(interval / 10)
         for worker_id, beat in before.items():
-            if await ledger.worker_beat(worker_id) != beat:
+            if await ledger.workers.worker_beat(worker_id) != beat:
                 beating.add(worker_id)
     return beating
 
@@ -133,6 +133,6 @@ async def _runs(system: Examined, worker: WorkerRecord) -> str:
 
 async def _lasting(system: Examined, worker: WorkerRecord) -> LoopBlock | None:
     """What blocks its loop now, as far as it was noted."""
-    found = await system.need_ledger().loop_blocks(worker.started_at)
+    found = await system.need_ledger().workers.loop_blocks(worker.started_at)
     lasting = (each for each in found if each.worker_id == worker.worker_id and not each.ended)
     return next(lasting, None)

@@ -14,12 +14,12 @@ LATE = 60.0
 async def schedules(system: Examined) -> list[Check]:
     """Those that are overdue, and those whose last job was refused."""
     ledger = system.need_ledger()
-    entries = await ledger.schedules()
+    entries = await ledger.schedules.schedules()
     if not entries:
         return []
-    _, now = await ledger.due_schedules(1)
-    waiting = await ledger.waiting_firings()
-    last = await ledger.last_firings(settled=True)
+    _, now = await ledger.schedules.due_schedules(1)
+    waiting = await ledger.schedules.waiting_firings()
+    last = await ledger.schedules.last_firings(settled=True)
     late = {name for name, since in lateness(entries, waiting, now).items() if since > LATE}
     checks = []
     if late:

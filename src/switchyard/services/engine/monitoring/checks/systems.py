@@ -12,7 +12,7 @@ from switchyard.services.engine.monitoring.checks.examined import Examined
 async def system(system: Examined) -> list[Check]:
     """Whose the broker is, and whether the ledger is the newest of it."""
     ledger = system.need_ledger()
-    ours = await ledger.system()
+    ours = await ledger.system.system()
     try:
         mark = await read_broker(system.settings)
         await require_same_system(system.settings, ledger)

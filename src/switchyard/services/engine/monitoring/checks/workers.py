@@ -26,7 +26,7 @@ OVER_AFTER = 900.0
 
 async def scheduler(system: Examined) -> list[Check]:
     """One has to be active."""
-    if 0 < await system.need_ledger().lease_remaining(SCHEDULER) < LEASE + AHEAD:
+    if 0 < await system.need_ledger().leases.lease_remaining(SCHEDULER) < LEASE + AHEAD:
         return [well("scheduler", "one is active")]
     detail = "none is active: delayed jobs are not published, and what a crash left is not healed"
     return [wrong("scheduler", Finding.SCHEDULER_NONE, detail, "start `jobctl scheduler`")]
@@ -58,7 +58,7 @@ async def killed(system: Examined) -> list[Check]:
     """Workers that died without a word, one after another, within a day."""
     ledger, now = system.need_ledger(), system.now()
     gone: dict[tuple[str, ...], list[WorkerRecord]] = {}
-    for worker in sorted(await ledger.list_workers(), key=lambda each: each.beat_at):
+    for worker in sorted(await ledger.workers.list_workers(), key=lambda each: each.beat_at):
         if worker.kinds and _died(system, worker) and now - worker.beat_at < FORGOTTEN_AFTER:
             deaths = gone.setdefault(worker.kinds, [])
             # Those that end together, as with their host, are one.
@@ -69,7 +69,7 @@ async def killed(system: Examined) -> list[Check]:
         if len(deaths) < AGAIN:
             continue
         ran: dict[str, set[str]] = {each.worker_id: set() for each in deaths}
-        for each in await ledger.running_at_deaths(list(ran)):
+        for each in await ledger.workers.running_at_deaths(list(ran)):
             ran[each.worker_id].add(each.job_type)
         always = sorted(set.intersection(*ran.values()))
         if always or len(deaths) > AGAIN:
@@ -126,7 +126,7 @@ def _killed_again(
 async def blocked(system: Examined) -> list[Check]:
     """Event loops that a job has blocked within a day, or does now."""
     now = system.now()
-    found = await system.need_ledger().loop_blocks(now - FORGOTTEN_AFTER)
+    found = await system.need_ledger().workers.loop_blocks(now - FORGOTTEN_AFTER)
     if not found:
         return []
     by_type: dict[str, list[LoopBlock]] = {}
@@ -177,7 +177,7 @@ async def consuming(system: Examined) -> list[Check]:
 
 async def lacking(system: Examined) -> list[Check]:
     """Workers that got jobs of types that they do not know."""
-    found = await system.need_ledger().lacking()
+    found = await system.need_ledger().workers.lacking()
     if not found:
         return []
     told = some(

@@ -27,6 +27,7 @@ from switchyard.services.pipeline.citations.linking.questions import (
 )
 from switchyard.services.pipeline.citations.reference import Reference
 from switchyard.services.pipeline.citations.works import CitedWork, LinkStatus, WorkLink
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.sources.asking import SourceClient
 from switchyard.services.pipeline.sources.errors import (
     SourceBusy,
@@ -127,14 +128,16 @@ class Linker:
         answers: Answers = {}
         keys = list(questions)
         for start in range(0, len(keys), READ_AT_ONCE):
-            answers |= await self._ledger.find_catalogue_answers(
+            answers |= await PipelineLedger(self._ledger).catalogue_answers.find_catalogue_answers(
                 keys[start : start + READ_AT_ONCE], max_age=self._max_age
             )
         left = [key for key in keys if key not in answers]
         while left:
             progress = False
             for batch in _batches(questions, left):
-                claims = await self._ledger.claim_catalogue_questions(
+                claims = await PipelineLedger(
+                    self._ledger
+                ).catalogue_answers.claim_catalogue_questions(
                     batch, self._holder, ttl=CLAIM, max_age=self._max_age
                 )
                 answers |= claims.kept
@@ -157,13 +160,19 @@ class Linker:
             self._check_time()
             answers, unsure = await self._ask(questions)
             sure = {key: works for key, works in answers.items() if key not in unsure}
-            await self._ledger.keep_catalogue_answers(sure)
+            await PipelineLedger(self._ledger).catalogue_answers.keep_catalogue_answers(sure)
             if unsure:
-                await self._ledger.give_up_catalogue_claims(sorted(unsure), self._holder)
+                await PipelineLedger(self._ledger).catalogue_answers.give_up_catalogue_claims(
+                    sorted(unsure), self._holder
+                )
             return answers
         except BaseException:
             try:
-                await asyncio.shield(self._ledger.give_up_catalogue_claims(keys, self._holder))
+                await asyncio.shield(
+                    PipelineLedger(self._ledger).catalogue_answers.give_up_catalogue_claims(
+                        keys, self._holder
+                    )
+                )
             except LedgerError as error:  # they run out by themselves
                 self._log.warning("claims could not be released", error=str(error))
             raise
@@ -174,7 +183,9 @@ class Linker:
         while True:
             await asyncio.sleep(CLAIM / 3)
             try:
-                await self._ledger.renew_catalogue_claims(keys, self._holder, CLAIM)
+                await PipelineLedger(self._ledger).catalogue_answers.renew_catalogue_claims(
+                    keys, self._holder, CLAIM
+                )
             except LedgerError as error:
                 self._log.warning("can't renew claims", error=str(error))
 

@@ -91,7 +91,7 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
         await arrival.keep(ctx, document_id)
     else:
         # One at a time, or the files of one version could end under the record of another.
-        async with ctx.ledger.holding_lease(f"document {document_id}"):
+        async with ctx.ledger.leases.holding_lease(f"document {document_id}"):
             if known is not None:
                 mine = await arrival.renew(ctx.ledger, known)
             else:

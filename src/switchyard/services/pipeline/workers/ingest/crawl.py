@@ -25,6 +25,7 @@ from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.monitoring.levels import Pressure
 from switchyard.services.pipeline.crawls.bounds import belongs, host_of
 from switchyard.services.pipeline.crawls.pages import JOB_TYPE, SLOWER, crawl_pressure, found_pages
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlPage, CrawlRecord
 from switchyard.services.pipeline.sources.errors import SourceBusy, SourceNotFound, SourceRefused
 from switchyard.services.pipeline.sources.web.addresses import addresses, page_address
@@ -55,8 +56,8 @@ async def crawl_page(payload: CrawlPagePayload, ctx: JobContext) -> Outcome:
     far as the crawl may go."""
     if ctx.ledger is None:
         raise PermanentError("a crawl needs a ledger")
-    crawl = await ctx.ledger.crawl(payload.crawl_id)
-    page = await ctx.ledger.crawl_page(payload.crawl_id, payload.url)
+    crawl = await PipelineLedger(ctx.ledger).crawls.crawl(payload.crawl_id)
+    page = await PipelineLedger(ctx.ledger).crawls.crawl_page(payload.crawl_id, payload.url)
     if crawl is None or page is None or page.job_id != ctx.job_id:
         raise PermanentError("the job is of no crawl: start one with `jobctl crawl start`")
     now = ctx.ledger.clock.time()
@@ -102,7 +103,7 @@ async def _take_up(
     if not pages:
         return 0
     slower = SLOWER if pressure is Pressure.SLOW else 1.0
-    return await ledger.claim_pages(
+    return await PipelineLedger(ledger).crawls.claim_pages(
         crawl.id, pages, ledger.clock.time(), interval=ctx.settings.web_interval * slower
     )
 
@@ -116,7 +117,7 @@ def _following(
     async def may_follow(url: str) -> None:
         if not belongs(url, crawl.hosts):
             raise SourceRefused(f"it leads to {host_of(url)[:100]}, which is none of the crawl's")
-        if not await ledger.claim_address(crawl.id, page, url, host_of(url)):
+        if not await PipelineLedger(ledger).crawls.claim_address(crawl.id, page, url, host_of(url)):
             raise SourceRefused(f"it leads to another page of the crawl, {url[:200]}")
 
     return may_follow

@@ -15,6 +15,7 @@ from switchyard.services.common.files.keys import upload_key
 from switchyard.services.common.files.uploads import Identity
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.document_states import FINISHED_STATES
 from switchyard.services.pipeline.workers.outputs import DocumentFiles
 from switchyard.services.pipeline.workers.stages import (
@@ -49,7 +50,7 @@ class Arrival:
     ) -> tuple[Document, bool]:
         """Its document, made under that id where there is none of its content or source; and
         whether it was made."""
-        return await ledger.upsert_document(
+        return await PipelineLedger(ledger).documents.upsert_document(
             self.identity.sha256,
             source=self.source,
             document_id=document_id,
@@ -80,7 +81,7 @@ class Arrival:
     async def renew(self, ledger: Ledger, document: Document) -> Document | None:
         """The document with this content from now on; None when another run has it since it was
         read."""
-        return await ledger.renew_document(
+        return await PipelineLedger(ledger).documents.renew_document(
             document, self.identity.sha256, source=self.source, **self._described()
         )
 
@@ -124,7 +125,7 @@ async def document_of(ctx: JobContext, source: str) -> tuple[Document | None, Do
     """Return the document that was taken in from a source, or the one that claims the source."""
     if ctx.ledger is None:
         return None, None
-    page = await ctx.ledger.list_documents(source=source, limit=1)
+    page = await PipelineLedger(ctx.ledger).documents.list_documents(source=source, limit=1)
     if not page.items:
         return None, None
     found = page.items[0]
@@ -145,7 +146,7 @@ async def is_taken(ctx: JobContext, document: Document) -> bool:
         return True
     if ctx.ledger is None or document.pipeline in (None, ctx.pipeline):
         return False
-    jobs = await ctx.ledger.pipeline(document.pipeline)
+    jobs = await ctx.ledger.job_reads.pipeline(document.pipeline)
     return any(job.state not in FINISHED for job in jobs)
 
 

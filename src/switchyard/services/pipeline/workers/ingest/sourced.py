@@ -144,7 +144,7 @@ async def take_in(
         await arrival.keep(ctx, document_id)
     else:
         # One at a time, or the files of one state could end under the record of another.
-        async with ctx.ledger.holding_lease(f"document {document_id}"):
+        async with ctx.ledger.leases.holding_lease(f"document {document_id}"):
             known, claim = await document_of(ctx, source)
             if known is not None:
                 document_id = known.id

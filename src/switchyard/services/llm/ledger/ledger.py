@@ -1,0 +1,21 @@
+"""What the ledger keeps of calls to language models."""
+
+from __future__ import annotations
+
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.llm.ledger.llm_answers import LlmAnswerRepository
+from switchyard.services.llm.ledger.llm_batches import LlmBatchRepository
+from switchyard.services.llm.ledger.llm_slots import LlmSlotRepository
+from switchyard.services.llm.ledger.llm_spend import LlmSpendRepository
+
+
+class LlmLedger:
+    """The repositories of this wing, in the database of a ledger. Cheap to make, and nothing has to
+    be closed."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        core = ledger.core
+        self.answers = LlmAnswerRepository(core)
+        self.batches = LlmBatchRepository(core)
+        self.slots = LlmSlotRepository(core)
+        self.spending = LlmSpendRepository(core)
