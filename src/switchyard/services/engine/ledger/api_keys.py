@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, exists, insert, select, update
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import api_keys
 from switchyard.services.engine.records.keys import ApiKeyRecord
 
@@ -16,8 +16,16 @@ from switchyard.services.engine.records.keys import ApiKeyRecord
 class ApiKeyRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def add_api_key(
-        self, key_id: str, *, name: str, key_hash: str, scopes: Sequence[str], now: float
+    @write
+    def add_api_key(
+        self,
+        connection: Connection,
+        key_id: str,
+        *,
+        name: str,
+        key_hash: str,
+        scopes: Sequence[str],
+        now: float,
     ) -> None:
         """Keep a new key. Raises RowRejected for an id or a key that is there already."""
         values = {
@@ -27,58 +35,40 @@ class ApiKeyRepository(Repository):
             "scopes": json.dumps(list(scopes)),
             "created_at": now,
         }
+        connection.execute(insert(api_keys).values(**values))
 
-        def work(connection: Connection) -> None:
-            connection.execute(insert(api_keys).values(**values))
-
-        await self._database.write(work)
-
-    async def find_api_key(self, key_hash: str) -> ApiKeyRecord | None:
+    @read
+    def find_api_key(self, connection: Connection, key_hash: str) -> ApiKeyRecord | None:
         """The key of that hash, revoked or not."""
+        query = select(api_keys).where(api_keys.c.key_hash == key_hash)
+        row = connection.execute(query).one_or_none()
+        return None if row is None else _key(row)
 
-        def work(connection: Connection) -> ApiKeyRecord | None:
-            query = select(api_keys).where(api_keys.c.key_hash == key_hash)
-            row = connection.execute(query).one_or_none()
-            return None if row is None else _key(row)
-
-        return await self._database.read(work)
-
-    async def list_api_keys(self) -> list[ApiKeyRecord]:
+    @read
+    def list_api_keys(self, connection: Connection) -> list[ApiKeyRecord]:
         """All keys, the newest first, revoked ones included."""
-
-        def work(connection: Connection) -> list[ApiKeyRecord]:
-            query = select(api_keys).order_by(api_keys.c.created_at.desc(), api_keys.c.id)
-            return [_key(row) for row in connection.execute(query)]
-
-        return await self._database.read(work)
+        query = select(api_keys).order_by(api_keys.c.created_at.desc(), api_keys.c.id)
+        return [_key(row) for row in connection.execute(query)]
 
     async def has_api_keys(self) -> bool:
         """Whether there is a key at all, revoked ones included."""
         query = select(exists(select(api_keys.c.id)))
         return await self._database.read(lambda connection: bool(connection.scalar(query)))
 
-    async def revoke_api_key(self, key_id: str, now: float) -> bool:
+    @write
+    def revoke_api_key(self, connection: Connection, key_id: str, now: float) -> bool:
         """Make a key useless, for good. False when there is none of that id; a key that was
         revoked before stays as it was."""
+        mine = api_keys.c.id == key_id
+        connection.execute(
+            update(api_keys).where(mine, api_keys.c.revoked_at.is_(None)).values(revoked_at=now)
+        )
+        return connection.execute(select(api_keys.c.id).where(mine)).first() is not None
 
-        def work(connection: Connection) -> bool:
-            mine = api_keys.c.id == key_id
-            connection.execute(
-                update(api_keys).where(mine, api_keys.c.revoked_at.is_(None)).values(revoked_at=now)
-            )
-            return connection.execute(select(api_keys.c.id).where(mine)).first() is not None
-
-        return await self._database.write(work)
-
-    async def note_api_key_used(self, key_id: str, now: float) -> None:
+    @write
+    def note_api_key_used(self, connection: Connection, key_id: str, now: float) -> None:
         """The key was used at that time."""
-
-        def work(connection: Connection) -> None:
-            connection.execute(
-                update(api_keys).where(api_keys.c.id == key_id).values(last_used_at=now)
-            )
-
-        await self._database.write(work)
+        connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(last_used_at=now))
 
 
 def _key(row: Row[Any]) -> ApiKeyRecord:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, func, select
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.bulk import BulkDeaths
 from switchyard.services.engine.records.states import FINISHED, State
@@ -15,24 +15,23 @@ from switchyard.services.engine.records.states import FINISHED, State
 class BulkJobRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def count_bulk_jobs(self, operation_id: str) -> tuple[dict[State, int], dict[State, int]]:
+    @read
+    def count_bulk_jobs(
+        self, connection: Connection, operation_id: str
+    ) -> tuple[dict[State, int], dict[State, int]]:
         """Jobs of an operation by state: those that it published, and those that followed from
         them. Counts each of them: 1 to 2 s for a million."""
-
-        def work(connection: Connection) -> tuple[dict[State, int], dict[State, int]]:
-            is_own = jobs.c.parent_id.is_(None)
-            query = (
-                select(is_own.label("own"), jobs.c.state, func.count())
-                .where(jobs.c.operation_id == operation_id)
-                .group_by(is_own, jobs.c.state)
-            )
-            own: dict[State, int] = {}
-            followers: dict[State, int] = {}
-            for mine, state, number in connection.execute(query):
-                (own if mine else followers)[State(state)] = number
-            return own, followers
-
-        return await self._database.read(work)
+        is_own = jobs.c.parent_id.is_(None)
+        query = (
+            select(is_own.label("own"), jobs.c.state, func.count())
+            .where(jobs.c.operation_id == operation_id)
+            .group_by(is_own, jobs.c.state)
+        )
+        own: dict[State, int] = {}
+        followers: dict[State, int] = {}
+        for mine, state, number in connection.execute(query):
+            (own if mine else followers)[State(state)] = number
+        return own, followers
 
     async def count_open_bulk_jobs(self, operation_id: str, *, at_most: int) -> int:
         """Jobs of an operation that are not finished, those that followed included; `at_most` when

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, func, or_, select, text, update
 
 from switchyard.services.engine.ledger.sql import operations as ops
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, write
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
 from switchyard.services.engine.ledger.sql.dialect import clock
 from switchyard.services.engine.ledger.sql.paging import fetch_page
@@ -34,8 +34,10 @@ from switchyard.services.engine.records.results import Page
 class BulkRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def create_bulk(
+    @write
+    def create_bulk(
         self,
+        connection: Connection,
         operation_id: str,
         *,
         kind: str,
@@ -69,19 +71,15 @@ class BulkRepository(Repository):
             "counts": to_json(counts or {}),
             "budget": budget,
         }
-
-        def work(connection: Connection) -> BulkOperation:
-            known = _fetch(connection, operation_id)
-            if known is not None:
-                return known
-            made = connection.execute(
-                bulk_operations.insert().values(values).returning(bulk_operations)
-            ).one()
-            if notice is not None:
-                self._writer.run(connection, [ops.Record(notice)])
-            return self._take(connection, operation_id, hold) or _operation(made)
-
-        return await self._database.write(work)
+        known = _fetch(connection, operation_id)
+        if known is not None:
+            return known
+        made = connection.execute(
+            bulk_operations.insert().values(values).returning(bulk_operations)
+        ).one()
+        if notice is not None:
+            self._writer.run(connection, [ops.Record(notice)])
+        return self._take(connection, operation_id, hold) or _operation(made)
 
     async def get_bulk(self, operation_id: str) -> BulkOperation | None:
         """One operation."""
@@ -107,8 +105,10 @@ class BulkRepository(Repository):
             lambda connection: fetch_page(connection, query, at, key, _operation, limit, cursor)
         )
 
-    async def claim_bulk(
+    @write
+    def claim_bulk(
         self,
+        connection: Connection,
         hold: BulkHold,
         *,
         kinds: Collection[str],
@@ -116,25 +116,21 @@ class BulkRepository(Repository):
     ) -> BulkOperation | None:
         """Take the oldest operation that nobody runs; with `operation_id` that one alone, also
         where it was taken with the same hold before. None when there is none to take."""
-
-        def work(connection: Connection) -> BulkOperation | None:
-            free = (
-                select(bulk_operations.c.id)
-                .where(
-                    bulk_operations.c.state.in_([state.value for state in ACTIVE]),
-                    bulk_operations.c.kind.in_(list(kinds)),
-                    _is_free(connection, None if operation_id is None else hold),
-                )
-                .order_by(bulk_operations.c.created_at)
-                .limit(1)
-                .with_for_update(skip_locked=True)
+        free = (
+            select(bulk_operations.c.id)
+            .where(
+                bulk_operations.c.state.in_([state.value for state in ACTIVE]),
+                bulk_operations.c.kind.in_(list(kinds)),
+                _is_free(connection, None if operation_id is None else hold),
             )
-            if operation_id is not None:
-                free = free.where(bulk_operations.c.id == operation_id)
-            found = connection.scalar(free)
-            return None if found is None else self._take(connection, found, hold)
-
-        return await self._database.write(work)
+            .order_by(bulk_operations.c.created_at)
+            .limit(1)
+            .with_for_update(skip_locked=True)
+        )
+        if operation_id is not None:
+            free = free.where(bulk_operations.c.id == operation_id)
+        found = connection.scalar(free)
+        return None if found is None else self._take(connection, found, hold)
 
     def _take(
         self, connection: Connection, operation_id: str, hold: BulkHold | None
@@ -156,8 +152,10 @@ class BulkRepository(Repository):
         ).one_or_none()
         return None if taken is None else _operation(taken)
 
-    async def checkpoint_bulk(
+    @write
+    def checkpoint_bulk(
         self,
+        connection: Connection,
         operation_id: str,
         holder: str,
         ttl: float,
@@ -173,35 +171,31 @@ class BulkRepository(Repository):
         meanwhile: what was done is done. `state` and `note` are not. Returns the record as it is
         then; None when the holder has lost it: nothing was written.
         """
-
-        def work(connection: Connection) -> BulkOperation | None:
-            values: dict[str, Any] = {
-                "lease_until": text(f"{clock(connection)} + :ttl").bindparams(ttl=ttl),
-                "updated_at": self.clock.time(),
-            }
-            if cursor is not None:
-                values["cursor"] = to_json(cursor)
-            if counts is not None:
-                values["counts"] = to_json(counts)
-            mine = (bulk_operations.c.id == operation_id) & (bulk_operations.c.holder == holder)
-            written = connection.execute(
-                update(bulk_operations).where(mine).values(values).returning(bulk_operations)
-            ).one_or_none()
-            if written is None:
-                return None
-            found = _operation(written)
-            if state is None or found.state not in ACTIVE:
-                return found
-            moved = connection.execute(
-                update(bulk_operations)
-                .where(mine)
-                .values(_moved(state, note, self.clock.time()))
-                .returning(bulk_operations)
-            ).one()
-            self._tell(connection, moved)
-            return _operation(moved)
-
-        return await self._database.write(work)
+        values: dict[str, Any] = {
+            "lease_until": text(f"{clock(connection)} + :ttl").bindparams(ttl=ttl),
+            "updated_at": self.clock.time(),
+        }
+        if cursor is not None:
+            values["cursor"] = to_json(cursor)
+        if counts is not None:
+            values["counts"] = to_json(counts)
+        mine = (bulk_operations.c.id == operation_id) & (bulk_operations.c.holder == holder)
+        written = connection.execute(
+            update(bulk_operations).where(mine).values(values).returning(bulk_operations)
+        ).one_or_none()
+        if written is None:
+            return None
+        found = _operation(written)
+        if state is None or found.state not in ACTIVE:
+            return found
+        moved = connection.execute(
+            update(bulk_operations)
+            .where(mine)
+            .values(_moved(state, note, self.clock.time()))
+            .returning(bulk_operations)
+        ).one()
+        self._tell(connection, moved)
+        return _operation(moved)
 
     async def release_bulk(self, operation_id: str, holder: str) -> None:
         """Give an operation back; another process may take it at once."""
@@ -212,8 +206,10 @@ class BulkRepository(Repository):
         )
         await self._database.write(lambda connection: connection.execute(statement))
 
-    async def move_bulk(
+    @write
+    def move_bulk(
         self,
+        connection: Connection,
         operation_id: str,
         to: BulkState,
         *,
@@ -224,23 +220,19 @@ class BulkRepository(Repository):
         """Move an operation to a state from one of those in `among`; with `hold`, it is taken in
         the same step, unless another process has it. Returns the record (None when there is none),
         and whether it was moved. Its holder hears of it at its next checkpoint."""
-
-        def work(connection: Connection) -> tuple[BulkOperation | None, bool]:
-            moved = connection.execute(
-                update(bulk_operations)
-                .where(
-                    bulk_operations.c.id == operation_id,
-                    bulk_operations.c.state.in_([state.value for state in among]),
-                )
-                .values(_moved(to, note, self.clock.time()))
-                .returning(bulk_operations)
-            ).one_or_none()
-            if moved is not None:
-                self._tell(connection, moved)
-                return self._take(connection, operation_id, hold) or _operation(moved), True
-            return _fetch(connection, operation_id), False
-
-        return await self._database.write(work)
+        moved = connection.execute(
+            update(bulk_operations)
+            .where(
+                bulk_operations.c.id == operation_id,
+                bulk_operations.c.state.in_([state.value for state in among]),
+            )
+            .values(_moved(to, note, self.clock.time()))
+            .returning(bulk_operations)
+        ).one_or_none()
+        if moved is not None:
+            self._tell(connection, moved)
+            return self._take(connection, operation_id, hold) or _operation(moved), True
+        return _fetch(connection, operation_id), False
 
     async def set_bulk_limits(
         self, operation_id: str, changes: Mapping[str, float | int | None]

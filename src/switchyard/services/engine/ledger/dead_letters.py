@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Select, case, func, select, text
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.ledger.sql import rules
 from switchyard.services.engine.ledger.sql.agreeing import is_foreign_letter
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
 from switchyard.services.engine.ledger.sql.dialect import (
     insert_into,
@@ -196,15 +196,12 @@ class DeadLetterReads(Repository):
             return 0
         return await self.mark_dead_state(absent, DeadLetterState.DROPPED, self.clock.time())
 
-    async def get_dead(self, letter_id: str) -> DeadLetter | None:
+    @read
+    def get_dead(self, connection: Connection, letter_id: str) -> DeadLetter | None:
         """One dead letter."""
-
-        def work(connection: Connection) -> DeadLetter | None:
-            query = select(dead_letters).where(dead_letters.c.id == letter_id)
-            row = connection.execute(query).one_or_none()
-            return None if row is None else to_letter(row)
-
-        return await self._database.read(work)
+        query = select(dead_letters).where(dead_letters.c.id == letter_id)
+        row = connection.execute(query).one_or_none()
+        return None if row is None else to_letter(row)
 
     async def mark_dead_state(
         self, letter_ids: Sequence[str], state: DeadLetterState, now: float

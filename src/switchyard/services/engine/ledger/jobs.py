@@ -9,7 +9,7 @@ from sqlalchemy import Connection, insert, literal, select, text, update
 
 from switchyard.services.engine.ledger.sql import operations as ops
 from switchyard.services.engine.ledger.sql.attempting import Cancel, Claim, Finish
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, write
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.dialect import keys_condition, keys_parameter
 from switchyard.services.engine.ledger.sql.dying import Overflow
@@ -151,39 +151,42 @@ class JobRepository(Repository):
         broker may have no copy of the jobs, so the scheduler publishes them."""
         return await self._release(worker_id, now, State.PENDING, claim_ids)
 
-    async def _release(
-        self, worker_id: str, now: float, state: State, claim_ids: Sequence[str] | None = None
+    @write
+    def _release(
+        self,
+        connection: Connection,
+        worker_id: str,
+        now: float,
+        state: State,
+        claim_ids: Sequence[str] | None = None,
     ) -> int:
-        def work(connection: Connection) -> int:
-            mine = (jobs.c.state == State.RUNNING) & (jobs.c.worker_id == worker_id)
-            if claim_ids is not None:
-                mine &= jobs.c.claim_id.in_(claim_ids)
-            held = connection.execute(select(jobs.c.id).where(mine).with_for_update()).scalars()
-            ids = list(held)
-            if not ids:
-                return 0
-            connection.execute(
-                insert(attempts).from_select(
-                    [column.name for column in attempts.c if column.name in _RELEASED],
-                    select(
-                        jobs.c.id,
-                        jobs.c.redrives,
-                        jobs.c.attempts + 1,
-                        jobs.c.worker_id,
-                        jobs.c.started_at,
-                        literal(now),
-                        literal(AttemptOutcome.RELEASED.value),
-                    ).where(mine),
-                )
+        mine = (jobs.c.state == State.RUNNING) & (jobs.c.worker_id == worker_id)
+        if claim_ids is not None:
+            mine &= jobs.c.claim_id.in_(claim_ids)
+        held = connection.execute(select(jobs.c.id).where(mine).with_for_update()).scalars()
+        ids = list(held)
+        if not ids:
+            return 0
+        connection.execute(
+            insert(attempts).from_select(
+                [column.name for column in attempts.c if column.name in _RELEASED],
+                select(
+                    jobs.c.id,
+                    jobs.c.redrives,
+                    jobs.c.attempts + 1,
+                    jobs.c.worker_id,
+                    jobs.c.started_at,
+                    literal(now),
+                    literal(AttemptOutcome.RELEASED.value),
+                ).where(mine),
             )
-            connection.execute(
-                update(jobs)
-                .where(mine)
-                .values(state=state, worker_id=None, claim_id=None, updated_at=now)
-            )
-            return len(ids)
-
-        return await self._database.write(work)
+        )
+        connection.execute(
+            update(jobs)
+            .where(mine)
+            .values(state=state, worker_id=None, claim_id=None, updated_at=now)
+        )
+        return len(ids)
 
 
 def _all_of(answers: Sequence[Answer | BaseException]) -> list[Answer]:

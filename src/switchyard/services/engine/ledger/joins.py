@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, or_, select
 
 from switchyard.services.engine.ledger.sql import operations as ops
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read
 from switchyard.services.engine.ledger.sql.join_tables import joins
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.errors import LedgerError
@@ -60,14 +60,11 @@ class JoinRepository(Repository):
             lambda connection: settle(connection, join_id, now, when_dead=when_dead)
         )
 
-    async def join(self, join_id: str) -> JoinRecord | None:
+    @read
+    def join(self, connection: Connection, join_id: str) -> JoinRecord | None:
         """How far it is, by the id of the job that waits."""
-
-        def work(connection: Connection) -> JoinRecord | None:
-            row = connection.execute(select(joins).where(joins.c.id == join_id)).one_or_none()
-            return None if row is None else _record(row)
-
-        return await self._database.read(work)
+        row = connection.execute(select(joins).where(joins.c.id == join_id)).one_or_none()
+        return None if row is None else _record(row)
 
     async def stuck_joins(self, limit: int) -> list[JoinRecord]:
         """Those that wait for dead jobs alone."""

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 
 from switchyard.broker.background import Background
 from switchyard.services.common.instance import new_instance_id
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import clock
 from switchyard.services.engine.records.errors import LedgerError
 
@@ -40,88 +40,79 @@ class LeaseRepository(Repository):
     """Each lease has a name and at most one holder, by the database's clock. All raise
     LedgerUnavailable when the database is away."""
 
-    async def acquire_lease(
-        self, name: str, holder: str, ttl: float | None = None, *, longest: float = math.inf
+    @write
+    def acquire_lease(
+        self,
+        connection: Connection,
+        name: str,
+        holder: str,
+        ttl: float | None = None,
+        *,
+        longest: float = math.inf,
     ) -> bool:
         """Take the lease for `ttl` seconds when nobody else holds it; LEASE when it is going to be
         kept by `keeping_lease`. The holder may take it again, which renews it. `longest`: what any
         holder asks for at most, in seconds."""
+        now = clock(connection)
+        taken = connection.execute(
+            text(
+                f"INSERT INTO leases (name, holder, expires_at) "
+                f"VALUES (:name, :holder, {now} + :ttl) "
+                "ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, "
+                "expires_at = excluded.expires_at "
+                f"WHERE leases.holder = excluded.holder OR leases.expires_at <= {now} "
+                f"OR leases.expires_at > {now} + :most "
+                "RETURNING name"
+            ),
+            {
+                "name": name,
+                "holder": holder,
+                "ttl": LEASE if ttl is None else ttl,
+                "most": min(longest + AHEAD, FOREVER),
+            },
+        )
+        return taken.first() is not None
 
-        def work(connection: Connection) -> bool:
-            now = clock(connection)
-            taken = connection.execute(
-                text(
-                    f"INSERT INTO leases (name, holder, expires_at) "
-                    f"VALUES (:name, :holder, {now} + :ttl) "
-                    "ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, "
-                    "expires_at = excluded.expires_at "
-                    f"WHERE leases.holder = excluded.holder OR leases.expires_at <= {now} "
-                    f"OR leases.expires_at > {now} + :most "
-                    "RETURNING name"
-                ),
-                {
-                    "name": name,
-                    "holder": holder,
-                    "ttl": LEASE if ttl is None else ttl,
-                    "most": min(longest + AHEAD, FOREVER),
-                },
-            )
-            return taken.first() is not None
-
-        return await self._database.write(work)
-
-    async def lease_remaining(self, name: str) -> float:
+    @read
+    def lease_remaining(self, connection: Connection, name: str) -> float:
         """Seconds until a lease runs out, by the database's clock; 0 when nobody holds it."""
-
-        def work(connection: Connection) -> float:
-            query = text(f"SELECT expires_at - {clock(connection)} FROM leases WHERE name = :name")
-            return max(0.0, float(connection.scalar(query, {"name": name}) or 0.0))
-
-        return await self._database.read(work)
+        query = text(f"SELECT expires_at - {clock(connection)} FROM leases WHERE name = :name")
+        return max(0.0, float(connection.scalar(query, {"name": name}) or 0.0))
 
     async def source_pause(self, server: str) -> float:
         """Seconds for which a server is left alone by the whole fleet
         (services/pipeline/sources/pace.py); 0 where it is not."""
         return await self.lease_remaining(f"{server}.pause")
 
-    async def renew_lease(self, name: str, holder: str, ttl: float) -> bool:
+    @write
+    def renew_lease(self, connection: Connection, name: str, holder: str, ttl: float) -> bool:
         """Keep the lease for `ttl` seconds more. False when it ran out or another has it."""
+        now = clock(connection)
+        kept = connection.execute(
+            text(
+                f"UPDATE leases SET expires_at = {now} + :ttl "
+                f"WHERE name = :name AND holder = :holder AND expires_at > {now} "
+                "RETURNING name"
+            ),
+            {"name": name, "holder": holder, "ttl": ttl},
+        )
+        return kept.first() is not None
 
-        def work(connection: Connection) -> bool:
-            now = clock(connection)
-            kept = connection.execute(
-                text(
-                    f"UPDATE leases SET expires_at = {now} + :ttl "
-                    f"WHERE name = :name AND holder = :holder AND expires_at > {now} "
-                    "RETURNING name"
-                ),
-                {"name": name, "holder": holder, "ttl": ttl},
-            )
-            return kept.first() is not None
-
-        return await self._database.write(work)
-
-    async def release_lease(self, name: str, holder: str) -> bool:
+    @write
+    def release_lease(self, connection: Connection, name: str, holder: str) -> bool:
         """Give the lease back. False when another has it."""
+        gone = connection.execute(
+            text("DELETE FROM leases WHERE name = :name AND holder = :holder RETURNING name"),
+            {"name": name, "holder": holder},
+        )
+        return gone.first() is not None
 
-        def work(connection: Connection) -> bool:
-            gone = connection.execute(
-                text("DELETE FROM leases WHERE name = :name AND holder = :holder RETURNING name"),
-                {"name": name, "holder": holder},
-            )
-            return gone.first() is not None
-
-        return await self._database.write(work)
-
-    async def drop_old_leases(self, age: float) -> int:
+    @write
+    def drop_old_leases(self, connection: Connection, age: float) -> int:
         """Forget leases that ran out so many seconds ago, as those of web sites that nobody visits
         any more; how many."""
-
-        def work(connection: Connection) -> int:
-            query = text(f"DELETE FROM leases WHERE expires_at < {clock(connection)} - :age")
-            return connection.execute(query, {"age": age}).rowcount
-
-        return await self._database.write(work)
+        query = text(f"DELETE FROM leases WHERE expires_at < {clock(connection)} - :age")
+        return connection.execute(query, {"age": age}).rowcount
 
     @asynccontextmanager
     async def holding_lease(self, name: str, wait: Wait = asyncio.sleep) -> AsyncIterator[None]:

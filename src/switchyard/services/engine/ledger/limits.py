@@ -11,7 +11,7 @@ from typing import cast
 
 from sqlalchemy import Connection, delete, func, select, update
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import db_now
 from switchyard.services.engine.ledger.sql.limit_tables import limit_holds, limit_waits, limits
 from switchyard.services.engine.ledger.sql.limiting import RoomChange, call_waiting
@@ -59,86 +59,68 @@ class LimitRepository(Repository):
         Looks at so many limits at most."""
         return await self._database.write(lambda connection: call_waiting(connection, at_most))
 
-    async def renew_room(self, holds: Sequence[str], ttl: float) -> int:
+    @write
+    def renew_room(self, connection: Connection, holds: Sequence[str], ttl: float) -> int:
         """Keep these for `ttl` seconds more; how many there still are, one for each limit."""
+        kept = connection.execute(
+            update(limit_holds)
+            .where(limit_holds.c.hold.in_(holds))
+            .values(expires_at=db_now(connection) + ttl)
+        )
+        return kept.rowcount
 
-        def work(connection: Connection) -> int:
-            kept = connection.execute(
-                update(limit_holds)
-                .where(limit_holds.c.hold.in_(holds))
-                .values(expires_at=db_now(connection) + ttl)
-            )
-            return kept.rowcount
-
-        return await self._database.write(work)
-
-    async def release_room(self, holder: str) -> None:
+    @write
+    def release_room(self, connection: Connection, holder: str) -> None:
         """Give back all that a holder has: its process ends."""
         statement = delete(limit_holds).where(limit_holds.c.holder == holder)
+        connection.execute(statement)
 
-        def work(connection: Connection) -> None:
-            connection.execute(statement)
-
-        await self._database.write(work)
-
-    async def wait_no_longer(self, job_id: str) -> None:
+    @write
+    def wait_no_longer(self, connection: Connection, job_id: str) -> None:
         """The job gives up its place among those that wait."""
         statement = delete(limit_waits).where(limit_waits.c.job_id == job_id)
+        connection.execute(statement)
 
-        def work(connection: Connection) -> None:
-            connection.execute(statement)
-
-        await self._database.write(work)
-
-    async def limit_wait(self, job_id: str) -> LimitWait | None:
+    @read
+    def limit_wait(self, connection: Connection, job_id: str) -> LimitWait | None:
         """For what a job waits, if it was put off for want of room."""
+        row = connection.execute(
+            select(limit_waits).where(limit_waits.c.job_id == job_id)
+        ).one_or_none()
+        if row is None:
+            return None
+        return LimitWait(row.name, row.key, row.since, row.times, row.back_at)
 
-        def work(connection: Connection) -> LimitWait | None:
-            row = connection.execute(
-                select(limit_waits).where(limit_waits.c.job_id == job_id)
-            ).one_or_none()
-            if row is None:
-                return None
-            return LimitWait(row.name, row.key, row.since, row.times, row.back_at)
-
-        return await self._database.read(work)
-
-    async def waiting_for_room(self) -> dict[str, int]:
+    @read
+    def waiting_for_room(self, connection: Connection) -> dict[str, int]:
         """Jobs that were put off for want of room, by the queue that they are not in now."""
-
-        def work(connection: Connection) -> dict[str, int]:
-            away = select(limit_waits.c.queue, func.count()).where(
-                limit_waits.c.back_at > db_now(connection)
-            )
-            rows = connection.execute(away.group_by(limit_waits.c.queue))
-            return {row[0]: int(row[1]) for row in rows}
-
-        return await self._database.read(work)
+        away = select(limit_waits.c.queue, func.count()).where(
+            limit_waits.c.back_at > db_now(connection)
+        )
+        rows = connection.execute(away.group_by(limit_waits.c.queue))
+        return {row[0]: int(row[1]) for row in rows}
 
     async def limit_reports(self, at_most: int = 1000) -> list[LimitReport]:
         """The limits as they are now, by name and key: those in use or waited for first."""
         return await self._database.read(lambda connection: _reports(connection, at_most))
 
-    async def forget_idle_limits(self) -> int:
+    @write
+    def forget_idle_limits(self, connection: Connection) -> int:
         """Drop what nobody needs any more; how many limits that are."""
-
-        def work(connection: Connection) -> int:
-            now = db_now(connection)
-            connection.execute(delete(limit_holds).where(limit_holds.c.expires_at <= now))
-            lost = limit_waits.c.back_at <= now - FORGOTTEN_AFTER
-            connection.execute(delete(limit_waits).where(lost))
-            used = [
-                select(table.c.hold if table is limit_holds else table.c.job_id)
-                .where(table.c.name == limits.c.name, table.c.key == limits.c.key)
-                .exists()
-                for table in (limit_holds, limit_waits)
-            ]
-            idle = delete(limits).where(
-                limits.c.updated_at <= now - IDLE_AFTER, *(~each for each in used)
-            )
-            return connection.execute(idle).rowcount
-
-        return await self._database.write(work)
+        now = db_now(connection)
+        connection.execute(delete(limit_holds).where(limit_holds.c.expires_at <= now))
+        lost = limit_waits.c.back_at <= now - FORGOTTEN_AFTER
+        connection.execute(delete(limit_waits).where(lost))
+        used = [
+            select(table.c.hold if table is limit_holds else table.c.job_id)
+            .where(table.c.name == limits.c.name, table.c.key == limits.c.key)
+            .exists()
+            for table in (limit_holds, limit_waits)
+        ]
+        idle = delete(limits).where(
+            limits.c.updated_at <= now - IDLE_AFTER, *(~each for each in used)
+        )
+        return connection.execute(idle).rowcount
 
 
 def _reports(connection: Connection, at_most: int) -> list[LimitReport]:

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 from switchyard.broker.lanes import LANES
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read
 from switchyard.services.engine.ledger.sql.dialect import clock, keys_condition, keys_parameter
 from switchyard.services.engine.ledger.sql.note_tables import job_checkpoints, job_progress
 from switchyard.services.engine.ledger.sql.paging import fetch_page
@@ -59,31 +59,25 @@ _KEPT_AT = (
 class JobReads(Repository):
     """None of these waits for a writer. All raise LedgerUnavailable when the database is away."""
 
-    async def get(self, job_id: str) -> JobRecord | None:
+    @read
+    def get(self, connection: Connection, job_id: str) -> JobRecord | None:
         """The job with its timeline."""
+        query = select(jobs, *_PROGRESS, _KEPT_AT).select_from(_WITH_PROGRESS)
+        row = connection.execute(query.where(jobs.c.id == job_id)).one_or_none()
+        if row is None:
+            return None
+        ended = connection.execute(
+            select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.id)
+        )
+        return to_record(row, tuple(_attempt(each) for each in ended))
 
-        def work(connection: Connection) -> JobRecord | None:
-            query = select(jobs, *_PROGRESS, _KEPT_AT).select_from(_WITH_PROGRESS)
-            row = connection.execute(query.where(jobs.c.id == job_id)).one_or_none()
-            if row is None:
-                return None
-            ended = connection.execute(
-                select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.id)
-            )
-            return to_record(row, tuple(_attempt(each) for each in ended))
-
-        return await self._database.read(work)
-
-    async def states(self, job_ids: Sequence[str]) -> dict[str, State]:
+    @read
+    def states(self, connection: Connection, job_ids: Sequence[str]) -> dict[str, State]:
         """The states of those jobs that the ledger knows."""
         dialect = self._database.dialect
         query = text(f"SELECT id, state FROM jobs WHERE {keys_condition(dialect, 'id')}")
         keys = keys_parameter(dialect, job_ids)
-
-        def work(connection: Connection) -> dict[str, State]:
-            return {row.id: State(row.state) for row in connection.execute(query, keys)}
-
-        return await self._database.read(work)
+        return {row.id: State(row.state) for row in connection.execute(query, keys)}
 
     async def list_jobs(
         self, wanted: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None
@@ -97,17 +91,14 @@ class JobReads(Repository):
             )
         )
 
-    async def counts(self) -> dict[str, dict[State, int]]:
+    @read
+    def counts(self, connection: Connection) -> dict[str, dict[State, int]]:
         """Jobs per lane and state; states without jobs are left out."""
-
-        def work(connection: Connection) -> dict[str, dict[State, int]]:
-            found: dict[str, dict[State, int]] = {}
-            query = select(jobs.c.state, jobs.c.lane, func.count())
-            for state, lane, number in connection.execute(query.group_by("state", "lane")):
-                found.setdefault(lane, {})[State(state)] = number
-            return found
-
-        return await self._database.read(work)
+        found: dict[str, dict[State, int]] = {}
+        query = select(jobs.c.state, jobs.c.lane, func.count())
+        for state, lane, number in connection.execute(query.group_by("state", "lane")):
+            found.setdefault(lane, {})[State(state)] = number
+        return found
 
     async def timed_out(self, since: float) -> dict[str, int]:
         """Jobs, by type, that ran into their time limit since then and wait for another attempt or
@@ -139,24 +130,24 @@ class JobReads(Repository):
             lambda connection: [_summary(row) for row in connection.execute(query)]
         )
 
-    async def pipeline(self, pipeline_id: str, *, limit: int = 1_000) -> list[JobSummary]:
+    @read
+    def pipeline(
+        self, connection: Connection, pipeline_id: str, *, limit: int = 1_000
+    ) -> list[JobSummary]:
         """The jobs of one run of a pipeline, oldest first, its first job included."""
+        root = _summaries().where(jobs.c.id == pipeline_id)
+        others = (
+            _summaries()
+            .where(jobs.c.pipeline == pipeline_id, jobs.c.id != pipeline_id)
+            .order_by(jobs.c.created_at, jobs.c.id)
+            .limit(limit)
+        )
+        rows = [*connection.execute(root), *connection.execute(others)]
+        return [_summary(row) for row in rows]
 
-        def work(connection: Connection) -> list[JobSummary]:
-            root = _summaries().where(jobs.c.id == pipeline_id)
-            others = (
-                _summaries()
-                .where(jobs.c.pipeline == pipeline_id, jobs.c.id != pipeline_id)
-                .order_by(jobs.c.created_at, jobs.c.id)
-                .limit(limit)
-            )
-            rows = [*connection.execute(root), *connection.execute(others)]
-            return [_summary(row) for row in rows]
-
-        return await self._database.read(work)
-
-    async def pipelines(
-        self, pipeline_ids: Collection[str], *, limit: int = 20_000
+    @read
+    def pipelines(
+        self, connection: Connection, pipeline_ids: Collection[str], *, limit: int = 20_000
     ) -> dict[str, list[JobSummary]]:
         """`pipeline` for many at once, in one query; those without jobs are left out. At most
         `limit` jobs in all."""
@@ -167,18 +158,14 @@ class JobReads(Repository):
             .order_by(jobs.c.created_at, jobs.c.id)
             .limit(limit)
         )
-
-        def work(connection: Connection) -> dict[str, list[JobSummary]]:
-            found: dict[str, list[JobSummary]] = {}
-            for row in connection.execute(query):
-                job = _summary(row)
-                if job.id in ids:
-                    found.setdefault(job.id, []).insert(0, job)
-                elif job.pipeline is not None:
-                    found.setdefault(job.pipeline, []).append(job)
-            return found
-
-        return await self._database.read(work)
+        found: dict[str, list[JobSummary]] = {}
+        for row in connection.execute(query):
+            job = _summary(row)
+            if job.id in ids:
+                found.setdefault(job.id, []).insert(0, job)
+            elif job.pipeline is not None:
+                found.setdefault(job.pipeline, []).append(job)
+        return found
 
     async def due_pending(
         self, older_than: float, limit: int, *, without: Collection[tuple[str, str]] = ()
@@ -225,26 +212,25 @@ class JobReads(Repository):
         )
         return await self._records(query)
 
-    async def stale_running(self, silent_for: float, limit: int) -> list[JobRecord]:
+    @read
+    def stale_running(
+        self, connection: Connection, silent_for: float, limit: int
+    ) -> list[JobRecord]:
         """Running jobs whose worker has stopped, is unknown, or has not beaten for `silent_for`
         seconds by the database's clock."""
-
-        def work(connection: Connection) -> list[JobRecord]:
-            query = (
-                select(jobs)
-                .outerjoin(workers, workers.c.worker_id == jobs.c.worker_id)
-                .where(
-                    jobs.c.state == State.RUNNING,
-                    workers.c.worker_id.is_(None)
-                    | workers.c.stopped_at.is_not(None)
-                    | text(f"workers.beat_at < {clock(connection)} - :silent_for"),
-                )
-                .order_by(jobs.c.created_at)
-                .limit(limit)
+        query = (
+            select(jobs)
+            .outerjoin(workers, workers.c.worker_id == jobs.c.worker_id)
+            .where(
+                jobs.c.state == State.RUNNING,
+                workers.c.worker_id.is_(None)
+                | workers.c.stopped_at.is_not(None)
+                | text(f"workers.beat_at < {clock(connection)} - :silent_for"),
             )
-            return [to_record(row) for row in connection.execute(query, {"silent_for": silent_for})]
-
-        return await self._database.read(work)
+            .order_by(jobs.c.created_at)
+            .limit(limit)
+        )
+        return [to_record(row) for row in connection.execute(query, {"silent_for": silent_for})]
 
     async def _records(self, query: Select[Any]) -> list[JobRecord]:
         return await self._database.read(

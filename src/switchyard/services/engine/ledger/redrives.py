@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, func, select, text, update
 from switchyard.broker.lanes import queue_name
 from switchyard.services.engine.ledger.reads import to_record
 from switchyard.services.engine.ledger.sql import dialect as sql
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.dying import Redriven, Unredrive
 from switchyard.services.engine.ledger.sql.tables import (
@@ -31,22 +31,20 @@ _COPIES: sql.Columns = {"id": "text", "redrives": "integer"}
 class RedriveRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def job_generations(self, job_ids: Sequence[str]) -> dict[str, tuple[State, int]]:
+    @read
+    def job_generations(
+        self, connection: Connection, job_ids: Sequence[str]
+    ) -> dict[str, tuple[State, int]]:
         """State and redrives of those jobs that the ledger knows."""
         dialect = self._database.dialect
         query = text(
             f"SELECT id, state, redrives FROM jobs WHERE {sql.keys_condition(dialect, 'id')}"
         )
         keys = sql.keys_parameter(dialect, job_ids)
+        return {row.id: (State(row.state), row.redrives) for row in connection.execute(query, keys)}
 
-        def work(connection: Connection) -> dict[str, tuple[State, int]]:
-            return {
-                row.id: (State(row.state), row.redrives) for row in connection.execute(query, keys)
-            }
-
-        return await self._database.read(work)
-
-    async def job_queues(self, job_ids: Sequence[str]) -> dict[str, str]:
+    @read
+    def job_queues(self, connection: Connection, job_ids: Sequence[str]) -> dict[str, str]:
         """The queues of those jobs that the ledger knows, with the kinds of their workers."""
         dialect = self._database.dialect
         query = text(
@@ -54,12 +52,8 @@ class RedriveRepository(Repository):
             f"WHERE {sql.keys_condition(dialect, 'id')} AND worker <> ''"
         )
         keys = sql.keys_parameter(dialect, job_ids)
-
-        def work(connection: Connection) -> dict[str, str]:
-            found = connection.execute(query, keys)
-            return {row.id: queue_name(row.lane, row.worker) for row in found}
-
-        return await self._database.read(work)
+        found = connection.execute(query, keys)
+        return {row.id: queue_name(row.lane, row.worker) for row in found}
 
     async def note_redriven(self, copies: Sequence[RedrivenCopy], now: float) -> None:
         """The broker has these copies: their jobs are queued again, unless a worker was faster,
@@ -131,8 +125,9 @@ class RedriveRepository(Repository):
 
         return await self._database.write(work)
 
-    async def planned_redrives(
-        self, operation_id: str, letter_ids: Sequence[str]
+    @read
+    def planned_redrives(
+        self, connection: Connection, operation_id: str, letter_ids: Sequence[str]
     ) -> dict[str, int]:
         """Of these letters those that the operation has sent, or was about to: the redrives of
         their copies."""
@@ -147,11 +142,7 @@ class RedriveRepository(Repository):
             )
         )
         parameters = {"operation": operation_id, **sql.keys_parameter(dialect, letter_ids)}
-
-        def work(connection: Connection) -> dict[str, int]:
-            return {row.letter_id: row.redrives for row in connection.execute(query, parameters)}
-
-        return await self._database.read(work)
+        return {row.letter_id: row.redrives for row in connection.execute(query, parameters)}
 
     async def forget_planned(
         self, operation_id: str, holder: str, letter_ids: Sequence[str]
@@ -178,7 +169,10 @@ class RedriveRepository(Repository):
 
         return await self._database.write(work)
 
-    async def settle_redriven(self, operation_id: str) -> dict[RedriveOutcome | None, int]:
+    @write
+    def settle_redriven(
+        self, connection: Connection, operation_id: str
+    ) -> dict[RedriveOutcome | None, int]:
         """Look what became of an operation's letters: how many of each outcome, None for those
         that are still open."""
         # A copy that died again without a job's record stands only among the dead letters.
@@ -198,17 +192,13 @@ class RedriveRepository(Repository):
         mine = redriven_letters.c.operation_id == operation_id
         outcome = redriven_letters.c.outcome
         query = select(outcome, func.count()).where(mine).group_by(outcome)
-
-        def work(connection: Connection) -> dict[RedriveOutcome | None, int]:
-            parameters = {"operation": operation_id}
-            connection.execute(ended, parameters)
-            connection.execute(buried, parameters)
-            return {
-                None if each is None else RedriveOutcome(each): number
-                for each, number in connection.execute(query)
-            }
-
-        return await self._database.write(work)
+        parameters = {"operation": operation_id}
+        connection.execute(ended, parameters)
+        connection.execute(buried, parameters)
+        return {
+            None if each is None else RedriveOutcome(each): number
+            for each, number in connection.execute(query)
+        }
 
     async def redriven_letters(
         self, operation_id: str, outcome: RedriveOutcome | None, *, limit: int
@@ -247,7 +237,10 @@ class RedriveRepository(Repository):
             lambda connection: [_edit(row) for row in connection.execute(query)]
         )
 
-    async def undo_edit(self, edit: LetterEdit, job: NewJob, restored: bytes, reason: str) -> bool:
+    @write
+    def undo_edit(
+        self, connection: Connection, edit: LetterEdit, job: NewJob, restored: bytes, reason: str
+    ) -> bool:
         """Take a copy back that has not run: it never will, and the job is `job` again, dead.
 
         `restored` is the letter that is to wait in its place. False when it is too late.
@@ -255,28 +248,24 @@ class RedriveRepository(Repository):
         mine = (letter_edits.c.letter_id == edit.letter_id) & (
             letter_edits.c.redrives == edit.redrives
         )
-
-        def work(connection: Connection) -> bool:
-            undo = Unredrive(job, edit.redrives + 1, reason)
-            if self._writer.run(connection, [undo]) != [True]:
-                return False
-            connection.execute(update(letter_edits).where(mine).values(undone_at=job.now))
-            connection.execute(
-                update(dead_letters)
-                .where(dead_letters.c.id == edit.letter_id)
-                .values(state="waiting", body=restored, updated_at=job.now)
+        undo = Unredrive(job, edit.redrives + 1, reason)
+        if self._writer.run(connection, [undo]) != [True]:
+            return False
+        connection.execute(update(letter_edits).where(mine).values(undone_at=job.now))
+        connection.execute(
+            update(dead_letters)
+            .where(dead_letters.c.id == edit.letter_id)
+            .values(state="waiting", body=restored, updated_at=job.now)
+        )
+        connection.execute(
+            update(redriven_letters)
+            .where(
+                redriven_letters.c.operation_id == edit.operation_id,
+                redriven_letters.c.letter_id == edit.letter_id,
             )
-            connection.execute(
-                update(redriven_letters)
-                .where(
-                    redriven_letters.c.operation_id == edit.operation_id,
-                    redriven_letters.c.letter_id == edit.letter_id,
-                )
-                .values(outcome=RedriveOutcome.UNDONE.value)
-            )
-            return True
-
-        return await self._database.write(work)
+            .values(outcome=RedriveOutcome.UNDONE.value)
+        )
+        return True
 
     async def mark_restored(self, edit: LetterEdit, now: float) -> None:
         """The original of an edit that was undone is in `jobs.dead` again."""

@@ -21,7 +21,7 @@ from sqlalchemy import (
     update,
 )
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.engine.ledger.sql.schedule_tables import schedule_firings, schedules
@@ -41,58 +41,62 @@ class ScheduleRepository(Repository):
             lambda connection: [_schedule(row) for row in connection.execute(query)]
         )
 
-    async def schedule(self, name: str) -> ScheduleRecord | None:
-        def work(connection: Connection) -> ScheduleRecord | None:
-            row = connection.execute(select(schedules).where(schedules.c.name == name)).first()
-            return None if row is None else _schedule(row)
+    @read
+    def schedule(self, connection: Connection, name: str) -> ScheduleRecord | None:
+        row = connection.execute(select(schedules).where(schedules.c.name == name)).first()
+        return None if row is None else _schedule(row)
 
-        return await self._database.read(work)
-
-    async def add_schedule(self, entry: ScheduleRecord, *, most: int) -> bool | None:
+    @write
+    def add_schedule(
+        self, connection: Connection, entry: ScheduleRecord, *, most: int
+    ) -> bool | None:
         """Record a new one. False where its name is taken, None where there are `most` of them."""
+        number = connection.scalar(select(func.count()).select_from(schedules)) or 0
+        if number >= most:
+            return None
+        added = connection.execute(
+            insert_into(connection, schedules)
+            .values(**_columns(entry))
+            .on_conflict_do_nothing()
+            .returning(schedules.c.name)
+        )
+        return added.first() is not None
 
-        def work(connection: Connection) -> bool | None:
-            number = connection.scalar(select(func.count()).select_from(schedules)) or 0
-            if number >= most:
-                return None
-            added = connection.execute(
-                insert_into(connection, schedules)
-                .values(**_columns(entry))
-                .on_conflict_do_nothing()
-                .returning(schedules.c.name)
-            )
-            return added.first() is not None
-
-        return await self._database.write(work)
-
-    async def replace_schedules(
-        self, origin: str, changed: Sequence[ScheduleRecord], gone: Sequence[str]
+    @write
+    def replace_schedules(
+        self,
+        connection: Connection,
+        origin: str,
+        changed: Sequence[ScheduleRecord],
+        gone: Sequence[str],
     ) -> None:
         """Make these what that origin says, in one transaction. One that is there keeps whether it
         is paused."""
-
-        def work(connection: Connection) -> None:
-            for entry in changed:
-                columns = _columns(entry)
-                insert = insert_into(connection, schedules).values(**columns)
-                kept = ("name", "paused_at", "created_at")
-                connection.execute(
-                    insert.on_conflict_do_update(
-                        index_elements=["name"],
-                        set_={name: value for name, value in columns.items() if name not in kept},
-                    )
+        for entry in changed:
+            columns = _columns(entry)
+            insert = insert_into(connection, schedules).values(**columns)
+            kept = ("name", "paused_at", "created_at")
+            connection.execute(
+                insert.on_conflict_do_update(
+                    index_elements=["name"],
+                    set_={name: value for name, value in columns.items() if name not in kept},
                 )
-            for name in gone:
-                _remove(connection, name, origin)
-
-        await self._database.write(work)
+            )
+        for name in gone:
+            _remove(connection, name, origin)
 
     async def remove_schedule(self, name: str, origin: str) -> bool:
         """Forget one, with its history. False where there is none of that origin."""
         return await self._database.write(lambda connection: _remove(connection, name, origin))
 
-    async def pause_schedule(
-        self, name: str, paused_at: float | None, next_at: float, fire_at: float
+    @write
+    def pause_schedule(
+        self,
+        connection: Connection,
+        name: str,
+        paused_at: float | None,
+        next_at: float,
+        fire_at: float,
     ) -> None:
         """Pause it (or with None, no longer): what is due meanwhile is neither fired nor missed."""
         change = (
@@ -100,29 +104,30 @@ class ScheduleRepository(Repository):
             .where(schedules.c.name == name)
             .values(paused_at=paused_at, next_at=next_at, fire_at=fire_at)
         )
+        connection.execute(change)
 
-        def work(connection: Connection) -> None:
-            connection.execute(change)
-
-        await self._database.write(work)
-
-    async def due_schedules(self, limit: int) -> tuple[list[ScheduleRecord], float]:
+    @read
+    def due_schedules(
+        self, connection: Connection, limit: int
+    ) -> tuple[list[ScheduleRecord], float]:
         """Those that are due, the longest due first; and the time by which they are."""
+        now = db_now(connection)
+        query = (
+            select(schedules)
+            .where(schedules.c.paused_at.is_(None), schedules.c.fire_at <= now)
+            .order_by(schedules.c.fire_at)
+            .limit(limit)
+        )
+        return [_schedule(row) for row in connection.execute(query)], now
 
-        def work(connection: Connection) -> tuple[list[ScheduleRecord], float]:
-            now = db_now(connection)
-            query = (
-                select(schedules)
-                .where(schedules.c.paused_at.is_(None), schedules.c.fire_at <= now)
-                .order_by(schedules.c.fire_at)
-                .limit(limit)
-            )
-            return [_schedule(row) for row in connection.execute(query)], now
-
-        return await self._database.read(work)
-
-    async def decide_due(
-        self, entry: ScheduleRecord, firings: Sequence[Firing], next_at: float, fire_at: float
+    @write
+    def decide_due(
+        self,
+        connection: Connection,
+        entry: ScheduleRecord,
+        firings: Sequence[Firing],
+        next_at: float,
+        fire_at: float,
     ) -> bool:
         """Record what becomes of the due times up to `next_at`, which is the next one. False where
         another scheduler has done so, or the schedule was changed, paused or removed meanwhile."""
@@ -138,27 +143,23 @@ class ScheduleRepository(Repository):
             .values(next_at=next_at, fire_at=fire_at)
             .returning(schedules.c.name)
         )
+        if connection.execute(move).first() is None:
+            return False
+        for each in firings:
+            _note(connection, each)
+        _forget_old(connection, entry.name)
+        return True
 
-        def work(connection: Connection) -> bool:
-            if connection.execute(move).first() is None:
-                return False
-            for each in firings:
-                _note(connection, each)
-            _forget_old(connection, entry.name)
-            return True
-
-        return await self._database.write(work)
-
-    async def note_firing(self, firing: Firing) -> bool:
+    @write
+    def note_firing(self, connection: Connection, firing: Firing) -> bool:
         """Record one that no due time has asked for. False where that moment has one."""
+        _forget_old(connection, firing.schedule)
+        return _note(connection, firing)
 
-        def work(connection: Connection) -> bool:
-            _forget_old(connection, firing.schedule)
-            return _note(connection, firing)
-
-        return await self._database.write(work)
-
-    async def open_firings(self, limit: int) -> list[tuple[Firing, ScheduleRecord]]:
+    @read
+    def open_firings(
+        self, connection: Connection, limit: int
+    ) -> list[tuple[Firing, ScheduleRecord]]:
         """Those whose jobs are to be published, the longest due first."""
         query = (
             select(schedule_firings, schedules)
@@ -167,15 +168,17 @@ class ScheduleRepository(Repository):
             .order_by(schedule_firings.c.due_at)
             .limit(limit)
         )
+        found = connection.execute(query).all()
+        return [(_firing(row), _schedule(row)) for row in found]
 
-        def work(connection: Connection) -> list[tuple[Firing, ScheduleRecord]]:
-            found = connection.execute(query).all()
-            return [(_firing(row), _schedule(row)) for row in found]
-
-        return await self._database.read(work)
-
-    async def settle_firing(
-        self, firing: Firing, outcome: FiringOutcome, now: float, note: str | None = None
+    @write
+    def settle_firing(
+        self,
+        connection: Connection,
+        firing: Firing,
+        outcome: FiringOutcome,
+        now: float,
+        note: str | None = None,
     ) -> None:
         """What became of one that was open, or, where that is `due`, why it still is."""
         change = (
@@ -187,11 +190,7 @@ class ScheduleRepository(Repository):
             )
             .values(outcome=outcome, noted_at=now, note=clean(note))
         )
-
-        def work(connection: Connection) -> None:
-            connection.execute(change)
-
-        await self._database.write(work)
+        connection.execute(change)
 
     async def firings(self, name: str, limit: int) -> list[Firing]:
         """What became of a schedule's due times, the latest first."""
@@ -218,8 +217,12 @@ class ScheduleRepository(Repository):
             func.min(schedule_firings.c.due_at), text("schedule_firings.outcome = 'due'")
         )
 
-    async def _one_of_each(
-        self, which: ColumnElement[float], rule: ColumnElement[bool] | TextClause
+    @read
+    def _one_of_each(
+        self,
+        connection: Connection,
+        which: ColumnElement[float],
+        rule: ColumnElement[bool] | TextClause,
     ) -> dict[str, Firing]:
         chosen = (
             select(schedule_firings.c.schedule, which.label("due_at"))
@@ -232,11 +235,7 @@ class ScheduleRepository(Repository):
             (schedule_firings.c.schedule == chosen.c.schedule)
             & (schedule_firings.c.due_at == chosen.c.due_at),
         )
-
-        def work(connection: Connection) -> dict[str, Firing]:
-            return {row.schedule: _firing(row) for row in connection.execute(query)}
-
-        return await self._database.read(work)
+        return {row.schedule: _firing(row) for row in connection.execute(query)}
 
 
 def _note(connection: Connection, firing: Firing) -> bool:

@@ -6,7 +6,7 @@ import time
 
 from sqlalchemy import Connection, text
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read
 from switchyard.services.engine.records.system import SystemRecord
 
 
@@ -14,14 +14,11 @@ class SystemRepository(Repository):
     """The one row that `upgrade` has made. All raise LedgerUnavailable when the database is
     away."""
 
-    async def system(self) -> SystemRecord:
+    @read
+    def system(self, connection: Connection) -> SystemRecord:
         """Id, name and generation."""
-
-        def work(connection: Connection) -> SystemRecord:
-            row = connection.execute(text("SELECT id, name, generation FROM system_id")).one()
-            return SystemRecord(row.id, row.name, row.generation)
-
-        return await self._database.read(work)
+        row = connection.execute(text("SELECT id, name, generation FROM system_id")).one()
+        return SystemRecord(row.id, row.name, row.generation)
 
     async def advance_system(self, *, least: int = 0) -> SystemRecord:
         """Begin a new generation: the time, but later than the one before and than `least`. It

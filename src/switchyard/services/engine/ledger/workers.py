@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, delete, func, insert, select, text
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import clock
 from switchyard.services.engine.ledger.sql.tables import attempts, jobs, loop_blocks, workers
 from switchyard.services.engine.records.results import (
@@ -34,8 +34,10 @@ MAX_BLOCKS = 1000
 class WorkerRepository(Repository):
     """Who works, and who is alive. All raise LedgerUnavailable when the database is away."""
 
-    async def register_worker(
+    @write
+    def register_worker(
         self,
+        connection: Connection,
         worker_id: str,
         *,
         kinds: Sequence[str],
@@ -55,24 +57,20 @@ class WorkerRepository(Repository):
             "concurrency": concurrency,
             "mark": mark,
         }
-
-        def work(connection: Connection) -> None:
-            now = clock(connection)
-            connection.execute(
-                text(
-                    "INSERT INTO workers (worker_id, kinds, lanes, host, pid, concurrency, mark, "
-                    "started_at, beat, beat_at) VALUES (:worker_id, :kinds, :lanes, :host, "
-                    f":pid, :concurrency, :mark, {now}, 1, {now}) "
-                    "ON CONFLICT (worker_id) DO UPDATE SET kinds = excluded.kinds, "
-                    "lanes = excluded.lanes, host = excluded.host, pid = excluded.pid, "
-                    "concurrency = excluded.concurrency, mark = excluded.mark, "
-                    "started_at = excluded.started_at, "
-                    "beat = workers.beat + 1, beat_at = excluded.beat_at, stopped_at = NULL"
-                ),
-                parameters,
-            )
-
-        await self._database.write(work)
+        now = clock(connection)
+        connection.execute(
+            text(
+                "INSERT INTO workers (worker_id, kinds, lanes, host, pid, concurrency, mark, "
+                "started_at, beat, beat_at) VALUES (:worker_id, :kinds, :lanes, :host, "
+                f":pid, :concurrency, :mark, {now}, 1, {now}) "
+                "ON CONFLICT (worker_id) DO UPDATE SET kinds = excluded.kinds, "
+                "lanes = excluded.lanes, host = excluded.host, pid = excluded.pid, "
+                "concurrency = excluded.concurrency, mark = excluded.mark, "
+                "started_at = excluded.started_at, "
+                "beat = workers.beat + 1, beat_at = excluded.beat_at, stopped_at = NULL"
+            ),
+            parameters,
+        )
 
     async def beat(self, worker_id: str, *, hot: bool = False) -> bool:
         """A sign of life; `hot` when the worker took a hot job since the last one. False when the
@@ -84,15 +82,12 @@ class WorkerRepository(Repository):
             worker_id,
         )
 
-    async def hot_idle(self) -> float | None:
+    @read
+    def hot_idle(self, connection: Connection) -> float | None:
         """Seconds since a worker that took a hot job has said so; None where none ever has."""
-
-        def work(connection: Connection) -> float | None:
-            query = text(f"SELECT {clock(connection)} - MAX(hot_at) FROM workers")
-            idle: float | None = connection.scalar(query)
-            return idle
-
-        return await self._database.read(work)
+        query = text(f"SELECT {clock(connection)} - MAX(hot_at) FROM workers")
+        idle: float | None = connection.scalar(query)
+        return idle
 
     async def stopped(self, worker_id: str) -> bool:
         """The worker has stopped in good order. False when it is not registered."""
@@ -108,20 +103,20 @@ class WorkerRepository(Repository):
         )
         return await self._database.read(lambda connection: connection.scalar(query))
 
-    async def list_workers(self) -> list[WorkerRecord]:
+    @read
+    def list_workers(self, connection: Connection) -> list[WorkerRecord]:
         """All workers, those that started last first."""
+        query = select(workers).order_by(workers.c.started_at.desc(), workers.c.worker_id)
+        found = []
+        for row in connection.execute(query).mappings():
+            fields = {**row, "kinds": tuple(json.loads(row["kinds"]))}
+            found.append(WorkerRecord(**{**fields, "lanes": tuple(json.loads(row["lanes"]))}))
+        return found
 
-        def work(connection: Connection) -> list[WorkerRecord]:
-            query = select(workers).order_by(workers.c.started_at.desc(), workers.c.worker_id)
-            found = []
-            for row in connection.execute(query).mappings():
-                fields = {**row, "kinds": tuple(json.loads(row["kinds"]))}
-                found.append(WorkerRecord(**{**fields, "lanes": tuple(json.loads(row["lanes"]))}))
-            return found
-
-        return await self._database.read(work)
-
-    async def running_at_deaths(self, worker_ids: Sequence[str]) -> list[WorkerDeath]:
+    @read
+    def running_at_deaths(
+        self, connection: Connection, worker_ids: Sequence[str]
+    ) -> list[WorkerDeath]:
         """The types of the jobs that ran in these workers, which have died: those that were taken
         over since, of the latest RECENT_ATTEMPTS attempts of all jobs, and those that were not."""
         newest = select(func.max(attempts.c.id) - RECENT_ATTEMPTS).scalar_subquery()
@@ -137,28 +132,22 @@ class WorkerRepository(Repository):
         left = select(jobs.c.worker_id, jobs.c.job_type).where(
             jobs.c.state == State.RUNNING, jobs.c.worker_id.in_(worker_ids)
         )
+        found = connection.execute(taken.union(left))
+        return [WorkerDeath(*row) for row in found]
 
-        def work(connection: Connection) -> list[WorkerDeath]:
-            found = connection.execute(taken.union(left))
-            return [WorkerDeath(*row) for row in found]
-
-        return await self._database.read(work)
-
-    async def note_loop_block(self, block: LoopBlock) -> None:
+    @write
+    def note_loop_block(self, connection: Connection, block: LoopBlock) -> None:
         """Keep it for BLOCKS_KEPT_FOR; the same id again says how long it has lasted since."""
         old = delete(loop_blocks).where(
             (loop_blocks.c.id == block.id)
             | (loop_blocks.c.began_at < block.began_at - BLOCKS_KEPT_FOR)
         )
         values = {**asdict(block), "ended": int(block.ended)}
+        connection.execute(old)
+        connection.execute(insert(loop_blocks).values(values))
 
-        def work(connection: Connection) -> None:
-            connection.execute(old)
-            connection.execute(insert(loop_blocks).values(values))
-
-        await self._database.write(work)
-
-    async def loop_blocks(self, since: float) -> list[LoopBlock]:
+    @read
+    def loop_blocks(self, connection: Connection, since: float) -> list[LoopBlock]:
         """Those that began since that time, the longest first; MAX_BLOCKS at most."""
         query = (
             select(loop_blocks)
@@ -166,14 +155,11 @@ class WorkerRepository(Repository):
             .order_by(loop_blocks.c.seconds.desc(), loop_blocks.c.id)
             .limit(MAX_BLOCKS)
         )
+        found = connection.execute(query).mappings()
+        return [LoopBlock(**{**row, "ended": bool(row["ended"])}) for row in found]
 
-        def work(connection: Connection) -> list[LoopBlock]:
-            found = connection.execute(query).mappings()
-            return [LoopBlock(**{**row, "ended": bool(row["ended"])}) for row in found]
-
-        return await self._database.read(work)
-
-    async def lacking(self) -> list[Lacking]:
+    @read
+    def lacking(self, connection: Connection) -> list[Lacking]:
         """Job types that workers got jobs of, do not know, and have sent on."""
         query = (
             select(jobs.c.worker_id, jobs.c.job_type, func.count())
@@ -181,18 +167,12 @@ class WorkerRepository(Repository):
             .group_by(jobs.c.worker_id, jobs.c.job_type)
             .order_by(jobs.c.worker_id, jobs.c.job_type)
         )
+        return [Lacking(*row) for row in connection.execute(query)]
 
-        def work(connection: Connection) -> list[Lacking]:
-            return [Lacking(*row) for row in connection.execute(query)]
-
-        return await self._database.read(work)
-
-    async def _touch(self, statement: str, worker_id: str) -> bool:
-        def work(connection: Connection) -> bool:
-            touched = connection.execute(
-                text(statement.format(now=clock(connection)) + " RETURNING worker_id"),
-                {"worker_id": worker_id},
-            )
-            return touched.first() is not None
-
-        return await self._database.write(work)
+    @write
+    def _touch(self, connection: Connection, statement: str, worker_id: str) -> bool:
+        touched = connection.execute(
+            text(statement.format(now=clock(connection)) + " RETURNING worker_id"),
+            {"worker_id": worker_id},
+        )
+        return touched.first() is not None

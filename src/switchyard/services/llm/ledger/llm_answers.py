@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, delete, func, or_, select, text, update
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, write
 from switchyard.services.engine.ledger.sql.dialect import clock, db_now, insert_into
 from switchyard.services.engine.ledger.sql.tables import llm_answers
 from switchyard.services.llm.records.llm import (
@@ -26,107 +26,94 @@ USED = 3600.0
 class LlmAnswerRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def claim_llm_answer(
-        self, key: str, holder: str, *, ttl: float, max_age: float, lost: bool = False
+    @write
+    def claim_llm_answer(
+        self,
+        connection: Connection,
+        key: str,
+        holder: str,
+        *,
+        ttl: float,
+        max_age: float,
+        lost: bool = False,
     ) -> AnswerClaim:
         """Whether the answer is kept, and is not older than `max_age` seconds; else the right to
         ask, for `ttl` seconds, or who has it. `lost`: what is kept can't be read."""
+        now = db_now(connection)
+        mine = llm_answers.c.key == key
+        row = connection.execute(select(llm_answers).where(mine)).one_or_none()
+        kept = row is not None and row.created_at is not None and not lost
+        if kept and row is not None and row.created_at > now - max_age:
+            if row.used_at < now - USED:
+                connection.execute(update(llm_answers).where(mine).values(used_at=now))
+            return AnswerKept(row.created_at)
+        claim = {"key": key, "holder": holder, "lease_until": now + ttl}
+        free = or_(llm_answers.c.holder.is_(None), llm_answers.c.lease_until <= now)
+        taken = connection.execute(
+            insert_into(connection, llm_answers)
+            .values(**claim, size=0)
+            .on_conflict_do_update(index_elements=["key"], set_=claim, where=free)
+            .returning(llm_answers.c.key)
+        )
+        return AnswerClaimed() if taken.first() is not None else AnswerUnderWay()
 
-        def work(connection: Connection) -> AnswerClaim:
-            now = db_now(connection)
-            mine = llm_answers.c.key == key
-            row = connection.execute(select(llm_answers).where(mine)).one_or_none()
-            kept = row is not None and row.created_at is not None and not lost
-            if kept and row is not None and row.created_at > now - max_age:
-                if row.used_at < now - USED:
-                    connection.execute(update(llm_answers).where(mine).values(used_at=now))
-                return AnswerKept(row.created_at)
-            claim = {"key": key, "holder": holder, "lease_until": now + ttl}
-            free = or_(llm_answers.c.holder.is_(None), llm_answers.c.lease_until <= now)
-            taken = connection.execute(
-                insert_into(connection, llm_answers)
-                .values(**claim, size=0)
-                .on_conflict_do_update(index_elements=["key"], set_=claim, where=free)
-                .returning(llm_answers.c.key)
-            )
-            return AnswerClaimed() if taken.first() is not None else AnswerUnderWay()
-
-        return await self._database.write(work)
-
-    async def renew_llm_answer(self, key: str, holder: str, ttl: float) -> bool:
+    @write
+    def renew_llm_answer(self, connection: Connection, key: str, holder: str, ttl: float) -> bool:
         """Keep the claim for `ttl` seconds more. False when another has it."""
+        kept = connection.execute(
+            text(
+                f"UPDATE llm_answers SET lease_until = {clock(connection)} + :ttl "
+                "WHERE key = :key AND holder = :holder RETURNING key"
+            ),
+            {"key": key, "holder": holder, "ttl": ttl},
+        )
+        return kept.first() is not None
 
-        def work(connection: Connection) -> bool:
-            kept = connection.execute(
-                text(
-                    f"UPDATE llm_answers SET lease_until = {clock(connection)} + :ttl "
-                    "WHERE key = :key AND holder = :holder RETURNING key"
-                ),
-                {"key": key, "holder": holder, "ttl": ttl},
-            )
-            return kept.first() is not None
-
-        return await self._database.write(work)
-
-    async def keep_llm_answer(self, key: str, size: int) -> None:
+    @write
+    def keep_llm_answer(self, connection: Connection, key: str, size: int) -> None:
         """The answer is there, `size` bytes; whoever has asked need not hold the claim."""
+        now = db_now(connection)
+        values = {"size": size, "created_at": now, "used_at": now}
+        ended = {**values, "holder": None, "lease_until": None}
+        connection.execute(
+            insert_into(connection, llm_answers)
+            .values(key=key, **ended)
+            .on_conflict_do_update(index_elements=["key"], set_=ended)
+        )
 
-        def work(connection: Connection) -> None:
-            now = db_now(connection)
-            values = {"size": size, "created_at": now, "used_at": now}
-            ended = {**values, "holder": None, "lease_until": None}
-            connection.execute(
-                insert_into(connection, llm_answers)
-                .values(key=key, **ended)
-                .on_conflict_do_update(index_elements=["key"], set_=ended)
-            )
-
-        await self._database.write(work)
-
-    async def give_up_llm_answer(self, key: str, holder: str) -> None:
+    @write
+    def give_up_llm_answer(self, connection: Connection, key: str, holder: str) -> None:
         """Whoever had the right to ask has no answer: others may ask now."""
+        mine = (llm_answers.c.key == key) & (llm_answers.c.holder == holder)
+        gone = mine & llm_answers.c.created_at.is_(None)
+        connection.execute(delete(llm_answers).where(gone))
+        connection.execute(update(llm_answers).where(mine).values(holder=None, lease_until=None))
 
-        def work(connection: Connection) -> None:
-            mine = (llm_answers.c.key == key) & (llm_answers.c.holder == holder)
-            gone = mine & llm_answers.c.created_at.is_(None)
-            connection.execute(delete(llm_answers).where(gone))
-            connection.execute(
-                update(llm_answers).where(mine).values(holder=None, lease_until=None)
-            )
-
-        await self._database.write(work)
-
-    async def forget_llm_answer(self, key: str) -> None:
+    @write
+    def forget_llm_answer(self, connection: Connection, key: str) -> None:
         """The answer is not kept any longer; who asks just now goes on."""
         mine = (llm_answers.c.key == key) & llm_answers.c.holder.is_(None)
+        connection.execute(delete(llm_answers).where(mine))
 
-        def work(connection: Connection) -> None:
-            connection.execute(delete(llm_answers).where(mine))
-
-        await self._database.write(work)
-
-    async def drop_llm_answers(
-        self, *, max_age: float, max_bytes: int, limit: int = 1000
+    @write
+    def drop_llm_answers(
+        self, connection: Connection, *, max_age: float, max_bytes: int, limit: int = 1000
     ) -> list[str]:
         """Forget answers that are older than `max_age` seconds, and of the others those that were
         not used for longest, until what is left has `max_bytes` at most. Gives the keys of up to
         `limit` that are forgotten now, whose files nobody needs any more."""
-
-        def work(connection: Connection) -> list[str]:
-            now = db_now(connection)
-            idle = llm_answers.c.holder.is_(None) & llm_answers.c.created_at.is_not(None)
-            newest_first = (llm_answers.c.used_at.desc(), llm_answers.c.key)
-            up_to = func.sum(llm_answers.c.size).over(order_by=newest_first)
-            ranked = select(
-                llm_answers.c.key, llm_answers.c.created_at, up_to.label("up_to")
-            ).where(idle)
-            each = ranked.subquery()
-            out = or_(each.c.created_at <= now - max_age, each.c.up_to > max_bytes)
-            keys = list(connection.scalars(select(each.c.key).where(out).limit(limit)))
-            connection.execute(delete(llm_answers).where(llm_answers.c.key.in_(keys)))
-            # Claims of those who died before they had an answer.
-            dead = llm_answers.c.created_at.is_(None) & (llm_answers.c.lease_until < now - USED)
-            connection.execute(delete(llm_answers).where(dead))
-            return keys
-
-        return await self._database.write(work)
+        now = db_now(connection)
+        idle = llm_answers.c.holder.is_(None) & llm_answers.c.created_at.is_not(None)
+        newest_first = (llm_answers.c.used_at.desc(), llm_answers.c.key)
+        up_to = func.sum(llm_answers.c.size).over(order_by=newest_first)
+        ranked = select(llm_answers.c.key, llm_answers.c.created_at, up_to.label("up_to")).where(
+            idle
+        )
+        each = ranked.subquery()
+        out = or_(each.c.created_at <= now - max_age, each.c.up_to > max_bytes)
+        keys = list(connection.scalars(select(each.c.key).where(out).limit(limit)))
+        connection.execute(delete(llm_answers).where(llm_answers.c.key.in_(keys)))
+        # Claims of those who died before they had an answer.
+        dead = llm_answers.c.created_at.is_(None) & (llm_answers.c.lease_until < now - USED)
+        connection.execute(delete(llm_answers).where(dead))
+        return keys

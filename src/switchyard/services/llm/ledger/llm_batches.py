@@ -26,7 +26,7 @@ from sqlalchemy import (
     update,
 )
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import among, db_now, insert_into
 from switchyard.services.engine.ledger.sql.tables import jobs
@@ -49,19 +49,19 @@ items, waits, batches = llm_batch_items.c, llm_batch_waits.c, llm_batches.c
 class LlmBatchRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def await_llm_batch(self, key: str, job_id: str) -> ItemState | None:
+    @write
+    def await_llm_batch(self, connection: Connection, key: str, job_id: str) -> ItemState | None:
         """Where a question stands, which the job waits for from now on, unless a batch has ended
         for it; None where it was not collected."""
+        state = connection.scalar(select(items.state).where(items.key == key))
+        if state is not None and state not in ENDED:
+            _wait(connection, key, job_id)
+        return None if state is None else ItemState(state)
 
-        def work(connection: Connection) -> ItemState | None:
-            state = connection.scalar(select(items.state).where(items.key == key))
-            if state is not None and state not in ENDED:
-                _wait(connection, key, job_id)
-            return None if state is None else ItemState(state)
-
-        return await self._database.write(work)
-
-    async def collect_llm_question(self, item: BatchItem, job_id: str, *, size: int) -> None:
+    @write
+    def collect_llm_question(
+        self, connection: Connection, item: BatchItem, job_id: str, *, size: int
+    ) -> None:
         """Keep a question for the next batch, and the job that waits for it."""
         values = {
             "key": item.key,
@@ -71,59 +71,54 @@ class LlmBatchRepository(Repository):
             "call": json.dumps(asdict(item.call), ensure_ascii=False),
             "question": json.dumps(dict(item.question), ensure_ascii=False),
         }
+        connection.execute(
+            insert_into(connection, llm_batch_items)
+            .values(**values, created_at=db_now(connection))
+            .on_conflict_do_nothing()
+        )
+        _wait(connection, item.key, job_id)
 
-        def work(connection: Connection) -> None:
-            connection.execute(
-                insert_into(connection, llm_batch_items)
-                .values(**values, created_at=db_now(connection))
-                .on_conflict_do_nothing()
-            )
-            _wait(connection, item.key, job_id)
-
-        await self._database.write(work)
-
-    async def end_llm_wait(self, key: str, job_id: str) -> bool:
+    @write
+    def end_llm_wait(self, connection: Connection, key: str, job_id: str) -> bool:
         """The job has come for a question that no batch has any more; whether the batch has
         answered it, and for this job first."""
+        mine = (waits.key == key) & (waits.job_id == job_id)
+        connection.execute(delete(llm_batch_waits).where(mine))
+        ended = (items.key == key) & items.state.in_(ENDED)
+        row = connection.execute(select(items.state, items.call).where(ended)).one_or_none()
+        if row is None:
+            return False
+        others = exists().where(waits.key == key)
+        connection.execute(delete(llm_batch_items).where(ended, ~others))
+        is_first = json.loads(row.call)["asked_by"]["job_id"] == job_id
+        return bool(is_first and row.state == ItemState.ANSWERED)
 
-        def work(connection: Connection) -> bool:
-            mine = (waits.key == key) & (waits.job_id == job_id)
-            connection.execute(delete(llm_batch_waits).where(mine))
-            ended = (items.key == key) & items.state.in_(ENDED)
-            row = connection.execute(select(items.state, items.call).where(ended)).one_or_none()
-            if row is None:
-                return False
-            others = exists().where(waits.key == key)
-            connection.execute(delete(llm_batch_items).where(ended, ~others))
-            is_first = json.loads(row.call)["asked_by"]["job_id"] == job_id
-            return bool(is_first and row.state == ItemState.ANSWERED)
-
-        return await self._database.write(work)
-
-    async def unfit_llm_questions(
-        self, providers: Sequence[str], *, ends_within: float, limit: int = 200
+    @read
+    def unfit_llm_questions(
+        self,
+        connection: Connection,
+        providers: Sequence[str],
+        *,
+        ends_within: float,
+        limit: int = 200,
     ) -> list[BatchItem]:
         """Collected questions that no batch is to have: of another provider than these, or of a job
         whose end date comes within so many seconds."""
-
-        def work(connection: Connection) -> list[BatchItem]:
-            ends_soon = exists().where(
-                waits.key == items.key,
-                waits.job_id == jobs.c.id,
-                jobs.c.state.not_in([each.value for each in FINISHED]),
-                jobs.c.expires_at < db_now(connection) + ends_within,
+        ends_soon = exists().where(
+            waits.key == items.key,
+            waits.job_id == jobs.c.id,
+            jobs.c.state.not_in([each.value for each in FINISHED]),
+            jobs.c.expires_at < db_now(connection) + ends_within,
+        )
+        query = (
+            select(llm_batch_items)
+            .where(
+                items.state == ItemState.COLLECTED,
+                or_(items.provider.not_in(providers), ends_soon),
             )
-            query = (
-                select(llm_batch_items)
-                .where(
-                    items.state == ItemState.COLLECTED,
-                    or_(items.provider.not_in(providers), ends_soon),
-                )
-                .limit(limit)
-            )
-            return [_item(row) for row in connection.execute(query)]
-
-        return await self._database.read(work)
+            .limit(limit)
+        )
+        return [_item(row) for row in connection.execute(query)]
 
     async def release_llm_question(self, key: str) -> bool:
         """Its jobs ask live. False where it is in a batch meanwhile."""
@@ -134,60 +129,64 @@ class LlmBatchRepository(Repository):
 
     # --- batches ------------------------------------------------------------------------------
 
-    async def open_llm_batch(
-        self, batch_id: str, provider: str, *, wait: float, most: int, most_bytes: int
+    @write
+    def open_llm_batch(
+        self,
+        connection: Connection,
+        batch_id: str,
+        provider: str,
+        *,
+        wait: float,
+        most: int,
+        most_bytes: int,
     ) -> LlmBatch | None:
         """A batch of the questions collected for a provider, up to `most` of them, and of so many
         bytes; None while the oldest has not waited for `wait` seconds and there are fewer. Those
         whose jobs have all ended are left."""
-
-        def work(connection: Connection) -> LlmBatch | None:
-            now = db_now(connection)
-            wanted = exists().where(
-                waits.key == items.key,
-                waits.job_id == jobs.c.id,
-                jobs.c.state.not_in([each.value for each in FINISHED]),
-            )
-            mine = and_(items.state == ItemState.COLLECTED, items.provider == provider, wanted)
-            query = (
-                select(items.key, items.size, items.created_at)
-                .where(mine)
-                .order_by(items.created_at, items.key)
-                .limit(most)
-            )
-            found = connection.execute(query).all()
-            if not found or (len(found) < most and found[0].created_at > now - wait):
-                return None
-            keys: list[str] = []
-            size = 0
-            for row in found:
-                size += row.size
-                if keys and size > most_bytes:
-                    break
-                keys.append(row.key)
-            values = {
-                "id": batch_id,
-                "provider": provider,
-                "state": BatchState.SENDING.value,
-                "questions": len(keys),
-                "created_at": now,
-                "fenced_until": 0.0,
-            }
-            connection.execute(insert_into(connection, llm_batches).values(**values))
-            taken = connection.execute(
-                update(llm_batch_items)
-                .where(among(connection, items.key, keys), items.state == ItemState.COLLECTED)
-                .values(state=ItemState.SENT.value, batch_id=batch_id)
-                .returning(items.key)
-            ).all()
-            mine = batches.id == batch_id
-            if not taken:  # another process was faster
-                connection.execute(delete(llm_batches).where(mine))
-                return None
-            connection.execute(update(llm_batches).where(mine).values(questions=len(taken)))
-            return _batch(connection.execute(select(llm_batches).where(mine)).one())
-
-        return await self._database.write(work)
+        now = db_now(connection)
+        wanted = exists().where(
+            waits.key == items.key,
+            waits.job_id == jobs.c.id,
+            jobs.c.state.not_in([each.value for each in FINISHED]),
+        )
+        mine = and_(items.state == ItemState.COLLECTED, items.provider == provider, wanted)
+        query = (
+            select(items.key, items.size, items.created_at)
+            .where(mine)
+            .order_by(items.created_at, items.key)
+            .limit(most)
+        )
+        found = connection.execute(query).all()
+        if not found or (len(found) < most and found[0].created_at > now - wait):
+            return None
+        keys: list[str] = []
+        size = 0
+        for row in found:
+            size += row.size
+            if keys and size > most_bytes:
+                break
+            keys.append(row.key)
+        values = {
+            "id": batch_id,
+            "provider": provider,
+            "state": BatchState.SENDING.value,
+            "questions": len(keys),
+            "created_at": now,
+            "fenced_until": 0.0,
+        }
+        connection.execute(insert_into(connection, llm_batches).values(**values))
+        taken = connection.execute(
+            update(llm_batch_items)
+            .where(among(connection, items.key, keys), items.state == ItemState.COLLECTED)
+            .values(state=ItemState.SENT.value, batch_id=batch_id)
+            .returning(items.key)
+        ).all()
+        mine = batches.id == batch_id
+        if not taken:  # another process was faster
+            connection.execute(delete(llm_batches).where(mine))
+            return None
+        connection.execute(update(llm_batches).where(mine).values(questions=len(taken)))
+        return _batch(connection.execute(select(llm_batches).where(mine)).one())
 
     async def llm_batches(self) -> list[LlmBatch]:
         """Those that are not done, the oldest first."""
@@ -200,18 +199,15 @@ class LlmBatchRepository(Repository):
             lambda connection: [_batch(row) for row in connection.execute(query)]
         )
 
-    async def fence_llm_batch(self, batch_id: str, seconds: float) -> bool:
+    @write
+    def fence_llm_batch(self, connection: Connection, batch_id: str, seconds: float) -> bool:
         """Be the only one who sends a batch, for so many seconds. False where somebody is, or it
         is sent."""
-
-        def work(connection: Connection) -> bool:
-            now = db_now(connection)
-            free = (batches.id == batch_id) & (batches.state == BatchState.SENDING)
-            free &= batches.fenced_until <= now
-            fence = update(llm_batches).where(free).values(fenced_until=now + seconds)
-            return connection.execute(fence).rowcount > 0
-
-        return await self._database.write(work)
+        now = db_now(connection)
+        free = (batches.id == batch_id) & (batches.state == BatchState.SENDING)
+        free &= batches.fenced_until <= now
+        fence = update(llm_batches).where(free).values(fenced_until=now + seconds)
+        return connection.execute(fence).rowcount > 0
 
     async def note_llm_batch(
         self,
@@ -250,53 +246,43 @@ class LlmBatchRepository(Repository):
 
     # --- those who wait -----------------------------------------------------------------------
 
-    async def call_llm_waits(self, limit: int = 200) -> list[str]:
+    @write
+    def call_llm_waits(self, connection: Connection, limit: int = 200) -> list[str]:
         """Jobs whose question no batch has any more, and which are not under way: they are to be
         published. Each is named again after ten minutes, until it has come."""
-
-        def work(connection: Connection) -> list[str]:
-            now = db_now(connection)
-            due = (
-                select(waits.key, waits.job_id)
-                .join(llm_batch_items, items.key == waits.key)
-                .join(jobs, jobs.c.id == waits.job_id)
-                .where(
-                    items.state.in_(ENDED),
-                    jobs.c.state == State.RETRYING,
-                    waits.called_at <= now - CALLED_AGAIN,
-                )
-                .order_by(waits.called_at)
-                .limit(limit)
+        now = db_now(connection)
+        due = (
+            select(waits.key, waits.job_id)
+            .join(llm_batch_items, items.key == waits.key)
+            .join(jobs, jobs.c.id == waits.job_id)
+            .where(
+                items.state.in_(ENDED),
+                jobs.c.state == State.RETRYING,
+                waits.called_at <= now - CALLED_AGAIN,
             )
-            found = connection.execute(due).all()
-            for row in found:
-                mine = (waits.key == row.key) & (waits.job_id == row.job_id)
-                connection.execute(update(llm_batch_waits).where(mine).values(called_at=now))
-            return [row.job_id for row in found]
+            .order_by(waits.called_at)
+            .limit(limit)
+        )
+        found = connection.execute(due).all()
+        for row in found:
+            mine = (waits.key == row.key) & (waits.job_id == row.job_id)
+            connection.execute(update(llm_batch_waits).where(mine).values(called_at=now))
+        return [row.job_id for row in found]
 
-        return await self._database.write(work)
-
-    async def tidy_llm_batches(self, *, max_age: float) -> list[LlmCall]:
+    @write
+    def tidy_llm_batches(self, connection: Connection, *, max_age: float) -> list[LlmCall]:
         """Forget batches that are done, and questions that nobody comes for, as old as so many
         seconds; gives what was set aside for those that were never sent."""
-
-        def work(connection: Connection) -> list[LlmCall]:
-            old = db_now(connection) - max_age
-            unwanted = (items.created_at < old) & (items.state != ItemState.SENT)
-            gone = connection.execute(
-                delete(llm_batch_items).where(unwanted).returning(items.state, items.call)
-            ).all()
-            connection.execute(
-                delete(llm_batch_waits).where(~exists().where(items.key == waits.key))
-            )
-            connection.execute(
-                delete(llm_batches).where(
-                    batches.created_at < old, batches.state == BatchState.DONE
-                )
-            )
-            return [_call(row.call) for row in gone if row.state == ItemState.COLLECTED]
-
-        return await self._database.write(work)
+        old = db_now(connection) - max_age
+        unwanted = (items.created_at < old) & (items.state != ItemState.SENT)
+        gone = connection.execute(
+            delete(llm_batch_items).where(unwanted).returning(items.state, items.call)
+        ).all()
+        connection.execute(delete(llm_batch_waits).where(~exists().where(items.key == waits.key)))
+        connection.execute(
+            delete(llm_batches).where(batches.created_at < old, batches.state == BatchState.DONE)
+        )
+        return [_call(row.call) for row in gone if row.state == ItemState.COLLECTED]
 
     async def llm_batch_counts(self) -> Mapping[tuple[str, str], int]:
         """Questions by provider and state."""

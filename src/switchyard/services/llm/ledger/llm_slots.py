@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select, update
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.engine.ledger.sql.tables import jobs, llm_servers, llm_slots
 from switchyard.services.engine.records.states import State
@@ -38,8 +38,10 @@ Change = Callable[[LlmServerState, int, float], LlmServerState]
 class LlmSlotRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def take_llm_slot(
+    @write
+    def take_llm_slot(
         self,
+        connection: Connection,
         server: str,
         slot: str,
         holder: str,
@@ -51,138 +53,120 @@ class LlmSlotRepository(Repository):
     ) -> SlotAnswer:
         """A slot for `ttl` seconds, if one is free beside `keep_free`. `first` is the limit of a
         server that was never called, `most` what no rule may exceed."""
+        state, now = _locked(connection, server, first)
+        if state.paused_until > now:
+            return ServerPaused(state.paused_until - now, state.pause_reason or "paused")
+        connection.execute(
+            delete(llm_slots).where(llm_slots.c.server == server, llm_slots.c.expires_at <= now)
+        )
+        in_flight = _in_flight(connection, server)
+        limit = state.calls(most)
+        if in_flight >= max(1, limit - keep_free):
+            return SlotsFull(in_flight, limit)
+        values = {"id": slot, "server": server, "holder": holder, "expires_at": now + ttl}
+        connection.execute(insert_into(connection, llm_slots).values(**values))
+        return SlotTaken()
 
-        def work(connection: Connection) -> SlotAnswer:
-            state, now = _locked(connection, server, first)
-            if state.paused_until > now:
-                return ServerPaused(state.paused_until - now, state.pause_reason or "paused")
-            connection.execute(
-                delete(llm_slots).where(llm_slots.c.server == server, llm_slots.c.expires_at <= now)
-            )
-            in_flight = _in_flight(connection, server)
-            limit = state.calls(most)
-            if in_flight >= max(1, limit - keep_free):
-                return SlotsFull(in_flight, limit)
-            values = {"id": slot, "server": server, "holder": holder, "expires_at": now + ttl}
-            connection.execute(insert_into(connection, llm_slots).values(**values))
-            return SlotTaken()
-
-        return await self._database.write(work)
-
-    async def end_llm_slot(self, server: str, slot: str, change: Change | None) -> None:
+    @write
+    def end_llm_slot(
+        self, connection: Connection, server: str, slot: str, change: Change | None
+    ) -> None:
         """Give a slot back; `change` says what its call has taught of the server."""
+        if change is not None:
+            state, now = _locked(connection, server, 1)
+            _store(connection, server, change(state, _in_flight(connection, server), now), now)
+        connection.execute(delete(llm_slots).where(llm_slots.c.id == slot))
 
-        def work(connection: Connection) -> None:
-            if change is not None:
-                state, now = _locked(connection, server, 1)
-                _store(connection, server, change(state, _in_flight(connection, server), now), now)
-            connection.execute(delete(llm_slots).where(llm_slots.c.id == slot))
-
-        await self._database.write(work)
-
-    async def renew_llm_slots(self, held: Mapping[str, str], holder: str, ttl: float) -> set[str]:
+    @write
+    def renew_llm_slots(
+        self, connection: Connection, held: Mapping[str, str], holder: str, ttl: float
+    ) -> set[str]:
         """Keep slots, each with its server, for `ttl` seconds more. Gives those that had run out
         and are there again: whoever was frozen for longer has its calls under way all the same, and
         nobody else gets a slot until they fit into the limit again."""
+        until = db_now(connection) + ttl
+        renewed = connection.execute(
+            update(llm_slots)
+            .where(llm_slots.c.id.in_(held))
+            .values(expires_at=until)
+            .returning(llm_slots.c.id)
+        )
+        lost = held.keys() - set(renewed.scalars())
+        if lost:
+            values = [
+                {"id": slot, "server": held[slot], "holder": holder, "expires_at": until}
+                for slot in sorted(lost)
+            ]
+            connection.execute(insert_into(connection, llm_slots).values(values))
+        return lost
 
-        def work(connection: Connection) -> set[str]:
-            until = db_now(connection) + ttl
-            renewed = connection.execute(
-                update(llm_slots)
-                .where(llm_slots.c.id.in_(held))
-                .values(expires_at=until)
-                .returning(llm_slots.c.id)
-            )
-            lost = held.keys() - set(renewed.scalars())
-            if lost:
-                values = [
-                    {"id": slot, "server": held[slot], "holder": holder, "expires_at": until}
-                    for slot in sorted(lost)
-                ]
-                connection.execute(insert_into(connection, llm_slots).values(values))
-            return lost
-
-        return await self._database.write(work)
-
-    async def release_llm_slots(self, holder: str) -> None:
+    @write
+    def release_llm_slots(self, connection: Connection, holder: str) -> None:
         """Give back all slots of a holder: its process ends."""
         statement = delete(llm_slots).where(llm_slots.c.holder == holder)
+        connection.execute(statement)
 
-        def work(connection: Connection) -> None:
-            connection.execute(statement)
-
-        await self._database.write(work)
-
-    async def llm_servers(self) -> list[LlmServerReport]:
+    @read
+    def llm_servers(self, connection: Connection) -> list[LlmServerReport]:
         """The servers that were called, by name."""
+        now = db_now(connection)
+        alive = llm_slots.c.expires_at > now
+        counted = select(llm_slots.c.server, func.count()).where(alive).group_by("server")
+        under_way = {row[0]: int(row[1]) for row in connection.execute(counted)}
+        found = []
+        for row in connection.execute(select(llm_servers).order_by(llm_servers.c.name)):
+            state = _state(row)
+            pause = max(0.0, state.paused_until - now)
+            found.append(LlmServerReport(row.name, state, under_way.get(row.name, 0), pause))
+        return found
 
-        def work(connection: Connection) -> list[LlmServerReport]:
-            now = db_now(connection)
-            alive = llm_slots.c.expires_at > now
-            counted = select(llm_slots.c.server, func.count()).where(alive).group_by("server")
-            under_way = {row[0]: int(row[1]) for row in connection.execute(counted)}
-            found = []
-            for row in connection.execute(select(llm_servers).order_by(llm_servers.c.name)):
-                state = _state(row)
-                pause = max(0.0, state.paused_until - now)
-                found.append(LlmServerReport(row.name, state, under_way.get(row.name, 0), pause))
-            return found
-
-        return await self._database.read(work)
-
-    async def end_llm_pause(self, server: str) -> PauseEnded | None:
+    @write
+    def end_llm_pause(self, connection: Connection, server: str) -> PauseEnded | None:
         """Let a server be asked again at once. Jobs that have gone back to wait for a server are
         pending, and so published by the scheduler: of the two copies, one runs. Those that wait for
         another server find that out. None when no such server was called."""
-
-        def work(connection: Connection) -> PauseEnded | None:
-            known = select(llm_servers.c.name).where(llm_servers.c.name == server)
-            if connection.scalar(known) is None:
-                return None
-            state, now = _locked(connection, server, 1)
-            if state.paused_until <= now:
-                return PauseEnded(0.0, 0)
-            _store(connection, server, replace(state, paused_until=0.0), now)
-            waiting = (
-                update(jobs)
-                .where(
-                    jobs.c.state == State.RETRYING,
-                    jobs.c.error_type.in_(WAIT_FOR_SERVER),
-                )
-                .values(state=State.PENDING, claim_id=None)
+        known = select(llm_servers.c.name).where(llm_servers.c.name == server)
+        if connection.scalar(known) is None:
+            return None
+        state, now = _locked(connection, server, 1)
+        if state.paused_until <= now:
+            return PauseEnded(0.0, 0)
+        _store(connection, server, replace(state, paused_until=0.0), now)
+        waiting = (
+            update(jobs)
+            .where(
+                jobs.c.state == State.RETRYING,
+                jobs.c.error_type.in_(WAIT_FOR_SERVER),
             )
-            return PauseEnded(state.paused_until - now, connection.execute(waiting).rowcount)
+            .values(state=State.PENDING, claim_id=None)
+        )
+        return PauseEnded(state.paused_until - now, connection.execute(waiting).rowcount)
 
-        return await self._database.write(work)
-
-    async def waiting_for_servers(
-        self, servers: Collection[str], worker: str, *, pause: float
+    @read
+    def waiting_for_servers(
+        self, connection: Connection, servers: Collection[str], worker: str, *, pause: float
     ) -> dict[str, int]:
         """Jobs of a kind of worker that went back because each of these servers is paused, by lane;
         none while one is not, or for at most `pause` seconds more: then they come back by
         themselves, and wait in their queues."""
-
-        def work(connection: Connection) -> dict[str, int]:
-            paused = select(func.count()).where(
-                llm_servers.c.name.in_(servers),
-                llm_servers.c.paused_until > db_now(connection) + pause,
+        paused = select(func.count()).where(
+            llm_servers.c.name.in_(servers),
+            llm_servers.c.paused_until > db_now(connection) + pause,
+        )
+        if not servers or connection.scalar(paused) != len(servers):
+            return {}
+        away = (
+            select(jobs.c.lane)
+            .where(
+                jobs.c.state == State.RETRYING,
+                jobs.c.worker == worker,
+                jobs.c.error_type.in_(WAIT_FOR_SERVER),
             )
-            if not servers or connection.scalar(paused) != len(servers):
-                return {}
-            away = (
-                select(jobs.c.lane)
-                .where(
-                    jobs.c.state == State.RETRYING,
-                    jobs.c.worker == worker,
-                    jobs.c.error_type.in_(WAIT_FOR_SERVER),
-                )
-                .limit(COUNTED)
-                .subquery()
-            )
-            counted = select(away.c.lane, func.count()).group_by(away.c.lane)
-            return {row[0]: int(row[1]) for row in connection.execute(counted)}
-
-        return await self._database.read(work)
+            .limit(COUNTED)
+            .subquery()
+        )
+        counted = select(away.c.lane, func.count()).group_by(away.c.lane)
+        return {row[0]: int(row[1]) for row in connection.execute(counted)}
 
 
 def _in_flight(connection: Connection, server: str) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, case, delete, func, select, update
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.engine.ledger.sql.tables import bulk_operations
@@ -56,119 +56,107 @@ _COLUMNS = {
 class LlmSpendRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def reserve_llm_call(
-        self, call: LlmCall, *, per_day: float | None, lasts: float | None = None
+    @write
+    def reserve_llm_call(
+        self,
+        connection: Connection,
+        call: LlmCall,
+        *,
+        per_day: float | None,
+        lasts: float | None = None,
     ) -> NoBudgetLeft | bool:
         """Set aside what a call costs at most (`call.cost`) in the budget of the day and that of
         its backfill. False where it has neither: nothing is noted then. `lasts` is how long it may
         be under way, in seconds, where that is longer than a job."""
+        now = db_now(connection)
+        limits = _limits(connection, call, per_day, now)
+        if not limits:
+            return False
+        if connection.scalar(select(llm_calls.c.id).where(llm_calls.c.id == call.id)):
+            return True  # set aside before, by a process that has died
+        day = _day(now)
+        accounts = _locked(connection, _keys(call, day), day)
+        for key, limit in limits.items():
+            budget = _budget(accounts[key], limit)
+            needed = call.cost
+            if needed is None or (needed > 0 and needed > budget.left + TINY):
+                values = {"short_of": limit}
+                _change(connection, [key], values)
+                left = None if key.startswith("backfill:") else DAY - now % DAY
+                return NoBudgetLeft(budget, needed, left)
+        cost = call.cost or 0.0
+        _change(connection, accounts, {"reserved": llm_accounts.c.reserved + cost})
+        _change(connection, limits, {"short_of": None})
+        _insert(connection, call, now + max(0.0, (lasts or 0.0) - LOST_AFTER), day)
+        return True
 
-        def work(connection: Connection) -> NoBudgetLeft | bool:
-            now = db_now(connection)
-            limits = _limits(connection, call, per_day, now)
-            if not limits:
-                return False
-            if connection.scalar(select(llm_calls.c.id).where(llm_calls.c.id == call.id)):
-                return True  # set aside before, by a process that has died
-            day = _day(now)
-            accounts = _locked(connection, _keys(call, day), day)
-            for key, limit in limits.items():
-                budget = _budget(accounts[key], limit)
-                needed = call.cost
-                if needed is None or (needed > 0 and needed > budget.left + TINY):
-                    values = {"short_of": limit}
-                    _change(connection, [key], values)
-                    left = None if key.startswith("backfill:") else DAY - now % DAY
-                    return NoBudgetLeft(budget, needed, left)
-            cost = call.cost or 0.0
-            _change(connection, accounts, {"reserved": llm_accounts.c.reserved + cost})
-            _change(connection, limits, {"short_of": None})
-            _insert(connection, call, now + max(0.0, (lasts or 0.0) - LOST_AFTER), day)
-            return True
-
-        return await self._database.write(work)
-
-    async def settle_llm_call(self, call: LlmCall) -> None:
+    @write
+    def settle_llm_call(self, connection: Connection, call: LlmCall) -> None:
         """Note what a call has come to, in the place of what was set aside for it. A second time
         changes nothing."""
+        _settle(connection, call, db_now(connection))
 
-        def work(connection: Connection) -> None:
-            _settle(connection, call, db_now(connection))
-
-        await self._database.write(work)
-
-    async def settle_lost_llm_calls(self, limit: int = 500) -> int:
+    @write
+    def settle_lost_llm_calls(self, connection: Connection, limit: int = 500) -> int:
         """Count calls by their estimate whose process has died; how many there were."""
+        now = db_now(connection)
+        lost = (
+            select(llm_calls)
+            .where(llm_calls.c.state == CallState.OPEN, llm_calls.c.at < now - LOST_AFTER)
+            .limit(limit)
+            .with_for_update(skip_locked=True)
+        )
+        rows = connection.execute(lost).all()
+        for row in rows:
+            _locked(connection, _keys_of(row), row.day)
+            cost = row.cost or 0.0
+            values = {
+                "reserved": llm_accounts.c.reserved - cost,
+                "spent": llm_accounts.c.spent + cost,
+                "calls": llm_accounts.c.calls + 1,
+            }
+            _change(connection, _keys_of(row), values)
+            mine = llm_calls.c.id == row.id
+            connection.execute(update(llm_calls).where(mine).values(state=CallState.UNSURE.value))
+        return len(rows)
 
-        def work(connection: Connection) -> int:
-            now = db_now(connection)
-            lost = (
-                select(llm_calls)
-                .where(llm_calls.c.state == CallState.OPEN, llm_calls.c.at < now - LOST_AFTER)
-                .limit(limit)
-                .with_for_update(skip_locked=True)
-            )
-            rows = connection.execute(lost).all()
-            for row in rows:
-                _locked(connection, _keys_of(row), row.day)
-                cost = row.cost or 0.0
-                values = {
-                    "reserved": llm_accounts.c.reserved - cost,
-                    "spent": llm_accounts.c.spent + cost,
-                    "calls": llm_accounts.c.calls + 1,
-                }
-                _change(connection, _keys_of(row), values)
-                mine = llm_calls.c.id == row.id
-                connection.execute(
-                    update(llm_calls).where(mine).values(state=CallState.UNSURE.value)
-                )
-            return len(rows)
-
-        return await self._database.write(work)
-
-    async def llm_budgets(self, *, per_day: float | None) -> list[BudgetState]:
+    @read
+    def llm_budgets(self, connection: Connection, *, per_day: float | None) -> list[BudgetState]:
         """The budgets of today and of all backfills that have one and are not over."""
+        today = f"day:{_day(db_now(connection))}"
+        limits = {} if per_day is None else {today: per_day}
+        running = select(bulk_operations.c.id, bulk_operations.c.budget).where(
+            bulk_operations.c.budget.is_not(None),
+            bulk_operations.c.state.not_in([each.value for each in ENDED]),
+        )
+        limits |= {f"backfill:{row.id}": row.budget for row in connection.execute(running)}
+        found = select(llm_accounts).where(llm_accounts.c.key.in_(limits))
+        rows = {row.key: row for row in connection.execute(found)}
+        return [_budget(rows.get(key), limit, key) for key, limit in limits.items()]
 
-        def work(connection: Connection) -> list[BudgetState]:
-            today = f"day:{_day(db_now(connection))}"
-            limits = {} if per_day is None else {today: per_day}
-            running = select(bulk_operations.c.id, bulk_operations.c.budget).where(
-                bulk_operations.c.budget.is_not(None),
-                bulk_operations.c.state.not_in([each.value for each in ENDED]),
-            )
-            limits |= {f"backfill:{row.id}": row.budget for row in connection.execute(running)}
-            found = select(llm_accounts).where(llm_accounts.c.key.in_(limits))
-            rows = {row.key: row for row in connection.execute(found)}
-            return [_budget(rows.get(key), limit, key) for key, limit in limits.items()]
-
-        return await self._database.read(work)
-
-    async def llm_spent_today(self) -> dict[str, SpendRow]:
+    @read
+    def llm_spent_today(self, connection: Connection) -> dict[str, SpendRow]:
         """What each provider's calls came to today, by its name; `""` is all of it."""
-
-        def work(connection: Connection) -> dict[str, SpendRow]:
-            day = _day(db_now(connection))
-            found = select(llm_accounts).where(llm_accounts.c.day == day)
-            rows = {}
-            for row in connection.execute(found):
-                kind, _, name = row.key.partition(":")
-                name = name.rpartition("/")[0] if kind == "provider" else ""
-                rows[name] = SpendRow(
-                    name=name,
-                    calls=row.calls,
-                    saved_calls=row.saved_calls,
-                    unsure_calls=0,
-                    unpriced_calls=row.unpriced_calls,
-                    input_tokens=row.input_tokens,
-                    cached_tokens=row.cached_tokens,
-                    output_tokens=row.output_tokens,
-                    cost=row.spent,
-                    reserved=_rounded(row.reserved),
-                    saved=row.saved,
-                )
-            return rows
-
-        return await self._database.read(work)
+        day = _day(db_now(connection))
+        found = select(llm_accounts).where(llm_accounts.c.day == day)
+        rows = {}
+        for row in connection.execute(found):
+            kind, _, name = row.key.partition(":")
+            name = name.rpartition("/")[0] if kind == "provider" else ""
+            rows[name] = SpendRow(
+                name=name,
+                calls=row.calls,
+                saved_calls=row.saved_calls,
+                unsure_calls=0,
+                unpriced_calls=row.unpriced_calls,
+                input_tokens=row.input_tokens,
+                cached_tokens=row.cached_tokens,
+                output_tokens=row.output_tokens,
+                cost=row.spent,
+                reserved=_rounded(row.reserved),
+                saved=row.saved,
+            )
+        return rows
 
     async def llm_spend(
         self, by: SpentBy, *, since: str | None = None, until: str | None = None, limit: int = 100
@@ -187,18 +175,15 @@ class LlmSpendRepository(Repository):
 
         return await self._database.read(work)
 
-    async def drop_llm_calls(self, *, max_age: float, limit: int = 5000) -> int:
+    @write
+    def drop_llm_calls(self, connection: Connection, *, max_age: float, limit: int = 5000) -> int:
         """Forget up to `limit` calls that are older than so many seconds, and accounts of days as
         old; how many calls."""
-
-        def work(connection: Connection) -> int:
-            day = _day(db_now(connection) - max_age)
-            old = select(llm_calls.c.id).where(llm_calls.c.day < day).limit(limit)
-            gone = connection.execute(delete(llm_calls).where(llm_calls.c.id.in_(old)))
-            connection.execute(delete(llm_accounts).where(llm_accounts.c.day < day))
-            return gone.rowcount
-
-        return await self._database.write(work)
+        day = _day(db_now(connection) - max_age)
+        old = select(llm_calls.c.id).where(llm_calls.c.day < day).limit(limit)
+        gone = connection.execute(delete(llm_calls).where(llm_calls.c.id.in_(old)))
+        connection.execute(delete(llm_accounts).where(llm_accounts.c.day < day))
+        return gone.rowcount
 
 
 def _settle(connection: Connection, call: LlmCall, now: float) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, or_, select, update
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.pipeline.ledger.catalogue_tables import catalogue_answers
 from switchyard.services.pipeline.records.catalogues import CatalogueClaims
@@ -23,98 +23,88 @@ table = catalogue_answers
 class CatalogueAnswerRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def find_catalogue_answers(
-        self, keys: Sequence[str], *, max_age: float
+    @read
+    def find_catalogue_answers(
+        self, connection: Connection, keys: Sequence[str], *, max_age: float
     ) -> dict[str, list[Any]]:
         """The answers that are not older than `max_age` seconds, by key; up to 1,000 keys."""
+        return _kept(connection, keys, db_now(connection) - max_age)
 
-        def work(connection: Connection) -> dict[str, list[Any]]:
-            return _kept(connection, keys, db_now(connection) - max_age)
-
-        return await self._database.read(work)
-
-    async def claim_catalogue_questions(
-        self, keys: Sequence[str], holder: str, *, ttl: float, max_age: float
+    @write
+    def claim_catalogue_questions(
+        self,
+        connection: Connection,
+        keys: Sequence[str],
+        holder: str,
+        *,
+        ttl: float,
+        max_age: float,
     ) -> CatalogueClaims:
         """What is kept, and is not older than `max_age` seconds; of the rest the right to ask, for
         `ttl` seconds, where nobody else has it. Up to 1,000 keys."""
-
-        def work(connection: Connection) -> CatalogueClaims:
-            now = db_now(connection)
-            kept = _kept(connection, keys, now - max_age)
-            claimed: list[str] = []
-            claim = {"holder": holder, "lease_until": now + ttl}
-            free = or_(
-                table.c.holder.is_(None), table.c.holder == holder, table.c.lease_until <= now
+        now = db_now(connection)
+        kept = _kept(connection, keys, now - max_age)
+        claimed: list[str] = []
+        claim = {"holder": holder, "lease_until": now + ttl}
+        free = or_(table.c.holder.is_(None), table.c.holder == holder, table.c.lease_until <= now)
+        # In one order in all processes: two that claim the same wait for each other once.
+        for key in sorted(set(keys) - kept.keys()):
+            taken = connection.execute(
+                insert_into(connection, table)
+                .values(key=key, **claim)
+                .on_conflict_do_update(index_elements=["key"], set_=claim, where=free)
+                .returning(table.c.key)
             )
-            # In one order in all processes: two that claim the same wait for each other once.
-            for key in sorted(set(keys) - kept.keys()):
-                taken = connection.execute(
-                    insert_into(connection, table)
-                    .values(key=key, **claim)
-                    .on_conflict_do_update(index_elements=["key"], set_=claim, where=free)
-                    .returning(table.c.key)
-                )
-                if taken.first() is not None:
-                    claimed.append(key)
-            # Answered by another between the look and the claim.
-            late = _kept(connection, claimed, now - max_age)
-            return CatalogueClaims(kept | late, tuple(key for key in claimed if key not in late))
+            if taken.first() is not None:
+                claimed.append(key)
+        # Answered by another between the look and the claim.
+        late = _kept(connection, claimed, now - max_age)
+        return CatalogueClaims(kept | late, tuple(key for key in claimed if key not in late))
 
-        return await self._database.write(work)
-
-    async def renew_catalogue_claims(self, keys: Sequence[str], holder: str, ttl: float) -> None:
+    @write
+    def renew_catalogue_claims(
+        self, connection: Connection, keys: Sequence[str], holder: str, ttl: float
+    ) -> None:
         """Keep the claims for `ttl` seconds more, as far as nobody else has them."""
+        mine = table.c.key.in_(keys) & (table.c.holder == holder)
+        connection.execute(update(table).where(mine).values(lease_until=db_now(connection) + ttl))
 
-        def work(connection: Connection) -> None:
-            mine = table.c.key.in_(keys) & (table.c.holder == holder)
+    @write
+    def keep_catalogue_answers(
+        self, connection: Connection, answers: Mapping[str, list[Any]]
+    ) -> None:
+        """These are the answers from now on; nobody needs to ask."""
+        now = db_now(connection)
+        for key in sorted(answers):
+            values = {
+                "answer": json.dumps(answers[key]),
+                "created_at": now,
+                "holder": None,
+                "lease_until": None,
+            }
             connection.execute(
-                update(table).where(mine).values(lease_until=db_now(connection) + ttl)
+                insert_into(connection, table)
+                .values(key=key, **values)
+                .on_conflict_do_update(index_elements=["key"], set_=values)
             )
 
-        await self._database.write(work)
-
-    async def keep_catalogue_answers(self, answers: Mapping[str, list[Any]]) -> None:
-        """These are the answers from now on; nobody needs to ask."""
-
-        def work(connection: Connection) -> None:
-            now = db_now(connection)
-            for key in sorted(answers):
-                values = {
-                    "answer": json.dumps(answers[key]),
-                    "created_at": now,
-                    "holder": None,
-                    "lease_until": None,
-                }
-                connection.execute(
-                    insert_into(connection, table)
-                    .values(key=key, **values)
-                    .on_conflict_do_update(index_elements=["key"], set_=values)
-                )
-
-        await self._database.write(work)
-
-    async def give_up_catalogue_claims(self, keys: Sequence[str], holder: str) -> None:
+    @write
+    def give_up_catalogue_claims(
+        self, connection: Connection, keys: Sequence[str], holder: str
+    ) -> None:
         """Whoever had the right to ask has no answer: others may ask now."""
+        mine = table.c.key.in_(keys) & (table.c.holder == holder)
+        connection.execute(update(table).where(mine).values(holder=None, lease_until=None))
 
-        def work(connection: Connection) -> None:
-            mine = table.c.key.in_(keys) & (table.c.holder == holder)
-            connection.execute(update(table).where(mine).values(holder=None, lease_until=None))
-
-        await self._database.write(work)
-
-    async def drop_catalogue_answers(self, *, max_age: float) -> int:
+    @write
+    def drop_catalogue_answers(self, connection: Connection, *, max_age: float) -> int:
         """Forget answers that are older than `max_age` seconds, and claims of those who have died;
         how many they were."""
-
-        def work(connection: Connection) -> int:
-            now = db_now(connection)
-            old = table.c.created_at <= now - max_age
-            idle = or_(table.c.holder.is_(None), table.c.lease_until <= now)
-            unanswered = table.c.created_at.is_(None) & idle
-            return connection.execute(delete(table).where((old & idle) | unanswered)).rowcount
-
-        return await self._database.write(work)
+        now = db_now(connection)
+        old = table.c.created_at <= now - max_age
+        idle = or_(table.c.holder.is_(None), table.c.lease_until <= now)
+        unanswered = table.c.created_at.is_(None) & idle
+        return connection.execute(delete(table).where((old & idle) | unanswered)).rowcount
 
 
 def _kept(connection: Connection, keys: Sequence[str], since: float) -> dict[str, list[Any]]:

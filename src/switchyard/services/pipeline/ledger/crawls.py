@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
 from switchyard.services.engine.ledger.sql import operations as ops
 from switchyard.services.engine.ledger.sql.attempting import Cancel
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import insert_into
 from switchyard.services.engine.ledger.sql.paging import fetch_page
@@ -45,48 +45,53 @@ _OUTCOME = 300
 class CrawlRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def start_crawl(
-        self, crawl: CrawlRecord, pages: Sequence[FoundPage], *, interval: float
+    @write
+    def start_crawl(
+        self,
+        connection: Connection,
+        crawl: CrawlRecord,
+        pages: Sequence[FoundPage],
+        *,
+        interval: float,
     ) -> CrawlRecord:
         """Record a crawl, its first pages and their jobs. The crawl that has its key already, if
         there is one: nothing is recorded then."""
+        columns = {
+            "id": crawl.id,
+            "start": json.dumps(crawl.start),
+            "hosts": json.dumps(crawl.hosts),
+            "max_pages": crawl.max_pages,
+            "max_depth": crawl.max_depth,
+            "deadline": crawl.deadline,
+            "created_by": clean(crawl.created_by),
+            "created_at": crawl.created_at,
+            "claimed": 0,
+            "idempotency_key": crawl.idempotency_key,
+        }
+        new = insert_into(connection, crawls).values(**columns).on_conflict_do_nothing()
+        if connection.execute(new).rowcount == 0 and crawl.idempotency_key is not None:
+            return _crawl(connection.execute(_of_key(crawl.idempotency_key)).one())
+        claimed = self._claim(connection, crawl, pages, crawl.created_at, interval)
+        return replace(crawl, claimed=claimed)
 
-        def work(connection: Connection) -> CrawlRecord:
-            columns = {
-                "id": crawl.id,
-                "start": json.dumps(crawl.start),
-                "hosts": json.dumps(crawl.hosts),
-                "max_pages": crawl.max_pages,
-                "max_depth": crawl.max_depth,
-                "deadline": crawl.deadline,
-                "created_by": clean(crawl.created_by),
-                "created_at": crawl.created_at,
-                "claimed": 0,
-                "idempotency_key": crawl.idempotency_key,
-            }
-            new = insert_into(connection, crawls).values(**columns).on_conflict_do_nothing()
-            if connection.execute(new).rowcount == 0 and crawl.idempotency_key is not None:
-                return _crawl(connection.execute(_of_key(crawl.idempotency_key)).one())
-            claimed = self._claim(connection, crawl, pages, crawl.created_at, interval)
-            return replace(crawl, claimed=claimed)
-
-        return await self._database.write(work)
-
-    async def claim_pages(
-        self, crawl_id: str, pages: Sequence[FoundPage], now: float, *, interval: float
+    @write
+    def claim_pages(
+        self,
+        connection: Connection,
+        crawl_id: str,
+        pages: Sequence[FoundPage],
+        now: float,
+        *,
+        interval: float,
     ) -> int:
         """Take up those of the pages that the crawl does not have, as far as it may go on: each
         gets its job, due `interval` seconds after the last one of its host. How many those are."""
-
-        def work(connection: Connection) -> int:
-            query = select(crawls).where(crawls.c.id == crawl_id).with_for_update()
-            row = connection.execute(query).one_or_none()
-            crawl = None if row is None else _crawl(row)
-            if crawl is None or crawl.over(now) is not None:
-                return 0
-            return self._claim(connection, crawl, pages, now, interval)
-
-        return await self._database.write(work)
+        query = select(crawls).where(crawls.c.id == crawl_id).with_for_update()
+        row = connection.execute(query).one_or_none()
+        crawl = None if row is None else _crawl(row)
+        if crawl is None or crawl.over(now) is not None:
+            return 0
+        return self._claim(connection, crawl, pages, now, interval)
 
     def _claim(
         self,
@@ -138,84 +143,67 @@ class CrawlRepository(Repository):
         connection.execute(more.values(claimed=crawls.c.claimed + len(rows)))
         return len(rows)
 
-    async def claim_address(self, crawl_id: str, page: CrawlPage, url: str, host: str) -> bool:
+    @write
+    def claim_address(
+        self, connection: Connection, crawl_id: str, page: CrawlPage, url: str, host: str
+    ) -> bool:
         """Let a page have another address of the crawl, to which its server sends us on. False
         where that is another page's."""
+        row = {
+            "crawl_id": crawl_id,
+            "address": _address(url),
+            "job_id": page.job_id,
+            "host": host,
+            "depth": page.depth,
+            "found_by": page.found_by,
+            "due_at": page.due_at,
+            "main": 0,
+            "url": url,
+        }
+        # In turn with whoever claims pages of the crawl.
+        connection.execute(select(crawls.c.id).where(crawls.c.id == crawl_id).with_for_update())
+        made = insert_into(connection, crawl_pages).values(**row).on_conflict_do_nothing()
+        connection.execute(made)
+        owner = select(crawl_pages.c.job_id).where(
+            crawl_pages.c.crawl_id == crawl_id, crawl_pages.c.address == row["address"]
+        )
+        return connection.scalar(owner) == page.job_id
 
-        def work(connection: Connection) -> bool:
-            row = {
-                "crawl_id": crawl_id,
-                "address": _address(url),
-                "job_id": page.job_id,
-                "host": host,
-                "depth": page.depth,
-                "found_by": page.found_by,
-                "due_at": page.due_at,
-                "main": 0,
-                "url": url,
-            }
-            # In turn with whoever claims pages of the crawl.
-            connection.execute(select(crawls.c.id).where(crawls.c.id == crawl_id).with_for_update())
-            made = insert_into(connection, crawl_pages).values(**row).on_conflict_do_nothing()
-            connection.execute(made)
-            owner = select(crawl_pages.c.job_id).where(
-                crawl_pages.c.crawl_id == crawl_id, crawl_pages.c.address == row["address"]
-            )
-            return connection.scalar(owner) == page.job_id
-
-        return await self._database.write(work)
-
-    async def crawl_of_key(self, key: str) -> CrawlRecord | None:
+    @read
+    def crawl_of_key(self, connection: Connection, key: str) -> CrawlRecord | None:
         """The crawl that was asked for under an idempotency key."""
+        row = connection.execute(_of_key(key)).one_or_none()
+        return None if row is None else _crawl(row)
 
-        def work(connection: Connection) -> CrawlRecord | None:
-            row = connection.execute(_of_key(key)).one_or_none()
-            return None if row is None else _crawl(row)
+    @read
+    def crawl(self, connection: Connection, crawl_id: str) -> CrawlRecord | None:
+        row = connection.execute(select(crawls).where(crawls.c.id == crawl_id)).one_or_none()
+        return None if row is None else _crawl(row)
 
-        return await self._database.read(work)
-
-    async def crawl(self, crawl_id: str) -> CrawlRecord | None:
-        def work(connection: Connection) -> CrawlRecord | None:
-            row = connection.execute(select(crawls).where(crawls.c.id == crawl_id)).one_or_none()
-            return None if row is None else _crawl(row)
-
-        return await self._database.read(work)
-
-    async def crawl_page(self, crawl_id: str, url: str) -> CrawlPage | None:
+    @read
+    def crawl_page(self, connection: Connection, crawl_id: str, url: str) -> CrawlPage | None:
         """The page of a crawl at that address."""
         query = select(crawl_pages).where(
             crawl_pages.c.crawl_id == crawl_id, crawl_pages.c.address == _address(url)
         )
+        row = connection.execute(query).one_or_none()
+        return None if row is None else _page(row)
 
-        def work(connection: Connection) -> CrawlPage | None:
-            row = connection.execute(query).one_or_none()
-            return None if row is None else _page(row)
-
-        return await self._database.read(work)
-
-    async def crawl_progress(self, crawl_id: str) -> CrawlProgress | None:
+    @read
+    def crawl_progress(self, connection: Connection, crawl_id: str) -> CrawlProgress | None:
         """A crawl, and how its pages stand."""
+        row = connection.execute(select(crawls).where(crawls.c.id == crawl_id)).one_or_none()
+        return None if row is None else _progress(connection, _crawl(row))
 
-        def work(connection: Connection) -> CrawlProgress | None:
-            row = connection.execute(select(crawls).where(crawls.c.id == crawl_id)).one_or_none()
-            return None if row is None else _progress(connection, _crawl(row))
-
-        return await self._database.read(work)
-
-    async def list_crawls(
-        self, *, limit: int = 50, cursor: str | None = None
+    @read
+    def list_crawls(
+        self, connection: Connection, *, limit: int = 50, cursor: str | None = None
     ) -> Page[CrawlProgress]:
         """Crawls, the newest first. Raises ValueError as `list_jobs` does."""
-
-        def work(connection: Connection) -> Page[CrawlProgress]:
-            found = fetch_page(
-                connection, select(crawls), crawls.c.created_at, crawls.c.id, _crawl, limit, cursor
-            )
-            return Page(
-                tuple(_progress(connection, each) for each in found.items), found.next_cursor
-            )
-
-        return await self._database.read(work)
+        found = fetch_page(
+            connection, select(crawls), crawls.c.created_at, crawls.c.id, _crawl, limit, cursor
+        )
+        return Page(tuple(_progress(connection, each) for each in found.items), found.next_cursor)
 
     async def crawl_pages(
         self, crawl_id: str, *, limit: int = 50, cursor: str | None = None

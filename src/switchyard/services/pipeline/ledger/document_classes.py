@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection, delete, select
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import insert_into
 from switchyard.services.pipeline.ledger.class_tables import document_classes
 from switchyard.services.pipeline.records.classes import DocumentClass
@@ -19,7 +19,10 @@ _AT_ONCE = 500
 class DocumentClassRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def put_classes(self, document_id: str, classes: Sequence[DocumentClass]) -> None:
+    @write
+    def put_classes(
+        self, connection: Connection, document_id: str, classes: Sequence[DocumentClass]
+    ) -> None:
         """The document has these classes, and no others."""
         now = self.clock.time()
         rows = [
@@ -34,37 +37,30 @@ class DocumentClassRepository(Repository):
             for each in classes
         ]
         columns = document_classes.c
+        connection.execute(delete(document_classes).where(columns.document_id == document_id))
+        if rows:
+            # Two runs may say it at the same time: the later one counts.
+            new = insert_into(connection, document_classes).values(rows)
+            said = {name: new.excluded[name] for name in ("score", "why", "updated_at")}
+            keys = ["document_id", "kind", "label"]
+            connection.execute(new.on_conflict_do_update(index_elements=keys, set_=said))
 
-        def work(connection: Connection) -> None:
-            connection.execute(delete(document_classes).where(columns.document_id == document_id))
-            if rows:
-                # Two runs may say it at the same time: the later one counts.
-                new = insert_into(connection, document_classes).values(rows)
-                said = {name: new.excluded[name] for name in ("score", "why", "updated_at")}
-                keys = ["document_id", "kind", "label"]
-                connection.execute(new.on_conflict_do_update(index_elements=keys, set_=said))
-
-        await self._database.write(work)
-
-    async def classes_of(
-        self, document_ids: Collection[str]
+    @read
+    def classes_of(
+        self, connection: Connection, document_ids: Collection[str]
     ) -> dict[str, tuple[DocumentClass, ...]]:
         """The classes of each document, by kind, the highest score first; those without any are
         absent."""
         columns = document_classes.c
         ids = sorted(set(document_ids))
-
-        def work(connection: Connection) -> dict[str, tuple[DocumentClass, ...]]:
-            found: dict[str, tuple[DocumentClass, ...]] = {}
-            for start in range(0, len(ids), _AT_ONCE):
-                query = (
-                    select(document_classes)
-                    .where(columns.document_id.in_(ids[start : start + _AT_ONCE]))
-                    .order_by(columns.kind, columns.score.desc(), columns.label)
-                )
-                for row in connection.execute(query):
-                    one = DocumentClass(row.kind, row.label, row.score, json.loads(row.why))
-                    found[row.document_id] = (*found.get(row.document_id, ()), one)
-            return found
-
-        return await self._database.read(work)
+        found: dict[str, tuple[DocumentClass, ...]] = {}
+        for start in range(0, len(ids), _AT_ONCE):
+            query = (
+                select(document_classes)
+                .where(columns.document_id.in_(ids[start : start + _AT_ONCE]))
+                .order_by(columns.kind, columns.score.desc(), columns.label)
+            )
+            for row in connection.execute(query):
+                one = DocumentClass(row.kind, row.label, row.score, json.loads(row.why))
+                found[row.document_id] = (*found.get(row.document_id, ()), one)
+        return found

@@ -21,7 +21,7 @@ from sqlalchemy import (
     update,
 )
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import insert_into
 from switchyard.services.engine.ledger.sql.paging import fetch_page
 from switchyard.services.engine.ledger.sql.tables import documents
@@ -33,8 +33,10 @@ from switchyard.services.pipeline.ledger.class_tables import document_classes, i
 class DocumentRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def upsert_document(
+    @write
+    def upsert_document(
         self,
+        connection: Connection,
         content_hash: str,
         *,
         source: str | None = None,
@@ -68,42 +70,34 @@ class DocumentRepository(Repository):
             "created_at": now,
             "updated_at": now,
         }
+        if instead_of is not None:
+            connection.execute(
+                update(documents)
+                .where(_unchanged(instead_of), documents.c.content_hash != content_hash)
+                .values(source=None, updated_at=now)
+            )
+        statement = insert_into(connection, documents).values(values)
+        made = connection.execute(
+            statement.on_conflict_do_nothing().returning(documents)
+        ).one_or_none()
+        if made is not None:
+            return _document(made), True
+        found = _same(connection, content_hash, source, documents.c.id == values["id"])
+        return found[0], False
 
-        def work(connection: Connection) -> tuple[Document, bool]:
-            if instead_of is not None:
-                connection.execute(
-                    update(documents)
-                    .where(_unchanged(instead_of), documents.c.content_hash != content_hash)
-                    .values(source=None, updated_at=now)
-                )
-            statement = insert_into(connection, documents).values(values)
-            made = connection.execute(
-                statement.on_conflict_do_nothing().returning(documents)
-            ).one_or_none()
-            if made is not None:
-                return _document(made), True
-            found = _same(connection, content_hash, source, documents.c.id == values["id"])
-            return found[0], False
-
-        return await self._database.write(work)
-
-    async def find_document(self, content_hash: str, source: str | None) -> Document | None:
+    @read
+    def find_document(
+        self, connection: Connection, content_hash: str, source: str | None
+    ) -> Document | None:
         """The document with that content, else with that source."""
+        return next(iter(_same(connection, content_hash, source)), None)
 
-        def work(connection: Connection) -> Document | None:
-            return next(iter(_same(connection, content_hash, source)), None)
-
-        return await self._database.read(work)
-
-    async def get_document(self, document_id: str) -> Document | None:
+    @read
+    def get_document(self, connection: Connection, document_id: str) -> Document | None:
         """One document."""
-
-        def work(connection: Connection) -> Document | None:
-            query = select(documents).where(documents.c.id == document_id)
-            row = connection.execute(query).one_or_none()
-            return None if row is None else _document(row)
-
-        return await self._database.read(work)
+        query = select(documents).where(documents.c.id == document_id)
+        row = connection.execute(query).one_or_none()
+        return None if row is None else _document(row)
 
     async def list_documents(
         self,
@@ -162,8 +156,10 @@ class DocumentRepository(Repository):
         query = _filtered(select(func.count()).select_from(documents), wanted)
         return await self._database.read(lambda connection: connection.scalar(query) or 0)
 
-    async def set_stage(
+    @write
+    def set_stage(
         self,
+        connection: Connection,
         document_id: str,
         stage: str,
         state: str,
@@ -176,47 +172,42 @@ class DocumentRepository(Repository):
 
         With `run_id`, stage and state stay as they are where another run has the document.
         """
+        query = select(documents).where(documents.c.id == document_id).with_for_update()
+        row = connection.execute(query).one_or_none()
+        if row is None:
+            return None
+        stages = list(_document(row).completed_stages)
+        if completed and stage not in stages:
+            stages.append(stage)
+        values: dict[str, Any] = {
+            "completed_stages": json.dumps(stages),
+            "updated_at": self.clock.time(),
+        }
+        if run_id is None or row.pipeline in (None, run_id):
+            values |= {"current_stage": stage, "state": state}
+        changed = connection.execute(
+            update(documents)
+            .where(documents.c.id == document_id)
+            .values(values)
+            .returning(documents)
+        )
+        return _document(changed.one())
 
-        def work(connection: Connection) -> Document | None:
-            query = select(documents).where(documents.c.id == document_id).with_for_update()
-            row = connection.execute(query).one_or_none()
-            if row is None:
-                return None
-            stages = list(_document(row).completed_stages)
-            if completed and stage not in stages:
-                stages.append(stage)
-            values: dict[str, Any] = {
-                "completed_stages": json.dumps(stages),
-                "updated_at": self.clock.time(),
-            }
-            if run_id is None or row.pipeline in (None, run_id):
-                values |= {"current_stage": stage, "state": state}
-            changed = connection.execute(
-                update(documents)
-                .where(documents.c.id == document_id)
-                .values(values)
-                .returning(documents)
-            )
-            return _document(changed.one())
-
-        return await self._database.write(work)
-
-    async def add_completed_stage(self, document_id: str, stage: str) -> None:
+    @write
+    def add_completed_stage(self, connection: Connection, document_id: str, stage: str) -> None:
         """The stage is among those behind the document (once), which stays where it is."""
+        mine = documents.c.id == document_id
+        row = connection.execute(select(documents).where(mine).with_for_update()).one_or_none()
+        if row is None or stage in (stages := _document(row).completed_stages):
+            return
+        connection.execute(
+            update(documents).where(mine).values(completed_stages=json.dumps([*stages, stage]))
+        )
 
-        def work(connection: Connection) -> None:
-            mine = documents.c.id == document_id
-            row = connection.execute(select(documents).where(mine).with_for_update()).one_or_none()
-            if row is None or stage in (stages := _document(row).completed_stages):
-                return
-            connection.execute(
-                update(documents).where(mine).values(completed_stages=json.dumps([*stages, stage]))
-            )
-
-        await self._database.write(work)
-
-    async def renew_document(
+    @write
+    def renew_document(
         self,
+        connection: Connection,
         document: Document,
         content_hash: str,
         *,
@@ -235,40 +226,36 @@ class DocumentRepository(Repository):
         A document elsewhere with the very same content keeps that hash for itself. What the old
         content was classified as is forgotten.
         """
-
-        def work(connection: Connection) -> Document | None:
-            taken = select(documents.c.id).where(
-                documents.c.content_hash == content_hash, documents.c.id != document.id
+        taken = select(documents.c.id).where(
+            documents.c.content_hash == content_hash, documents.c.id != document.id
+        )
+        values = {
+            "filename": filename,
+            "title": title,
+            "media_type": media_type,
+            "size_bytes": size_bytes,
+            "pipeline": pipeline,
+            "state": "queued",
+            "current_stage": None,
+            "completed_stages": "[]",
+            "updated_at": self.clock.time(),
+        }
+        if connection.execute(taken).first() is None:
+            values["content_hash"] = content_hash
+        if source is not None and document.source is None:
+            holder = select(documents.c.id).where(documents.c.source == source)
+            if connection.execute(holder).first() is None:
+                values["source"] = source
+        renewed = connection.execute(
+            update(documents).where(_unchanged(document)).values(values).returning(documents)
+        ).one_or_none()
+        if renewed is None:
+            return None
+        if document.content_hash != content_hash:
+            connection.execute(
+                delete(document_classes).where(document_classes.c.document_id == document.id)
             )
-            values = {
-                "filename": filename,
-                "title": title,
-                "media_type": media_type,
-                "size_bytes": size_bytes,
-                "pipeline": pipeline,
-                "state": "queued",
-                "current_stage": None,
-                "completed_stages": "[]",
-                "updated_at": self.clock.time(),
-            }
-            if connection.execute(taken).first() is None:
-                values["content_hash"] = content_hash
-            if source is not None and document.source is None:
-                holder = select(documents.c.id).where(documents.c.source == source)
-                if connection.execute(holder).first() is None:
-                    values["source"] = source
-            renewed = connection.execute(
-                update(documents).where(_unchanged(document)).values(values).returning(documents)
-            ).one_or_none()
-            if renewed is None:
-                return None
-            if document.content_hash != content_hash:
-                connection.execute(
-                    delete(document_classes).where(document_classes.c.document_id == document.id)
-                )
-            return _document(renewed)
-
-        return await self._database.write(work)
+        return _document(renewed)
 
 
 def _unchanged(document: Document) -> ColumnElement[bool]:

@@ -16,7 +16,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read
 from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.records.results import Page
 from switchyard.services.pipeline.ledger.graph_lookup import (
@@ -60,19 +60,18 @@ class GraphReads(Repository):
     """All raise LedgerUnavailable when the database is away, and give None where there is no such
     node. A node is asked for by any of its keys, or by the id of its document."""
 
-    async def graph_node(self, key: str) -> GraphNode | None:
+    @read
+    def graph_node(self, connection: Connection, key: str) -> GraphNode | None:
         """One node, with all its keys."""
+        node_id = node_of(connection, key)
+        if node_id is None:
+            return None
+        return nodes_of(connection, [node_id], with_keys=True).get(node_id)
 
-        def work(connection: Connection) -> GraphNode | None:
-            node_id = node_of(connection, key)
-            if node_id is None:
-                return None
-            return nodes_of(connection, [node_id], with_keys=True).get(node_id)
-
-        return await self._database.read(work)
-
-    async def graph_neighbours(
+    @read
+    def graph_neighbours(
         self,
+        connection: Connection,
         key: str,
         *,
         kinds: Collection[EdgeKind] = (),
@@ -84,22 +83,16 @@ class GraphReads(Repository):
         Raises ValueError for a limit outside 1 to 1,000, InvalidCursor."""
         check_limit(limit)
         after = None if cursor is None else decode_place(cursor, (int, str, int))
-
-        def work(connection: Connection) -> Page[Neighbour] | None:
-            node_id = node_of(connection, key)
-            if node_id is None:
-                return None
-            rows = _neighbour_rows(connection, node_id, kinds, direction, limit + 1, after)
-            more, rows = len(rows) > limit, rows[:limit]
-            nodes = nodes_of(connection, {node_id, *(row.other for row in rows)})
-            return Page(
-                items=tuple(_neighbour(nodes, node_id, row) for row in rows if row.other in nodes),
-                next_cursor=encode_place(rows[-1].way, rows[-1].kind, rows[-1].other)
-                if more
-                else None,
-            )
-
-        return await self._database.read(work)
+        node_id = node_of(connection, key)
+        if node_id is None:
+            return None
+        rows = _neighbour_rows(connection, node_id, kinds, direction, limit + 1, after)
+        more, rows = len(rows) > limit, rows[:limit]
+        nodes = nodes_of(connection, {node_id, *(row.other for row in rows)})
+        return Page(
+            items=tuple(_neighbour(nodes, node_id, row) for row in rows if row.other in nodes),
+            next_cursor=encode_place(rows[-1].way, rows[-1].kind, rows[-1].other) if more else None,
+        )
 
     async def graph_cited(
         self,
@@ -154,8 +147,9 @@ class GraphReads(Repository):
         check_limit(limit)
         return await self._related(key, graph_edges.c.target, graph_edges.c.source, limit)
 
-    async def graph_documents_by(
-        self, key: str, *, cites: bool, limit: int = 10_000
+    @read
+    def graph_documents_by(
+        self, connection: Connection, key: str, *, cites: bool, limit: int = 10_000
     ) -> set[str] | None:
         """Documents that cite that work; without `cites`, those that it cites. Some of them, where
         there are more than `limit`."""
@@ -164,61 +158,48 @@ class GraphReads(Repository):
             if cites
             else (graph_edges.c.source, graph_edges.c.target)
         )
+        node_id = node_of(connection, key)
+        if node_id is None:
+            return None
+        query = (
+            select(graph_documents.c.document_id)
+            .distinct()
+            .join(graph_edges, theirs == graph_documents.c.node_id)
+            .where(mine == node_id, graph_edges.c.kind == _CITES)
+            .limit(limit)
+        )
+        return set(connection.scalars(query))
 
-        def work(connection: Connection) -> set[str] | None:
-            node_id = node_of(connection, key)
-            if node_id is None:
-                return None
-            query = (
-                select(graph_documents.c.document_id)
-                .distinct()
-                .join(graph_edges, theirs == graph_documents.c.node_id)
-                .where(mine == node_id, graph_edges.c.kind == _CITES)
-                .limit(limit)
-            )
-            return set(connection.scalars(query))
-
-        return await self._database.read(work)
-
-    async def graph_labels(self, document_ids: Collection[str]) -> dict[str, str]:
+    @read
+    def graph_labels(self, connection: Connection, document_ids: Collection[str]) -> dict[str, str]:
         """What the documents are called in the graph; those that it does not know are absent."""
+        query = (
+            select(graph_documents.c.document_id, graph_nodes.c.label)
+            .join(graph_nodes, graph_nodes.c.id == graph_documents.c.node_id)
+            .where(among(connection, graph_documents.c.document_id, document_ids))
+        )
+        return {row.document_id: row.label for row in connection.execute(query)}
 
-        def work(connection: Connection) -> dict[str, str]:
-            query = (
-                select(graph_documents.c.document_id, graph_nodes.c.label)
-                .join(graph_nodes, graph_nodes.c.id == graph_documents.c.node_id)
-                .where(among(connection, graph_documents.c.document_id, document_ids))
-            )
-            return {row.document_id: row.label for row in connection.execute(query)}
-
-        return await self._database.read(work)
-
-    async def graph_summary(self) -> GraphSummary:
+    @read
+    def graph_summary(self, connection: Connection) -> GraphSummary:
         """How many nodes and edges of each kind there are: it counts them, each time."""
+        shown = select(graph_rankings).where(graph_rankings.c.generation == current_generation())
+        ranking = connection.execute(shown).mappings().one_or_none()
+        return GraphSummary(
+            nodes=_counts(connection, graph_nodes.c.kind),
+            edges=_counts(connection, graph_edges.c.kind),
+            ranking=None if ranking is None else Ranking(**ranking),
+        )
 
-        def work(connection: Connection) -> GraphSummary:
-            shown = select(graph_rankings).where(
-                graph_rankings.c.generation == current_generation()
-            )
-            ranking = connection.execute(shown).mappings().one_or_none()
-            return GraphSummary(
-                nodes=_counts(connection, graph_nodes.c.kind),
-                edges=_counts(connection, graph_edges.c.kind),
-                ranking=None if ranking is None else Ranking(**ranking),
-            )
-
-        return await self._database.read(work)
-
-    async def graph_nodes_after(self, after: int, limit: int) -> list[tuple[int, GraphNode]]:
+    @read
+    def graph_nodes_after(
+        self, connection: Connection, after: int, limit: int
+    ) -> list[tuple[int, GraphNode]]:
         """All nodes in the order of their ids, some of them, from behind that id on."""
         query = select(graph_nodes.c.id).where(graph_nodes.c.id > after)
         query = query.order_by(graph_nodes.c.id).limit(limit)
-
-        def work(connection: Connection) -> list[tuple[int, GraphNode]]:
-            ids = list(connection.scalars(query))
-            return sorted(nodes_of(connection, ids).items())
-
-        return await self._database.read(work)
+        ids = list(connection.scalars(query))
+        return sorted(nodes_of(connection, ids).items())
 
     async def graph_edges_after(
         self, after: Sequence[Any] | None, limit: int
@@ -238,37 +219,36 @@ class GraphReads(Repository):
 
         return await self._database.read(work)
 
-    async def _related(self, key: str, near: Any, far: Any, limit: int) -> RelatedWorks | None:
+    @read
+    def _related(
+        self, connection: Connection, key: str, near: Any, far: Any, limit: int
+    ) -> RelatedWorks | None:
         """Works at the far end of citations whose near end is that of a citation of the node."""
         edges = graph_edges.alias()
         here = edges.c[far.name]
         among_them = edges.c[near.name]
-
-        def work(connection: Connection) -> RelatedWorks | None:
-            node_id = node_of(connection, key)
-            if node_id is None:
-                return None
-            mine = select(near).where(far == node_id, graph_edges.c.kind == _CITES).distinct()
-            shared = list(connection.scalars(mine.limit(SAMPLE + 1)))
-            sampled, shared = len(shared) > SAMPLE, shared[:SAMPLE]
-            pairs = (
-                select(among_them, here)
-                .where(among(connection, among_them, shared), edges.c.kind == _CITES)
-                .distinct()
-                .limit(SAMPLE_EDGES + 1)
-                .subquery()
-            )
-            total = connection.scalar(select(func.count()).select_from(pairs)) or 0
-            other = pairs.c[far.name]
-            count = func.count().label("shared")
-            query = select(other.label("other"), count).where(other != node_id).group_by(other)
-            query = query.order_by(count.desc(), other).limit(limit)
-            rows = connection.execute(query).all()
-            nodes = nodes_of(connection, [row.other for row in rows])
-            works = [Related(nodes[row.other], row.shared) for row in rows if row.other in nodes]
-            return RelatedWorks(works, sampled or total > SAMPLE_EDGES)
-
-        return await self._database.read(work)
+        node_id = node_of(connection, key)
+        if node_id is None:
+            return None
+        mine = select(near).where(far == node_id, graph_edges.c.kind == _CITES).distinct()
+        shared = list(connection.scalars(mine.limit(SAMPLE + 1)))
+        sampled, shared = len(shared) > SAMPLE, shared[:SAMPLE]
+        pairs = (
+            select(among_them, here)
+            .where(among(connection, among_them, shared), edges.c.kind == _CITES)
+            .distinct()
+            .limit(SAMPLE_EDGES + 1)
+            .subquery()
+        )
+        total = connection.scalar(select(func.count()).select_from(pairs)) or 0
+        other = pairs.c[far.name]
+        count = func.count().label("shared")
+        query = select(other.label("other"), count).where(other != node_id).group_by(other)
+        query = query.order_by(count.desc(), other).limit(limit)
+        rows = connection.execute(query).all()
+        nodes = nodes_of(connection, [row.other for row in rows])
+        works = [Related(nodes[row.other], row.shared) for row in rows if row.other in nodes]
+        return RelatedWorks(works, sampled or total > SAMPLE_EDGES)
 
 
 def _counts(connection: Connection, kind: Any) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, write
 from switchyard.services.engine.ledger.sql.dialect import among, insert_into
 from switchyard.services.engine.ledger.sql.tables import documents
 from switchyard.services.pipeline.ledger.graph_nodes import GraphNodes
@@ -77,32 +77,29 @@ class GraphWrites(Repository):
 
         await self._database.write(work)
 
-    async def drop_from_graph(self, document_id: str) -> bool:
+    @write
+    def drop_from_graph(self, connection: Connection, document_id: str) -> bool:
         """The document is gone: its edges go, and it itself, unless others cite the work. False
         where it was not in the graph."""
-
-        def work(connection: Connection) -> bool:
-            nodes = GraphNodes(connection)
-            gone = connection.execute(
-                delete(graph_documents)
-                .where(graph_documents.c.document_id == document_id)
-                .returning(graph_documents.c.id, graph_documents.c.node_id)
-            ).one_or_none()
-            if gone is None:
-                return False
-            before = _cited(connection, gone.node_id)
-            removed = connection.scalars(
-                delete(graph_edges)
-                .where(graph_edges.c.source == gone.node_id, graph_edges.c.owner == gone.id)
-                .returning(graph_edges.c.target)
-            )
-            left = {gone.node_id, *removed}
-            _count(connection, before, _cited(connection, gone.node_id))
-            _no_document(connection, gone.node_id)
-            nodes.drop_idle(left)
-            return True
-
-        return await self._database.write(work)
+        nodes = GraphNodes(connection)
+        gone = connection.execute(
+            delete(graph_documents)
+            .where(graph_documents.c.document_id == document_id)
+            .returning(graph_documents.c.id, graph_documents.c.node_id)
+        ).one_or_none()
+        if gone is None:
+            return False
+        before = _cited(connection, gone.node_id)
+        removed = connection.scalars(
+            delete(graph_edges)
+            .where(graph_edges.c.source == gone.node_id, graph_edges.c.owner == gone.id)
+            .returning(graph_edges.c.target)
+        )
+        left = {gone.node_id, *removed}
+        _count(connection, before, _cited(connection, gone.node_id))
+        _no_document(connection, gone.node_id)
+        nodes.drop_idle(left)
+        return True
 
     async def graph_strays(self, limit: int = 100) -> list[str]:
         """Documents that the graph has and the ledger has not: they were deleted."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection
 
 from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.ledger.sql.committer import GroupCommitter
@@ -12,6 +15,9 @@ from switchyard.services.engine.ledger.sql.limiting import RoomBatch
 from switchyard.services.engine.ledger.sql.operations import JobChange
 from switchyard.services.engine.ledger.sql.transaction import JobWriter
 from switchyard.services.engine.records.limits import RoomAnswer
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class LedgerCore:
@@ -65,3 +71,35 @@ class Repository:
     @property
     def _permit_committer(self) -> GroupCommitter:
         return self._core.permit_committer
+
+
+R = TypeVar("R", bound=Repository)
+
+
+def read(
+    method: Callable[Concatenate[R, Connection, P], T],
+) -> Callable[Concatenate[R, P], Coroutine[Any, Any, T]]:
+    """Mark a method that only reads: it runs in a transaction, whose connection it gets."""
+
+    @wraps(method)
+    async def in_transaction(self: R, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._database.read(
+            lambda connection: method(self, connection, *args, **kwargs)
+        )
+
+    return in_transaction
+
+
+def write(
+    method: Callable[Concatenate[R, Connection, P], T],
+) -> Callable[Concatenate[R, P], Coroutine[Any, Any, T]]:
+    """Mark a method that writes: it runs in a transaction, whose connection it gets, and again when
+    that lost a race with another."""
+
+    @wraps(method)
+    async def in_transaction(self: R, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._database.write(
+            lambda connection: method(self, connection, *args, **kwargs)
+        )
+
+    return in_transaction
