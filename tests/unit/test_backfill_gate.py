@@ -28,7 +28,7 @@ class Broker:
         return Snapshot((LaneDepth(self.lane, Pressure.OK, (queue,)),), time.monotonic())
 
 
-class Ledger:
+class Workers:
     """Says how long no worker has taken a hot job."""
 
     idle: float | None = None
@@ -43,11 +43,11 @@ class Made:
     def __init__(self, low: int, high: int, lane: str = "backfill") -> None:
         self.broker = Broker()
         self.broker.lane = lane
-        self.ledger = Ledger()
+        self.workers = Workers()
         self.open_jobs = 0
         self.gate = Gate(
             self.broker,  # type: ignore[arg-type]
-            HotTraffic(self.ledger),  # type: ignore[arg-type]
+            HotTraffic(self.workers),  # type: ignore[arg-type]
             self.count_open,
             lane=lane,
             queue=QUEUE,
@@ -106,19 +106,19 @@ async def test_depths_that_were_used_before_do_not_make_room_again() -> None:
 
 async def test_while_hot_jobs_come_in_there_is_room_for_a_small_step_only() -> None:
     made = Made(500, 1_000)
-    made.ledger.idle = 1.0
+    made.workers.idle = 1.0
     assert await made.gate.room(500, None) == STEP
     assert made.gate.why == "slow: hot jobs come in"
 
 
 async def test_a_hot_job_of_long_ago_slows_nothing_down() -> None:
     made = Made(500, 1_000)
-    made.ledger.idle = 60.0
+    made.workers.idle = 60.0
     assert await made.gate.room(500, None) == 500
     assert made.gate.why is None
 
 
 async def test_a_backfill_of_hot_jobs_does_not_give_way_to_itself() -> None:
     made = Made(500, 1_000, lane="hot")
-    made.ledger.idle = 0.0
+    made.workers.idle = 0.0
     assert await made.gate.room(500, None) == 500

@@ -7,7 +7,7 @@ from switchyard.services.engine.records.requests import NewJob
 from tests.support.made import message, new_job
 
 
-class Ledger:
+class Gauges:
     """Knows what each source has open."""
 
     def __init__(self, **open_jobs: int) -> None:
@@ -29,14 +29,14 @@ async def priorities(fair: FairSources, jobs: list[NewJob]) -> list[int]:
 
 
 async def test_a_source_with_much_in_flight_steps_back_and_others_do_not() -> None:
-    fair = FairSources(Ledger(big=10, small=2), 10)  # type: ignore[arg-type]
+    fair = FairSources(Gauges(big=10, small=2), 10)  # type: ignore[arg-type]
     jobs = [job("big", 1), job("small", 1), job("new", 1), job("big", 2, priority=10)]
     assert await priorities(fair, jobs) == [0, 5, 5, 5]
 
 
 async def test_what_is_published_from_here_counts_at_once() -> None:
-    ledger = Ledger()
-    fair = FairSources(ledger, 3)  # type: ignore[arg-type]
+    gauges = Gauges()
+    fair = FairSources(gauges, 3)  # type: ignore[arg-type]
     assert await priorities(fair, [job("big", n) for n in range(5)]) == [5, 5, 5, 0, 0]
     assert await priorities(fair, [job("big", 9, priority=1)]) == [0], "no lower than that"
-    assert ledger.looks == 1
+    assert gauges.looks == 1

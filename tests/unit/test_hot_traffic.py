@@ -5,7 +5,7 @@ import pytest
 from switchyard.services.engine.bulk.hot_traffic import LONGEST_STEP, REST, STEP, HotTraffic
 
 
-class Ledger:
+class Workers:
     """Says how long no worker has taken a hot job, and counts how often it was asked."""
 
     idle: float | None = None
@@ -25,9 +25,9 @@ class Work:
 
     def __init__(self, idle: float | None) -> None:
         self.now = 0.0
-        self.ledger = Ledger()
-        self.ledger.idle = idle
-        self.traffic = HotTraffic(self.ledger, clock=lambda: self.now)  # type: ignore[arg-type]
+        self.workers = Workers()
+        self.workers.idle = idle
+        self.traffic = HotTraffic(self.workers, clock=lambda: self.now)  # type: ignore[arg-type]
         self.is_paused = False
 
     async def sleep(self, seconds: float) -> None:
@@ -57,7 +57,7 @@ async def test_the_ledger_is_asked_twice_a_second() -> None:
     for _ in range(100):
         await work.traffic.room(500)
         work.now += 0.01
-    assert work.ledger.asked == 2
+    assert work.workers.asked == 2
 
 
 async def test_after_each_step_bulk_work_rests_by_how_long_it_took() -> None:
@@ -102,7 +102,7 @@ async def test_who_is_paused_while_waiting_keeps_nobody_else() -> None:
 async def test_who_waits_goes_on_when_no_more_hot_jobs_come_in() -> None:
     work = Work(0.0)
     await work.step(0.25)
-    work.ledger.idle = 60.0
+    work.workers.idle = 60.0
     assert await work.step(0.1) == 0.75  # and not 1.25, when its turn was to begin
 
 

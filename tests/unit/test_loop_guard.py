@@ -58,7 +58,9 @@ def test_a_stack_that_was_cut_while_it_was_read_is_not_reported() -> None:
     """Read from another thread: a generator that yields meanwhile has no caller any more."""
     made: dict[str, Any] = {}
     exec(
-        compile("lines = (each for each in 'ab')", f"{PRODUCT}/services/dead/causes.py", "exec"),
+        compile(
+            "lines = (each for each in 'ab')", f"{PRODUCT}/services/engine/dead/causes.py", "exec"
+        ),
         made,
     )
     next(made["lines"])

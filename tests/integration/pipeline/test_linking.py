@@ -26,7 +26,8 @@ from switchyard.services.pipeline.citations.linking.linker import Linker, OutOfT
 from switchyard.services.pipeline.citations.linking.openalex import OpenAlex
 from switchyard.services.pipeline.citations.linking.questions import questions_of
 from switchyard.services.pipeline.citations.reference import Person, Reference
-from switchyard.services.pipeline.citations.works import LinkStatus, WorkLink
+from switchyard.services.pipeline.citations.sections import MAX_REFERENCES
+from switchyard.services.pipeline.citations.works import CitedWork, LinkStatus, WorkLink
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.monitoring import sources
 from switchyard.services.pipeline.records.graph import EdgeKind
@@ -379,7 +380,7 @@ async def test_the_references_of_a_book_are_linked_beside_other_jobs(
         ]
         for work, reference in zip(works, references, strict=True)
     }
-    await ledger.keep_catalogue_answers(known)
+    await PipelineLedger(ledger).catalogue_answers.keep_catalogue_answers(known)
     made = {"hash": "x", "references": [each.as_json() for each in references], "citations": []}
     pipeline.storage.put(references_key("d"), json.dumps(made).encode())
     links = replace(pipeline, settings=linking_settings)

@@ -40,7 +40,7 @@ _UNFINISHED = re.compile(r".+#\d+")
 """What a put that was killed leaves in a directory; no store lists it."""
 
 
-class Clock(Protocol):
+class AgeClock(Protocol):
     """The clock that the ages of files are measured by."""
 
     def time(self) -> float:
@@ -52,7 +52,7 @@ class FileReferences(Protocol):
     """Who knows which files are still needed: the ledger."""
 
     @property
-    def clock(self) -> Clock: ...
+    def clock(self) -> AgeClock: ...
 
     async def names_needed(self, *, since: float) -> set[str]:
         """Return the keys and ids that jobs name which came to be needed at `since` or later."""

@@ -20,7 +20,6 @@ from switchyard.services.common.files.fetching import (
     header_of,
 )
 from switchyard.services.common.retry_after import parse_retry_after
-from switchyard.services.common.settings import Settings
 
 _TAKEN = range(200, 300)
 _MOVED = range(300, 400)
@@ -68,9 +67,3 @@ def _taken(response: httpcore.Response) -> int:
         raise FetchRefused(said, status=status)
     after = parse_retry_after(header_of(response, b"retry-after"))
     raise FetchFailed(said, after=after, status=status)
-
-
-def user_agent(settings: Settings) -> str:
-    """Return how requests of this system introduce themselves."""
-    about = settings.contact or "job system; one request at a time"
-    return f"switchyard ({about})"

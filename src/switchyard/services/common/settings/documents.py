@@ -151,3 +151,8 @@ class DocumentSettings(BaseSettings):
         description="Memory limit (address space, MiB) of the process that ranks the "
         "knowledge graph. Raise it if `recompute_graph` runs out of memory.",
     )
+
+    @property
+    def user_agent(self) -> str:
+        """How requests of this system introduce themselves."""
+        return f"switchyard ({self.contact or 'job system; one request at a time'})"

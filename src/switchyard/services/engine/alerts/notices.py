@@ -95,7 +95,7 @@ class Notice(BaseModel):
 )
 async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
     """Post to a URL that a job or a backfill has ended."""
-    from switchyard.services.common.files.posting import post, user_agent
+    from switchyard.services.common.files.posting import post
     from switchyard.services.common.files.turns import AddressTurns
 
     ledger = ctx.ledger
@@ -117,7 +117,7 @@ async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
     body = json.dumps(content, ensure_ascii=False).encode()
     headers = {
         "Content-Type": "application/json",
-        "User-Agent": user_agent(ctx.settings),
+        "User-Agent": ctx.settings.user_agent,
         HEADER: signature(body, secret.get_secret_value()),
     }
     guard, address = await _found(payload.url, _guard(ctx.settings))

@@ -45,7 +45,7 @@ class BackfillHandler:
         self._registry = registry
         self._ledger = ledger
         self._sources = sources
-        self._traffic = traffic or HotTraffic(ledger)
+        self._traffic = traffic or HotTraffic(ledger.workers)
         self._lanes = lanes
 
     async def run(self, session: BulkSession) -> None:

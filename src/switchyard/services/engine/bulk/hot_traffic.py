@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from switchyard.services.engine.bulk.session import BulkSession
-from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.workers import WorkerRepository
 
 STEP = 30
 """Jobs that are sent together while hot jobs come in."""
@@ -31,8 +31,10 @@ LOOK = 0.5
 class HotTraffic:
     """Whether hot jobs come in, and whose turn it is then. One for all that a process does."""
 
-    def __init__(self, ledger: Ledger, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._ledger = ledger
+    def __init__(
+        self, workers: WorkerRepository, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._workers = workers
         self._clock = clock
         self._looking = asyncio.Lock()
         self._looked_at = float("-inf")
@@ -46,7 +48,7 @@ class HotTraffic:
         """Whether a worker took a hot job within the last seconds. Raises LedgerUnavailable."""
         async with self._looking:  # who asks meanwhile gets the new answer
             if self._clock() - self._looked_at >= LOOK:
-                idle = await self._ledger.workers.hot_idle()
+                idle = await self._workers.hot_idle()
                 self._comes_in = idle is not None and idle < RECENT
                 self._looked_at = self._clock()
             return self._comes_in

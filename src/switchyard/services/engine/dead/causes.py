@@ -46,7 +46,7 @@ _FRAME = re.compile(
 )
 _LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python[\d.]+)[/\\]|^<")
 """Files of other people's code: the standard library, what pip installed, `<frozen …>`."""
-_OWN_MACHINERY = re.compile(r"services[/\\]runtime[/\\]\w+\.py$")
+_OWN_MACHINERY = re.compile(r"services[/\\]engine[/\\]runtime[/\\]\w+\.py$")
 """What calls every handler, and so says nothing."""
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.gauges import GaugeReads
 from switchyard.services.engine.records.requests import NewJob
 
 STEP = 5
@@ -34,8 +34,8 @@ def lowered(priority: int) -> int:
 class FairSources:
     """What the sources have open in each lane, as one publisher sees it."""
 
-    def __init__(self, ledger: Ledger, most: int) -> None:
-        self._ledger = ledger
+    def __init__(self, gauges: GaugeReads, most: int) -> None:
+        self._gauges = gauges
         self._most = most
         self._open: dict[str, Counter[str]] = {}
         self._next_look: dict[str, float] = {}
@@ -58,6 +58,6 @@ class FairSources:
 
     async def _look(self, lane: str) -> None:
         began = time.monotonic()
-        self._open[lane] = Counter(await self._ledger.gauges.open_by_source(lane, sample=SAMPLE))
+        self._open[lane] = Counter(await self._gauges.open_by_source(lane, sample=SAMPLE))
         ended = time.monotonic()
         self._next_look[lane] = ended + max(FRESH_FOR, (ended - began) / SHARE)

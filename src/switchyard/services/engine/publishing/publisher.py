@@ -94,7 +94,7 @@ class JobPublisher:
         self._publisher = publisher
         self._remote = remote
         self._pressure = pressure
-        self._fair = None if fair_from is None else FairSources(ledger, fair_from)
+        self._fair = None if fair_from is None else FairSources(ledger.gauges, fair_from)
         """JOBS_FAIR_FROM; None where all sources are alike."""
 
     @classmethod

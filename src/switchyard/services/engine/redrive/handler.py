@@ -52,7 +52,7 @@ class RedriveHandler:
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
-        self._traffic = traffic or HotTraffic(ledger)
+        self._traffic = traffic or HotTraffic(ledger.workers)
         self._lanes = lanes
         self._hold = hold
 

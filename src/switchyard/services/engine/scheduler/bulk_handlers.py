@@ -20,7 +20,7 @@ def bulk_handlers(
 ) -> list[BulkHandler]:
     """A handler for every kind; `modules` may have sources of backfills. Raises
     InvalidBackfill."""
-    traffic = HotTraffic(ledger)
+    traffic = HotTraffic(ledger.workers)
     return [
         BackfillHandler(settings, registry, ledger, Sources.load(modules), traffic=traffic),
         RedriveHandler(settings, registry, ledger, traffic=traffic),

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm.ledger.llm_answers import LlmAnswerRepository
-from switchyard.services.llm.ledger.llm_batches import LlmBatchRepository
-from switchyard.services.llm.ledger.llm_slots import LlmSlotRepository
-from switchyard.services.llm.ledger.llm_spend import LlmSpendRepository
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.ledger import Ledger
 
 
 class LlmLedger:
     """The repositories of this wing, in the database of a ledger. Cheap to make, and nothing has to
-    be closed."""
+    be closed. What needs SQLAlchemy is loaded when one is made: job types are listed without it."""
 
     def __init__(self, ledger: Ledger) -> None:
+        from switchyard.services.llm.ledger.llm_answers import LlmAnswerRepository
+        from switchyard.services.llm.ledger.llm_batches import LlmBatchRepository
+        from switchyard.services.llm.ledger.llm_slots import LlmSlotRepository
+        from switchyard.services.llm.ledger.llm_spend import LlmSpendRepository
+
         core = ledger.core
         self.answers = LlmAnswerRepository(core)
         self.batches = LlmBatchRepository(core)

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from switchyard.services.common.errors import PermanentError, RetryableError
-from switchyard.services.common.files.posting import user_agent
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.libraries import load
 from switchyard.services.engine.backfill.sources import SourceAway as BackfillSourceAway
@@ -125,7 +124,7 @@ class SourceClient:
             )
         else:
             pace = LocalPace(label=server.label, interval=interval, patience=waits)
-        headers = {"User-Agent": user_agent(settings)}
+        headers = {"User-Agent": settings.user_agent}
         kept = KeptAnswers(Storage(settings.files_url), server.name)
         async with plain_client(
             timeout=server.timeout, headers={**headers, **server.headers}

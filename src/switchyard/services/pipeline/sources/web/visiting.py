@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from switchyard.services.common.files.charsets import charset_of, decode
 from switchyard.services.common.files.fetching import place_of
 from switchyard.services.common.files.hashes import content_hash
-from switchyard.services.common.files.posting import user_agent
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
@@ -112,7 +111,7 @@ class Visitor:
                 raise SourceBusy(f"{error}: pause for {wait:.0f} s", wait=wait) from error
 
     def _fetch(self, url: str, limit: int, within: float, headers: Mapping[str, str]) -> _Fetch:
-        asked = {"User-Agent": user_agent(self._ctx.settings), "Accept": "*/*", **headers}
+        asked = {"User-Agent": self._ctx.settings.user_agent, "Accept": "*/*", **headers}
         return _Fetch(url, limit, within, asked, self._guard())
 
     def _guard(self) -> Guard:
