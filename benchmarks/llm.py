@@ -19,14 +19,14 @@ from benchmarks.llm_batch import Batch, Full, Machine
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
 from switchyard.services.llm.pacing import (
-    Adaptive,
+    AdaptivePolicy,
     Bounds,
     CallSample,
+    ConcurrencyPolicy,
     Ended,
     Fixed,
-    Rule,
     ServerPace,
-    Steps,
+    StepPolicy,
     observe,
 )
 
@@ -42,14 +42,14 @@ TIME_LIMIT = 30.0
 SLOW_FROM, SLOW_TO, SLOWED = 240.0, 360.0, 1.5
 """Seconds between which somebody else's load makes everything take so many times as long."""
 
-CONTENDERS: dict[str, tuple[Rule, Bounds]] = {
+CONTENDERS: dict[str, tuple[ConcurrencyPolicy, Bounds]] = {
     "fixed 10": (Fixed(), Bounds(10, 10, 10)),
     "fixed 50": (Fixed(), Bounds(50, 50, 50)),
     "fixed 200": (Fixed(), Bounds(200, 200, 200)),
-    "steps (L3), 5 to 50": (Steps(), Bounds()),
-    "steps (L3), 5 to 200": (Steps(), Bounds(most=200)),
-    "adaptive, 5 to 50": (Adaptive(), Bounds()),
-    "adaptive, 5 to 200": (Adaptive(), Bounds(most=200)),
+    "steps (L3), 5 to 50": (StepPolicy(), Bounds()),
+    "steps (L3), 5 to 200": (StepPolicy(), Bounds(most=200)),
+    "adaptive, 5 to 50": (AdaptivePolicy(), Bounds()),
+    "adaptive, 5 to 200": (AdaptivePolicy(), Bounds(most=200)),
 }
 
 
@@ -109,7 +109,7 @@ class Outcome:
 class _Fleet:
     """All workers together: a limit, a queue, and calls."""
 
-    def __init__(self, rule: Rule, bounds: Bounds, batch: Batch, seed: int) -> None:
+    def __init__(self, rule: ConcurrencyPolicy, bounds: Bounds, batch: Batch, seed: int) -> None:
         self.rule, self.bounds, self.batch = rule, bounds, batch
         self.pace = ServerPace.first(bounds, 0.0)
         self.outcome = Outcome()
@@ -183,7 +183,9 @@ class _Fleet:
         await place
 
 
-async def run(rule: Rule, bounds: Bounds, *, seed: int, minutes: float = MINUTES) -> Outcome:
+async def run(
+    rule: ConcurrencyPolicy, bounds: Bounds, *, seed: int, minutes: float = MINUTES
+) -> Outcome:
     """One run of the load, to its end: every request that was begun is answered."""
     loop = asyncio.get_running_loop()
     batch = Batch(Machine(), loop.time)

@@ -22,10 +22,16 @@ from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger, upgrade
-from switchyard.services.llm.errors import LlmNonsense, LlmTimeout, LlmUnavailable
+from switchyard.services.llm.errors import InvalidLlmResponse, LlmTimeout, LlmUnavailable
 from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.lane import LlmLane
-from switchyard.services.llm.pacing import Adaptive, Bounds, Fixed, Rule, Steps
+from switchyard.services.llm.lane import ModelClient
+from switchyard.services.llm.pacing import (
+    AdaptivePolicy,
+    Bounds,
+    ConcurrencyPolicy,
+    Fixed,
+    StepPolicy,
+)
 
 SCALE = 2.0
 """Seconds of the server in a real one: client, ledger and server are to keep pace on two cores."""
@@ -33,11 +39,11 @@ WORKERS = 2
 """Lanes, each with a ledger of its own."""
 LOOK = 0.5
 
-CONTENDERS: dict[str, tuple[Rule, Bounds]] = {
+CONTENDERS: dict[str, tuple[ConcurrencyPolicy, Bounds]] = {
     "fixed 50": (Fixed(60 / SCALE), Bounds(50, 50, 50)),
-    "steps (L3), 5 to 50": (Steps(10 / SCALE), Bounds()),
-    "adaptive, 5 to 50": (Adaptive(5 / SCALE), Bounds()),
-    "adaptive, 5 to 200": (Adaptive(5 / SCALE), Bounds(most=200)),
+    "steps (L3), 5 to 50": (StepPolicy(10 / SCALE), Bounds()),
+    "adaptive, 5 to 50": (AdaptivePolicy(5 / SCALE), Bounds()),
+    "adaptive, 5 to 200": (AdaptivePolicy(5 / SCALE), Bounds(most=200)),
 }
 
 
@@ -80,19 +86,21 @@ def _server() -> Iterator[str]:
 
 
 @asynccontextmanager
-async def _lanes(settings: Settings, rule: Rule) -> AsyncIterator[list[LlmLane]]:
+async def _lanes(settings: Settings, rule: ConcurrencyPolicy) -> AsyncIterator[list[ModelClient]]:
     async with AsyncExitStack() as stack:
         lanes = []
         for _ in range(WORKERS):
             ledger = await stack.enter_async_context(await Ledger.open(settings.ledger_url))
-            lanes.append(await stack.enter_async_context(LlmLane.open(settings, ledger, rule=rule)))
+            lanes.append(
+                await stack.enter_async_context(ModelClient.open(settings, ledger, rule=rule))
+            )
         yield lanes
 
 
 class _Load:
     """300 domains, each with one question under way at most."""
 
-    def __init__(self, lanes: list[LlmLane], url: str, minutes: float) -> None:
+    def __init__(self, lanes: list[ModelClient], url: str, minutes: float) -> None:
         self.outcome = Outcome()
         self._lanes = lanes
         self._url = url.removesuffix("/v1")
@@ -129,20 +137,20 @@ class _Load:
             question += 1
             await asyncio.sleep(dice.expovariate(1 / PAUSE) / SCALE)
 
-    async def _ask(self, lane: LlmLane, question: str) -> bool:
+    async def _ask(self, lane: ModelClient, question: str) -> bool:
         asked = {"messages": [{"role": "user", "content": question}], "max_tokens": 1000}
         try:
             await lane.ask(asked, urgency=Urgency.of("backfill", 1), within=600.0)
         except LlmTimeout:
             self.outcome.timed_out += 1
             return False
-        except (LlmUnavailable, LlmNonsense):
+        except (LlmUnavailable, InvalidLlmResponse):
             return False  # no room yet, or refused: its job would go back
         self.outcome.answered += 1
         return True
 
 
-async def _run(settings: Settings, rule: Rule, url: str, minutes: float) -> Outcome:
+async def _run(settings: Settings, rule: ConcurrencyPolicy, url: str, minutes: float) -> Outcome:
     async with _lanes(settings, rule) as lanes:
         return await _Load(lanes, url, minutes).run()
 

@@ -13,7 +13,7 @@ from switchyard.services.common.logs import configure
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.runtime.worker import Worker, share_of
+from switchyard.services.engine.runtime.worker import Worker, plan_for
 
 WARM_UP = 0.2
 """Part of the jobs that is not counted: connecting and first-time imports."""
@@ -29,7 +29,7 @@ async def work(count: int) -> dict[str, float]:
     registry = Registry.load([MODULE])
     settings = Settings()
     ledger = await Ledger.open(settings.ledger_url)
-    share = share_of(registry, "llm", lanes=["backfill"], slots=50)
+    share = plan_for(registry, "llm", lanes=["backfill"], slots=50)
     worker = Worker(settings, registry, ledger, [share])
     running = asyncio.create_task(worker.run())
     first = int(count * WARM_UP)

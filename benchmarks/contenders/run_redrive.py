@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from benchmarks.common import payload
 from benchmarks.contenders.with_switchyard import MODULE
-from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
 from switchyard.broker.dead.scan import scanning
 from switchyard.broker.lanes import DEAD_EXCHANGE, LANES
 from switchyard.broker.message import JobMessage, Metadata
@@ -48,7 +48,7 @@ def letter(number: int) -> tuple[JobMessage, Envelope]:
         payload=payload(number),
         metadata=Metadata(attempts=3),
     )
-    certificate = DeathCertificate(
+    certificate = DeadLetterInfo(
         Reason.EXHAUSTED,
         "backfill.noop",
         error_type=f"Error{CAUSES[number % len(CAUSES)]}",

@@ -24,7 +24,7 @@ from switchyard.services.engine.jobs.outcomes import Done, Outcome
 from switchyard.services.engine.jobs.registry import Registry, job
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
-from switchyard.services.engine.runtime.worker import Worker, share_of
+from switchyard.services.engine.runtime.worker import Worker, plan_for
 
 MODULE = "benchmarks.contenders.with_switchyard"
 
@@ -115,7 +115,7 @@ async def work(slots: int, lanes: list[str]) -> None:
     settings = Settings()
     registry = Registry.load(dict.fromkeys([MODULE, *settings.modules]))
     ledger = await Ledger.open(settings.ledger_url)
-    share = share_of(registry, "llm", lanes=lanes, slots=slots)
+    share = plan_for(registry, "llm", lanes=lanes, slots=slots)
     metrics = Metrics() if settings.metrics_port is not None else None
     if metrics is not None:
         ledger.observe(watch_ledger(metrics))

@@ -14,7 +14,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.embedder import Embedder, embedder_for
 from switchyard.services.pipeline.index.generations import FIRST_TABLE
-from switchyard.services.pipeline.index.lance_home import LanceHome
+from switchyard.services.pipeline.index.lance_home import LanceStore
 from switchyard.services.pipeline.index.modes import Mode
 from switchyard.services.pipeline.index.opening import generation_of
 from switchyard.services.pipeline.index.ranking import search
@@ -51,7 +51,7 @@ class Found:
 async def evaluate(embedder: Embedder) -> dict[Mode, Found]:
     """Index the documents, and ask all queries in each mode."""
     with tempfile.TemporaryDirectory() as directory:
-        async with LanceHome(directory).table(generation_of(embedder, FIRST_TABLE)) as index:
+        async with LanceStore(directory).table(generation_of(embedder, FIRST_TABLE)) as index:
             for document in documents():
                 pages = [{"page": 1, "text": document.text}]
                 chunks = split(document.name, pages)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from switchyard.services.pipeline.sources.asking import SourceClient
     from switchyard.services.pipeline.sources.document import DocumentSource, FoundDocument
     from switchyard.services.pipeline.sources.errors import (
-        SourceNonsense,
+        InvalidSourceResponse,
         SourceNotFound,
         SourceRefused,
     )
@@ -53,6 +53,7 @@ __all__ = [
     "DocumentSource",
     "Done",
     "FoundDocument",
+    "InvalidSourceResponse",
     "Job",
     "JobContext",
     "JobMessage",
@@ -69,7 +70,6 @@ __all__ = [
     "RetryableError",
     "Snooze",
     "SourceClient",
-    "SourceNonsense",
     "SourceNotFound",
     "SourceRefused",
     "ingest_job",
@@ -101,7 +101,7 @@ _HOMES = {
     "switchyard.services.pipeline.sources.asking": ("SourceClient",),
     "switchyard.services.pipeline.sources.document": ("DocumentSource", "FoundDocument"),
     "switchyard.services.pipeline.sources.errors": (
-        "SourceNonsense",
+        "InvalidSourceResponse",
         "SourceNotFound",
         "SourceRefused",
     ),

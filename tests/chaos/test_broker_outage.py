@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.broker.errors import Blocked, BrokerAway
+from switchyard.broker.errors import Blocked, BrokerUnavailable
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.engine.publishing.preparing import JobRequest, job_id_of
 from switchyard.services.engine.publishing.publisher import Published
@@ -86,7 +86,7 @@ async def test_alarm_refuses_publishers_and_running_jobs_end_when_it_is_over(
             # Those that were sent before the alarm was told are recorded, and run when it is over.
             unsent = [type(each) for each in outcomes if not isinstance(each, Published)]
             taken = [each.state for each in outcomes if isinstance(each, Published)]
-            assert set(unsent) <= {Blocked, BrokerAway}
+            assert set(unsent) <= {Blocked, BrokerUnavailable}
             assert set(taken) <= {State.PENDING}
             return unsent if Blocked in unsent else []
 

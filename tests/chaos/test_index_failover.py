@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from switchyard.services.pipeline.index import postgres_home
-from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexAway
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexUnavailable
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.opening import home_at
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
@@ -59,7 +59,7 @@ class Traffic:
             try:
                 await self.index.put("Title", chunks(document), [[1.0, 0.0]] * CHUNKS)
                 await self.index.drop_from(document, CHUNKS)
-            except IndexAway:
+            except IndexUnavailable:
                 self.refused += 1
                 await asyncio.sleep(0.1)
             else:
@@ -73,7 +73,7 @@ class Traffic:
             for document in self.written[-3:]:
                 try:
                     matches = await self.index.with_words(document, CHUNKS)
-                except IndexAway:
+                except IndexUnavailable:
                     self.refused += 1
                 else:
                     assert {each.chunk.document_id for each in matches} == {document}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
 from switchyard.broker.dead.scan import scanning
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata
@@ -54,7 +54,7 @@ def _letter(job_id: str, number: int):
     message = JobMessage(
         job_id=job_id, job_type="noop", payload={"n": number}, metadata=Metadata(attempts=3)
     )
-    certificate = DeathCertificate(
+    certificate = DeadLetterInfo(
         Reason.EXHAUSTED,
         "backfill.noop",
         error_type=f"Error{'ABCDEFGHIJKLMNOPQRST'[number % CAUSES]}",

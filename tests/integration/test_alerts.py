@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from switchyard.services.engine.alerts.alerter import Alerter
 from switchyard.services.engine.records.bulk import BulkState
-from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -99,7 +99,9 @@ async def system(
 
 @asynccontextmanager
 async def scheduler_of(system: System) -> AsyncIterator[Scheduler]:
-    scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=Pace(turn=0.05))
+    scheduler = Scheduler(
+        system.settings, system.registry, system.ledger, pace=SchedulerIntervals(turn=0.05)
+    )
     running = asyncio.create_task(scheduler.run())
     try:
         yield scheduler

@@ -7,14 +7,14 @@ from urllib.parse import urlsplit
 import pytest
 import structlog
 
-from switchyard.broker.errors import BrokerRefuses, LimitReached
+from switchyard.broker.errors import BrokerAuthError, LimitReached
 from switchyard.broker.publish.blocking import BlockingPublisher
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import connect, connected, underlying
 from switchyard.broker.wire.link import Link
-from switchyard.services.engine.monitoring.waiting import once_there
+from switchyard.services.engine.monitoring.waiting import wait_until_available
 from tests.support.brokers import TestBroker
 from tests.support.management import Management
 from tests.support.publishing import job
@@ -97,7 +97,7 @@ async def test_a_connection_limit_of_the_user_is_waited_for(user: Limited) -> No
             raise
 
     with structlog.testing.capture_logs() as lines:
-        await once_there("broker", attempt)
+        await wait_until_available("broker", attempt)
     await link.close()
     assert len(tries) >= 4
     assert {"user connection limit" in line["error"] for line in lines if "error" in line} == {True}
@@ -116,5 +116,5 @@ async def test_a_vhost_that_is_not_there_or_not_for_the_user_is_still_refused(
 ) -> None:
     await broker.management.delete(f"/permissions/{{vhost}}/{user.name}")
     for url in (user.url, user.url + "-none"):
-        with pytest.raises(BrokerRefuses, match="it refuses the vhost"):
+        with pytest.raises(BrokerAuthError, match="it refuses the vhost"):
             await connect(url, "test")

@@ -23,7 +23,7 @@ from switchyard.broker.management.model import Binding
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.topology import differences
 from switchyard.broker.topology.build import build
-from switchyard.broker.topology.mark import Mark, read_mark, write_mark
+from switchyard.broker.topology.mark import SystemMarker, read_mark, write_mark
 from switchyard.broker.topology.reconcile import apply
 from switchyard.broker.topology.users import ROLES
 from switchyard.broker.wire.connection import connected, underlying
@@ -104,7 +104,7 @@ async def test_a_worker_sees_the_depths_of_lanes(system: System, users: Users) -
 
 
 async def test_the_admin_marks_the_broker(system: System, users: Users) -> None:
-    mark = Mark("0123456789ab", 1_700_000_000, "me@here")
+    mark = SystemMarker("0123456789ab", 1_700_000_000, "me@here")
     async with connected(users["admin"], "test") as connection:
         await write_mark(underlying(connection), mark)
         assert await read_mark(underlying(connection)) == mark

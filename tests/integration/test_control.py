@@ -8,7 +8,7 @@ import pytest
 from switchyard.broker.lanes import CONTROL_EXCHANGE
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.engine.records.requests import FinishRequest
-from switchyard.services.engine.records.results import Cancelled, EndNoted, Running
+from switchyard.services.engine.records.results import AttemptFinished, Cancelled, Running
 from switchyard.services.engine.records.states import AttemptOutcome, State
 from switchyard.services.engine.runtime.control import send_cancel
 from tests.support.brokers import TestBroker
@@ -107,7 +107,7 @@ async def test_a_cancel_that_comes_after_the_retry_was_sent_is_what_the_run_ends
     worker = await system.start_worker("llm")
     finish = system.ledger.jobs.finish
 
-    async def cancelled_first(request: FinishRequest) -> EndNoted | None:
+    async def cancelled_first(request: FinishRequest) -> AttemptFinished | None:
         assert isinstance(await system.ledger.jobs.cancel(job_id, time.time()), Running)
         return await finish(request)
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.broker.background import end_tasks
-from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
 from switchyard.broker.dead.scan import scanning
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import DEAD_EXCHANGE, DEAD_LOG_QUEUE, retry_name
@@ -301,7 +301,7 @@ async def test_letters_of_one_job_are_one_entry_with_two_copies(
 async def bury(system: System, job_id: str) -> None:
     """Give a job up, as a worker does."""
     message = JobMessage(job_id=job_id, job_type="noop", payload={})
-    certificate = DeathCertificate(Reason.EXHAUSTED, "hot.noop", message="no use")
+    certificate = DeadLetterInfo(Reason.EXHAUSTED, "hot.noop", message="no use")
     await system.wire.send(DEAD_EXCHANGE, "hot.noop", envelope_of(message, certificate.headers()))
 
 

@@ -9,7 +9,7 @@ import aio_pika
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
-from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage
@@ -19,10 +19,10 @@ from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.engine.dead.indexing import index_waiting
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.purge import PurgeHandler, start_purge
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.monitoring.checks.jobs import dead
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.redrive.returning import Returner
+from switchyard.services.engine.redrive.returning import DisplacedJobReturner
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -32,8 +32,10 @@ LENGTH, HELD = 4, 2
 SMALL = lanes_with(max_length={"hot": LENGTH, "backfill": LENGTH})
 
 
-def returner(system: System) -> Returner:
-    return Returner(system.settings, system.registry, system.ledger, system.wire, system.lanes)
+def returner(system: System) -> DisplacedJobReturner:
+    return DisplacedJobReturner(
+        system.settings, system.registry, system.ledger, system.wire, system.lanes
+    )
 
 
 async def index(system: System) -> None:
@@ -84,7 +86,9 @@ async def test_what_a_restart_throws_out_of_full_lanes_goes_back_when_there_is_r
         }
         assert reasons.pop("refused") == "overflowed"
         assert set(reasons.values()) == {"displaced"}
-        examined = cast("Examined", SimpleNamespace(need_ledger=lambda: system.ledger, broker=None))
+        examined = cast(
+            "DoctorContext", SimpleNamespace(need_ledger=lambda: system.ledger, broker=None)
+        )
         checks = {each.name: each for each in await dead(examined)}
         assert f"threw {2 * HELD} out of full lanes" in checks["displaced jobs"].detail
         assert checks["dead letters"].detail.startswith("1 wait")
@@ -203,7 +207,9 @@ async def test_an_accepted_job_that_no_queue_was_bound_for_goes_into_its_queue(
         assert await system.state(job_id) is State.QUEUED
         (letter,) = (await system.ledger.dead_letters.list_dead()).items
         assert (letter.reason, letter.worker) == ("displaced", "llm")
-        examined = cast("Examined", SimpleNamespace(need_ledger=lambda: system.ledger, broker=None))
+        examined = cast(
+            "DoctorContext", SimpleNamespace(need_ledger=lambda: system.ledger, broker=None)
+        )
         checks = {each.name: each for each in await dead(examined)}
         assert checks["unbound jobs"].detail == "no queue was bound for 1 accepted job"
         assert "`jobctl topology apply`" in checks["unbound jobs"].remedy
@@ -285,7 +291,7 @@ async def test_a_letter_with_nonsense_for_a_queue_holds_nothing_up(
 ) -> None:
     async with open_system(broker310, sqlite_url) as system:
         for number, queue in enumerate(("nolane.llm", "x" * 300, "backfill." + "y" * 300)):
-            headers = DeathCertificate(
+            headers = DeadLetterInfo(
                 Reason.DISPLACED, "backfill.noop", queue=queue, error_type="Broker"
             ).headers()
             message = JobMessage(job_id=f"odd-{number}", job_type="noop", payload={})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import SecretStr
 
-from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import envelope_of
@@ -43,7 +43,7 @@ async def bury(
     await system.ledger.jobs.record(NewJob(message, "backfill", "llm", KEY))
     for number, each in enumerate(attempts):
         letter = message.with_metadata(attempts=each)
-        headers = DeathCertificate(
+        headers = DeadLetterInfo(
             Reason.EXHAUSTED, KEY, error_type=error, message=f"letter {number}"
         ).headers()
         await system.wire.send(DEAD_EXCHANGE, KEY, envelope_of(letter, headers))

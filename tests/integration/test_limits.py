@@ -11,7 +11,7 @@ from switchyard.services.common.settings import LimitNumbers
 from switchyard.services.engine.records.limits import LimitReport
 from switchyard.services.engine.records.states import AttemptOutcome, State
 from switchyard.services.engine.runtime import gathering
-from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -59,7 +59,7 @@ async def waiting(system: System, number: int) -> None:
 @asynccontextmanager
 async def scheduling(system: System) -> AsyncIterator[None]:
     """With a scheduler, which calls where nobody else does."""
-    pace = Pace(turn=0.1, calls=0.1)
+    pace = SchedulerIntervals(turn=0.1, calls=0.1)
     scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=pace)
     task = asyncio.create_task(scheduler.run())
     try:

@@ -27,8 +27,8 @@ LEVELS = (0.05, 0.1)
 SLOTS = 4
 ATTEMPTS = 2
 """Of the job types that raise."""
-UNCOUNTED = ("LedgerUnavailable", "TransactionRaced", "LedgerFull", "LedgerCrowded",
-             "LedgerReadOnly", "LedgerRefuses", "DependencyUnavailable")  # fmt: skip
+UNCOUNTED = ("LedgerUnavailable", "TransactionRaced", "LedgerFull", "LedgerConnectionLimit",
+             "LedgerReadOnly", "LedgerAuthError", "DependencyUnavailable")  # fmt: skip
 """Errors that use up no attempt: what is needed is away. Jobs that meet them end by their age."""
 LANGUAGE = ("KeyboardInterrupt", "SystemExit", "GeneratorExit", "StopIteration", "MemoryError",
             "StopAsyncIteration", "RecursionError", "UnicodeEncodeError", "OSError")  # fmt: skip
@@ -49,17 +49,11 @@ class Poisoned(FaultyLedger):
         self._job_id = job_id
         self._calls = calls
 
-    def __getattr__(self, name: str) -> Any:
-        call = super().__getattr__(name)
-        if name not in self._calls:
-            return call
-
-        async def poisoned(*arguments: Any, **options: Any) -> Any:
-            if any(self._job_id in repr(each) for each in arguments):
-                raise exception(self._calls[name])
-            return await call(*arguments, **options)
-
-        return poisoned
+    async def call(self, method: Any, *arguments: Any, **options: Any) -> Any:
+        strange = self._calls.get(method.__name__)
+        if strange is not None and any(self._job_id in repr(each) for each in arguments):
+            raise exception(strange)
+        return await super().call(method, *arguments, **options)
 
 
 async def unharmed(system: System, worker: RunningWorker) -> None:

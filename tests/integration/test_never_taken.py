@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
 from switchyard.broker.errors import MessageTooLarge
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.bulk.runner import BulkRunner
@@ -20,7 +20,7 @@ from switchyard.services.engine.dead.purge import PurgeHandler, start_purge
 from switchyard.services.engine.dead.stored import StoredLetter
 from switchyard.services.engine.ledger import schedules as ledger_schedules
 from switchyard.services.engine.monitoring.check import Finding
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.monitoring.checks.jobs import dead, outbox
 from switchyard.services.engine.publishing.preparing import JobRequest, job_id_of, prepare
 from switchyard.services.engine.publishing.publisher import Published
@@ -28,8 +28,8 @@ from switchyard.services.engine.records.joins import Joining
 from switchyard.services.engine.records.results import DeadLetter
 from switchyard.services.engine.records.schedules import FiringOutcome
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.duties import Pace
-from switchyard.services.engine.scheduler.scheduler import Scheduler, Turn
+from switchyard.services.engine.scheduler.duties import SchedulerIntervals
+from switchyard.services.engine.scheduler.scheduler import Scheduler, TickResult
 from tests.support.api_server import connected, serving
 from tests.support.backfills import opened
 from tests.support.brokers import SMALL, TestBroker
@@ -51,7 +51,7 @@ async def system(small_broker: TestBroker, sqlite_url: str) -> AsyncIterator[Sys
 @asynccontextmanager
 async def scheduler_of(system: System) -> AsyncIterator[Scheduler]:
     """One that takes its turns when the test says so, and finds due what was just recorded."""
-    pace = Pace(turn=0.05, pending=0.0)
+    pace = SchedulerIntervals(turn=0.05, pending=0.0)
     scheduler = Scheduler(system.settings, system.registry, system.ledger, pace=pace)
     try:
         yield scheduler
@@ -81,8 +81,8 @@ async def test_the_outbox_publishes_the_others_and_ends_the_job_that_is_too_larg
     large = await recorded(system, LARGE)
     behind = [await recorded(system, {"n": n}) for n in range(5)]
     async with scheduler_of(system) as scheduler:
-        assert await scheduler.turn() == Turn(outbox=10, refused=1)
-        assert await scheduler.turn() == Turn()
+        assert await scheduler.turn() == TickResult(outbox=10, refused=1)
+        assert await scheduler.turn() == TickResult()
     states = await system.ledger.job_reads.states([*before, *behind])
     assert set(states.values()) == {State.QUEUED}
     record = await system.record(large)
@@ -104,7 +104,7 @@ async def test_the_outbox_publishes_the_others_and_ends_the_job_that_is_too_larg
 async def test_a_delayed_job_that_is_too_large_is_dead_when_it_is_due(system: System) -> None:
     late = await system.publish("hot.noop", LARGE, delay=0.01)  # nobody knows the limit yet
     async with scheduler_of(system) as scheduler:
-        turn = Turn()
+        turn = TickResult()
         while not turn.refused:
             turn = await scheduler.turn()
     assert (await system.record(late)).reason == "refused"
@@ -198,7 +198,7 @@ async def test_a_redrive_sends_the_letters_beside_one_that_its_change_makes_too_
 async def test_an_import_puts_in_all_letters_but_the_one_that_is_too_large(
     system: System,
 ) -> None:
-    certificate = DeathCertificate(Reason.EXHAUSTED, "hot.noop", error_type="E", message="m")
+    certificate = DeadLetterInfo(Reason.EXHAUSTED, "hot.noop", error_type="E", message="m")
     letters = [
         StoredLetter(
             name,
@@ -259,8 +259,8 @@ async def test_the_api_answers_413_and_serves_others_meanwhile(system: System) -
     assert (await system.ledger.job_reads.list_jobs()).items[0].state is State.QUEUED
 
 
-def examined(system: System) -> Examined:
-    return Examined(system.settings, system.registry, broker={}, ledger=system.ledger)
+def examined(system: System) -> DoctorContext:
+    return DoctorContext(system.settings, system.registry, broker={}, ledger=system.ledger)
 
 
 async def test_doctor_tells_refused_jobs_from_lost_letters_and_a_purge_ends_that(

@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.broker.errors import LaneFull
-from switchyard.services.common.files.fetching import Guard
+from switchyard.services.common.files.fetching import SsrfGuard
 from switchyard.services.engine.alerts import notices
 from switchyard.services.engine.bulk import control
 from switchyard.services.engine.publishing.preparing import InvalidJob
@@ -293,7 +293,7 @@ async def test_many_names_of_one_receiver_that_never_answers_hold_up_no_other(
     async def resolved(host: str, port: int) -> list[str]:
         return ["127.0.0.2" if host.endswith(".test") else "127.0.0.1"]
 
-    guard = Guard(resolve=resolved, is_allowed=lambda address: True)
+    guard = SsrfGuard(resolve=resolved, is_allowed=lambda address: True)
     monkeypatch.setattr(notices, "_guard", lambda settings: guard)
     async with (
         receiving("127.0.0.2") as tarpit,

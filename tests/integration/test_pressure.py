@@ -12,14 +12,14 @@ from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.management.model import Policy, Queue
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Finding
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.monitoring.checks.lanes import lanes
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.monitoring.lane_report import lane_report
 from switchyard.services.engine.monitoring.levels import Pressure
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
-from switchyard.services.engine.records.limits import LimitSize, Need, RoomRequest
+from switchyard.services.engine.records.limits import LimitSize, PermitDemand, RoomRequest
 from tests.support.system import System
 
 MARKS = {"llm_ok_below": 1, "llm_slow_at": 2, "llm_full_at": 4}
@@ -46,7 +46,7 @@ async def put_off(system: System, number: int) -> None:
             RoomRequest(
                 hold=f"hold-{each}",
                 holder="worker",
-                needs=(Need("openai", "", LimitSize(concurrency=1)),),
+                needs=(PermitDemand("openai", "", LimitSize(concurrency=1)),),
                 job_id=f"limited-{each}",
                 redrives=0,
                 attempts=0,
@@ -147,7 +147,7 @@ async def test_operators_see_a_queue_as_full_as_publishers_do(
     report = await lane_report(settings, system.registry, None, clock=system.ledger.clock.time)
     (llm,) = (q for lane in report.lanes for q in lane.queues if q.name == "backfill.llm")
     assert (llm.ready, llm.limit, llm.percent_full) == (4, 4, 100.0)
-    checks = await lanes(Examined(settings, system.registry, ledger=system.ledger))
+    checks = await lanes(DoctorContext(settings, system.registry, ledger=system.ledger))
     (full,) = (each for each in checks if each.finding is Finding.LANE_FULL)
     assert "backfill.llm is full: 4 of 4" in full.detail
     assert full.remedy is not None

@@ -9,13 +9,13 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.broker.errors import BrokerAway, LaneFull, Unroutable
+from switchyard.broker.errors import BrokerUnavailable, LaneFull, Unroutable
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.depths import ask_queue
 from switchyard.services.engine.jobs.registry import InvalidPayload
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
-from switchyard.services.engine.publishing.prompt import PromptPublisher
+from switchyard.services.engine.publishing.prompt import TimeBoundedPublisher
 from switchyard.services.engine.publishing.publisher import JobPublisher, Published
 from switchyard.services.engine.records.errors import IdempotencyConflict, LedgerUnavailable
 from switchyard.services.engine.records.states import State
@@ -148,7 +148,7 @@ async def test_what_a_full_hot_lane_refuses_is_dead_and_its_publisher_is_told(
 async def test_a_publisher_whose_broker_is_away_leaves_nothing_half_done(system: System) -> None:
     async with jobs_by_proxy(system) as (jobs, proxy):
         proxy.refuse()
-        with pytest.raises(BrokerAway) as away:
+        with pytest.raises(BrokerUnavailable) as away:
             await jobs.publish(JobRequest("hot.noop", {}, job_id="lost"))
         assert not away.value.maybe_accepted
         assert await system.state("lost") is None
@@ -213,7 +213,7 @@ async def test_a_broker_that_does_not_say_whether_a_queue_is_there_refuses_nothi
         return await ask_queue(connection, queue)
 
     monkeypatch.setattr("switchyard.broker.publish.publisher.ask_queue", late)
-    async with PromptPublisher(system.settings, name="test") as publisher:
+    async with TimeBoundedPublisher(system.settings, name="test") as publisher:
         jobs = JobPublisher(system.registry, system.ledger, publisher)
         published = await jobs.publish(JobRequest("hot.noop", {}))
         answer.set()

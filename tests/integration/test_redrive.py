@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, now
 from switchyard.broker.publish.outcome import Outgoing, envelope_of
@@ -273,7 +273,7 @@ async def test_body_of_another_publisher_goes_back_with_its_unknown_fields(
             "metadata": {"tenant": "t-1", "nothing": None},
             "extra": [1, None],
         }
-        certificate = DeathCertificate(Reason.EXHAUSTED, "backfill.noop")
+        certificate = DeadLetterInfo(Reason.EXHAUSTED, "backfill.noop")
         envelope = envelope_of(JobMessage.decode(json.dumps(body).encode()), certificate.headers())
         await system.wire.send(DEAD_EXCHANGE, "backfill.noop", envelope)
         assert (await redrive(system)).redriven == 1

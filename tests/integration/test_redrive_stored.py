@@ -18,8 +18,8 @@ from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.scan import scanning_in_turn
 from switchyard.services.engine.ledger import to_message
 from switchyard.services.engine.ledger.redrives import RedriveRepository
-from switchyard.services.engine.monitoring.check import Check
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.check import Diagnostic
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.monitoring.checks.jobs import dead
 from switchyard.services.engine.records.bulk import BulkOperation, BulkState
 from switchyard.services.engine.records.requests import (
@@ -65,9 +65,9 @@ async def run_killed(system: System, operation: BulkOperation) -> None:
     await bulk_control.cancel(system.ledger, operation.id)
 
 
-async def doctor_of(system: System) -> list[Check]:
+async def doctor_of(system: System) -> list[Diagnostic]:
     settings = Settings(amqp_url=system.settings.amqp_url)
-    return await dead(Examined(settings, system.registry, broker={}, ledger=system.ledger))
+    return await dead(DoctorContext(settings, system.registry, broker={}, ledger=system.ledger))
 
 
 async def test_doctor_takes_no_letter_for_lost_that_the_broker_has_or_somebody_holds(

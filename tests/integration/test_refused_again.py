@@ -13,14 +13,14 @@ from switchyard.services.engine.publishing.preparing import JobRequest, prepare
 from switchyard.services.engine.publishing.publisher import JobPublisher, Published
 from switchyard.services.engine.records.results import Created
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.jobs import journal
 from tests.support.publishing import SlowPublisher
 from tests.support.system import System, declare, lanes_with, open_system
 
-AT_ONCE = Pace(turn=0.05, pending=0.0)
+AT_ONCE = SchedulerIntervals(turn=0.05, pending=0.0)
 KEYED = JobRequest("backfill.noop", {"n": 1}, idempotency_key="k")
 
 

@@ -10,13 +10,13 @@ from switchyard.broker.errors import LaneFull, Unroutable
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.pipeline.documents.desk import DocumentDesk
-from switchyard.services.pipeline.documents.inbox import About, Inbox
+from switchyard.services.pipeline.documents.desk import DocumentService
+from switchyard.services.pipeline.documents.inbox import UploadIntake, UploadMetadata
 from tests.support.brokers import TestBroker
 from tests.support.publishing import SlowPublisher
 from tests.support.system import System, lanes_with, open_system
 
-ABOUT = About(filename="tide.md", lane="backfill")
+ABOUT = UploadMetadata(filename="tide.md", lane="backfill")
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ async def test_an_upload_is_kept_when_another_was_told_of_its_document_before_it
     await system.publish_foreign("backfill.ingest_document", {"key": "uploads/incoming/x"})
     slow = SlowPublisher(system.wire)
     publisher = JobPublisher(system.registry, system.ledger, slow)
-    first = DocumentDesk(system.ledger, Inbox(system.settings, publisher, None))
-    second = DocumentDesk(system.ledger, Inbox(system.settings, system.jobs, None))
+    first = DocumentService(system.ledger, UploadIntake(system.settings, publisher, None))
+    second = DocumentService(system.ledger, UploadIntake(system.settings, system.jobs, None))
     mine = await first.inbox.receive(text())
     sending = asyncio.create_task(first.submit(mine, ABOUT))
     await slow.answered.wait()
@@ -60,7 +60,7 @@ async def test_an_upload_is_kept_when_another_was_told_of_its_document_before_it
 
 async def test_an_upload_that_is_refused_alone_leaves_nothing(system: System) -> None:
     await system.publish_foreign("backfill.ingest_document", {"key": "uploads/incoming/x"})
-    desk = DocumentDesk(system.ledger, Inbox(system.settings, system.jobs, None))
+    desk = DocumentService(system.ledger, UploadIntake(system.settings, system.jobs, None))
     with pytest.raises(LaneFull):
         await desk.submit(await desk.inbox.receive(text()), ABOUT)
     assert waiting_files(system) == []
@@ -70,7 +70,7 @@ async def test_an_upload_that_is_refused_alone_leaves_nothing(system: System) ->
 async def test_an_upload_for_which_there_is_no_queue_leaves_nothing(system: System) -> None:
     async with system.channel() as channel:
         await channel.queue_delete("backfill.ingest")
-    desk = DocumentDesk(system.ledger, Inbox(system.settings, system.jobs, None))
+    desk = DocumentService(system.ledger, UploadIntake(system.settings, system.jobs, None))
     with pytest.raises(Unroutable, match="jobctl topology apply"):
         await desk.submit(await desk.inbox.receive(text()), ABOUT)
     assert waiting_files(system) == []

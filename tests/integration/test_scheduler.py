@@ -19,8 +19,8 @@ from switchyard.services.engine.ledger.leases import SCHEDULER
 from switchyard.services.engine.publishing.preparing import JobRequest, prepare
 from switchyard.services.engine.records.requests import ClaimRequest, NewJob
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.duties import Pace
-from switchyard.services.engine.scheduler.scheduler import Scheduler, Turn
+from switchyard.services.engine.scheduler.duties import SchedulerIntervals
+from switchyard.services.engine.scheduler.scheduler import Scheduler, TickResult
 from tests.support.brokers import TestBroker
 from tests.support.chaos import CHAOS_MODULES, Effects
 from tests.support.eventually import PATIENCE, eventually
@@ -29,12 +29,12 @@ from tests.support.system import System, lanes_with, open_system
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.worker_process import Processes
 
-QUICK = Pace(turn=0.05, lease=1.0, pending=0.3, silent=0.3)
+QUICK = SchedulerIntervals(turn=0.05, lease=1.0, pending=0.3, silent=0.3)
 
 
 @asynccontextmanager
 async def scheduling(
-    system: System, pace: Pace = QUICK, **settings: Any
+    system: System, pace: SchedulerIntervals = QUICK, **settings: Any
 ) -> AsyncIterator[Scheduler]:
     """A scheduler that runs, `settings` being its own."""
     own = system.settings.model_copy(update=settings)
@@ -48,7 +48,9 @@ async def scheduling(
 
 
 @asynccontextmanager
-async def by_hand(system: System, pace: Pace = QUICK, **settings: Any) -> AsyncIterator[Scheduler]:
+async def by_hand(
+    system: System, pace: SchedulerIntervals = QUICK, **settings: Any
+) -> AsyncIterator[Scheduler]:
     """A scheduler that takes its turns when the test says so."""
     own = system.settings.model_copy(update=settings)
     scheduler = Scheduler(own, system.registry, system.ledger, pace=pace)
@@ -112,11 +114,11 @@ async def test_scheduled_job_that_finds_its_lane_full_waits_for_room(
         second = await system.publish("backfill.noop", delay=0.01)
         await asyncio.sleep(0.02)  # its time comes
 
-        assert await scheduler.turn() == Turn(refused=1)
+        assert await scheduler.turn() == TickResult(refused=1)
         assert await system.state(second) == State.SCHEDULED
         await system.start_worker()
         await system.wait_for_state(first, State.SUCCEEDED)
-        assert await scheduler.turn() == Turn(scheduled=1)
+        assert await scheduler.turn() == TickResult(scheduled=1)
         await system.wait_for_state(second, State.SUCCEEDED)
 
 
@@ -159,7 +161,7 @@ async def test_the_log_has_one_line_for_all_jobs_that_are_refused_again_and_agai
         await asyncio.sleep(0.01)  # their time comes
         with capture_logs() as said:
             for _ in range(3):
-                assert await scheduler.turn() == Turn(refused=9)
+                assert await scheduler.turn() == TickResult(refused=9)
         (told,) = [each for each in said if each["log_level"] == "warning"]
         assert (told["event"], told["jobs"]) == ("not published", 9)
         assert "the lane of 'backfill.noop' is full" in told["error"]
@@ -177,9 +179,9 @@ async def test_scheduled_job_that_overflows_a_hot_lane_is_dead_and_not_tried_aga
         second = await system.publish("hot.noop", delay=0.01)
         await asyncio.sleep(0.02)  # its time comes
 
-        assert await scheduler.turn() == Turn(refused=1)
+        assert await scheduler.turn() == TickResult(refused=1)
         assert (await system.record(second)).reason == "overflowed"
-        assert await scheduler.turn() == Turn()
+        assert await scheduler.turn() == TickResult()
         assert [letter.id for letter in await system.letters()] == [second]
 
 
@@ -211,8 +213,8 @@ async def test_record_without_a_publish_is_published_once_it_is_old(
 ) -> None:
     async with open_system(broker310, database_url) as system:
         new = await record(system)
-        async with by_hand(system, Pace(pending=60)) as patient:
-            assert await patient.turn() == Turn()
+        async with by_hand(system, SchedulerIntervals(pending=60)) as patient:
+            assert await patient.turn() == TickResult()
 
         async with scheduling(system):
             await system.wait_for_state(new.message.job_id, State.QUEUED)
@@ -267,21 +269,21 @@ async def test_job_that_broker_and_worker_have_lost_is_published_again_once(
 ) -> None:
     async with open_system(broker310, database_url) as system, by_hand(system) as scheduler:
         job_id = await lose(system, "silent")
-        turns: list[Turn] = []
+        turns: list[TickResult] = []
 
         async def lost() -> int:
             turns.append(await scheduler.turn())
             return turns[-1].lost
 
         await eventually(lost)
-        assert [await scheduler.turn() for _ in range(3)] == [Turn()] * 3
+        assert [await scheduler.turn() for _ in range(3)] == [TickResult()] * 3
         await system.wait_until_ready("hot.llm", 1)
 
         await system.start_worker()
         record = await system.wait_for_state(job_id, State.SUCCEEDED)
         assert record.crashes == 1
         assert [line.outcome for line in record.timeline] == ["crashed"]
-        assert [await scheduler.turn() for _ in range(2)] == [Turn()] * 2
+        assert [await scheduler.turn() for _ in range(2)] == [TickResult()] * 2
 
 
 async def test_lost_job_that_could_not_be_published_is_tried_in_the_next_turn(
@@ -296,12 +298,12 @@ async def test_lost_job_that_could_not_be_published_is_tried_in_the_next_turn(
         await system.ledger.workers.stopped("silent")
         through_proxy = SecretStr(proxy.url(broker310.amqp_url))
         async with by_hand(system, amqp_url=through_proxy) as scheduler:
-            assert await scheduler.turn() == Turn(refused=1)
+            assert await scheduler.turn() == TickResult(refused=1)
             assert await system.state(job_id) == State.RUNNING
 
             await proxy.accept()
-            assert await scheduler.turn() == Turn(lost=1)
-            assert await scheduler.turn() == Turn()
+            assert await scheduler.turn() == TickResult(lost=1)
+            assert await scheduler.turn() == TickResult()
 
 
 async def test_copy_of_a_job_that_runs_after_all_does_not_disturb_it(
@@ -326,13 +328,13 @@ async def test_jobs_of_a_worker_that_lives_are_left_alone(
 ) -> None:
     async with (
         open_system(broker310, sqlite_url, takeover_after=0.4) as system,
-        by_hand(system, Pace(silent=2)) as scheduler,
+        by_hand(system, SchedulerIntervals(silent=2)) as scheduler,
     ):
         await system.start_worker()
         job_id = await system.publish("hot.gated")
         await journal.started(job_id)
         await asyncio.sleep(2.2)  # longer than silence may last
-        assert await scheduler.turn() == Turn()
+        assert await scheduler.turn() == TickResult()
         journal.release(job_id)
 
 
@@ -350,7 +352,7 @@ async def test_second_scheduler_stands_by_and_takes_over_when_the_first_is_kille
         first = await processes.start("scheduler", turn=0.05, lease=2.0)
         await system.publish("hot.effect", delay=0.01, job_id="by-first")
         await system.wait_for_state("by-first", State.QUEUED)
-        async with scheduling(system, Pace(turn=0.05, lease=2.0)) as second:
+        async with scheduling(system, SchedulerIntervals(turn=0.05, lease=2.0)) as second:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(second.is_active.wait(), 2.5)
 
@@ -374,7 +376,7 @@ async def test_a_lease_that_was_taken_when_the_clock_was_ahead_locks_nobody_out(
 async def test_scheduler_that_stops_hands_over_at_once(
     broker310: TestBroker, sqlite_url: str
 ) -> None:
-    patient = Pace(turn=0.05, lease=60)
+    patient = SchedulerIntervals(turn=0.05, lease=60)
     async with open_system(broker310, sqlite_url) as system:
         async with scheduling(system, patient) as first:
             await asyncio.wait_for(first.is_active.wait(), PATIENCE)
@@ -395,6 +397,6 @@ async def test_scheduler_can_be_stopped_at_any_moment_of_its_start(
                 await asyncio.sleep(step * 0.0005)
 
 
-async def wait_for_turn(system: System, pace: Pace) -> None:
+async def wait_for_turn(system: System, pace: SchedulerIntervals) -> None:
     async with scheduling(system, pace) as scheduler:
         await scheduler.is_active.wait()

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import envelope_of
@@ -15,13 +15,13 @@ from switchyard.services.engine.dead.indexing import Reindexed, index_waiting, r
 from switchyard.services.engine.monitoring.lane_report import unlisted_letters
 from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.jobs import journal
 from tests.support.system import System, open_system
 
-AT_ONCE = Pace(pending=0.0)
+AT_ONCE = SchedulerIntervals(pending=0.0)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def change(sqlite_url: str, statement: str, values: Mapping[str, str] | None = N
 async def bury(system: System, job_id: str) -> None:
     """Give a job up, as a worker does."""
     message = JobMessage(job_id=job_id, job_type="noop", payload={})
-    certificate = DeathCertificate(Reason.EXHAUSTED, "hot.noop", message="no use")
+    certificate = DeadLetterInfo(Reason.EXHAUSTED, "hot.noop", message="no use")
     await system.wire.send(DEAD_EXCHANGE, "hot.noop", envelope_of(message, certificate.headers()))
 
 

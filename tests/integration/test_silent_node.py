@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from switchyard.broker.errors import BrokerAway
+from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.publish.blocking import BlockingPublisher
 from switchyard.broker.publish.outcome import Accepted
 from switchyard.broker.publish.publisher import Publisher
@@ -35,7 +35,7 @@ async def test_the_publisher_goes_on_with_another_node(broker310: TestBroker) ->
                 if not proxy.connections:
                     continue
                 proxy.pause("to_client")
-                with pytest.raises(BrokerAway, match="no confirm") as caught:
+                with pytest.raises(BrokerUnavailable, match="no confirm") as caught:
                     await publisher.publish(job(), HOT)
                 assert caught.value.maybe_accepted
                 assert isinstance(await publisher.publish(job(), HOT), Accepted)
@@ -54,7 +54,7 @@ async def test_so_does_the_blocking_one(broker310: TestBroker) -> None:
                 if not proxy.connections:
                     continue
                 proxy.pause("to_client")
-                with pytest.raises(BrokerAway, match="no confirm"):
+                with pytest.raises(BrokerUnavailable, match="no confirm"):
                     await asyncio.to_thread(publisher.publish, job(), HOT)
                 await asyncio.to_thread(publisher.publish, job(), HOT)
                 proxy.resume()

@@ -16,7 +16,7 @@ from switchyard.broker.lanes import SYSTEM_EXCHANGE
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import diff
-from switchyard.broker.topology.mark import Mark, MarkHidden, read_mark, write_mark
+from switchyard.broker.topology.mark import MarkHidden, SystemMarker, read_mark, write_mark
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.broker import (
@@ -26,14 +26,14 @@ from switchyard.services.engine.identity.broker import (
     require_same_system,
 )
 from switchyard.services.engine.identity.claiming import claiming
-from switchyard.services.engine.identity.places import MARKER, WrongPlace, claim_places
+from switchyard.services.engine.identity.places import MARKER, WrongStorage, claim_places
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.engine.records.system import SystemRecord
-from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.eventually import PATIENCE, eventually
@@ -113,7 +113,7 @@ async def test_a_copy_made_seconds_ago_is_refused_once_its_scheduler_has_ended(
     async with await new_ledger(settings) as ledger:
         await mark_broker(settings, ledger)
         marked = (await ledger.system.system()).generation
-        scheduler = Scheduler(settings, registry, ledger, pace=Pace(turn=0.05))
+        scheduler = Scheduler(settings, registry, ledger, pace=SchedulerIntervals(turn=0.05))
         running = asyncio.create_task(scheduler.run())
 
         async def advanced() -> bool:
@@ -184,7 +184,7 @@ async def test_generations_only_grow_and_only_of_a_marked_broker(
 async def test_a_scheduler_ends_when_its_broker_has_become_another_systems(
     broker310: TestBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.services.engine.scheduler.scheduler.GENERATION", 3.0)
+    monkeypatch.setattr("switchyard.services.engine.scheduler.duties.GENERATION_INTERVAL", 3.0)
     one, two = (settings_of(broker310, tmp_path / name) for name in ("one", "two"))
     registry = Registry.load()
     await broker310.declare(build(broker310.profile, registry.routes))
@@ -192,7 +192,7 @@ async def test_a_scheduler_ends_when_its_broker_has_become_another_systems(
         await mark_broker(one, first)
         before = await read_broker(one)
         assert before is not None
-        scheduler = Scheduler(one, registry, first, pace=Pace(turn=0.05))
+        scheduler = Scheduler(one, registry, first, pace=SchedulerIntervals(turn=0.05))
         running = asyncio.create_task(scheduler.run())
 
         async def advanced() -> bool:
@@ -253,11 +253,13 @@ async def test_readers_and_writers_of_the_mark_at_once_never_see_a_wrong_one(
 ) -> None:
     async with connected(broker310.amqp_url, "test") as connection:
         transport = underlying(connection)
-        await write_mark(transport, Mark("0123456789ab", 1, "a@b"))
+        await write_mark(transport, SystemMarker("0123456789ab", 1, "a@b"))
 
         async def write(number: int) -> None:
             for generation in range(20):
-                await write_mark(transport, Mark("0123456789ab", number * 20 + generation, "a@b"))
+                await write_mark(
+                    transport, SystemMarker("0123456789ab", number * 20 + generation, "a@b")
+                )
 
         async def read() -> None:
             for _ in range(40):
@@ -326,13 +328,13 @@ async def test_storage_and_index_are_of_one_system(broker310: TestBroker, tmp_pa
             ("index_url", SecretStr(one.vectors_url)),
         ):
             wrong = two.model_copy(update={setting: value})
-            with pytest.raises(WrongPlace) as told:
+            with pytest.raises(WrongStorage) as told:
                 await claim_places(wrong, second)
             for name in (await first.system.system(), await second.system.system()):
                 assert str(name) in str(told.value)
             assert f"JOBS_{setting.upper()}" in str(told.value)
         (tmp_path / "one" / "files" / MARKER).write_bytes(b"[" * 900)
-        with pytest.raises(WrongPlace, match="can't be read"):
+        with pytest.raises(WrongStorage, match="can't be read"):
             await claim_places(one, first)
         await claim_places(one, first, take=True)
         await claim_places(one, first)
@@ -367,7 +369,7 @@ async def test_what_can_not_be_claimed_at_the_start_is_claimed_as_soon_as_the_le
                 is_away = False
                 await asyncio.wait_for(stopped.wait(), PATIENCE)
 
-        with pytest.raises(WrongPlace, match="JOBS_STORAGE_URL"):
+        with pytest.raises(WrongStorage, match="JOBS_STORAGE_URL"):
             await use()
 
 
@@ -381,7 +383,7 @@ async def test_an_index_in_postgresql_is_of_one_system(
     async with await new_ledger(one) as first, await new_ledger(two) as second:
         await claim_places(one, first)
         await claim_places(one, first)
-        with pytest.raises(WrongPlace) as told:
+        with pytest.raises(WrongStorage) as told:
             await claim_places(two, second)
         for text in (
             str(await first.system.system()),
@@ -391,5 +393,5 @@ async def test_an_index_in_postgresql_is_of_one_system(
             assert text in str(told.value)
         assert "test:" not in str(told.value)
         await claim_places(two, second, take=True)
-        with pytest.raises(WrongPlace):
+        with pytest.raises(WrongStorage):
             await claim_places(one, first)

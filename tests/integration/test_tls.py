@@ -10,8 +10,8 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard import AsyncClient
-from switchyard.api.client.errors import ApiAway
-from switchyard.broker.errors import BrokerAway
+from switchyard.api.client.errors import ApiUnavailable
+from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.connection import connected
@@ -85,7 +85,7 @@ async def test_a_job_over_a_broker_that_speaks_tls_alone(
             job_id = (await jobs.publish(JobRequest("hot.noop", {}))).job_id
             await system.wait_for_state(job_id, State.SUCCEEDED)
 
-    with pytest.raises(BrokerAway, match="CERTIFICATE_VERIFY_FAILED"):
+    with pytest.raises(BrokerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
         async with connected(f"{address}?cafile={stranger.authority}", "distrusts"):
             pass
 
@@ -154,7 +154,7 @@ async def test_the_api_speaks_https(
     ):
         port = httpx.URL(api.url).port
         async with AsyncClient(f"https://127.0.0.1:{port}") as client:
-            with pytest.raises(ApiAway, match="CERTIFICATE_VERIFY_FAILED"):
+            with pytest.raises(ApiUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
                 await client.lanes()
         monkeypatch.setenv("SSL_CERT_FILE", str(certificates.authority))
         async with AsyncClient(f"https://127.0.0.1:{port}") as client:

@@ -21,7 +21,7 @@ from switchyard.broker.wire.connection import connected, underlying
 from switchyard.cli.base.errors import INTERRUPTED
 from switchyard.services.engine.monitoring import lane_pressure
 from switchyard.services.engine.monitoring.check import Finding
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.monitoring.checks.topology import topology
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.states import State
@@ -185,7 +185,7 @@ async def test_who_breaks_it_off_is_told_to_run_it_again(
         assert "Run it again" in said.decode()
         assert process.returncode == INTERRUPTED
         async with ManagementClient(url, vhost) as client:
-            seen = Examined(system.settings, system.registry, management=client)
+            seen = DoctorContext(system.settings, system.registry, management=client)
             (told,) = await topology(seen)
         assert told.finding == Finding.MIGRATION_UNFINISHED
         assert "`jobctl topology migrate --to classic`" in (told.remedy or "")

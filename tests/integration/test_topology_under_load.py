@@ -19,7 +19,7 @@ from switchyard.broker.topology.reconcile import apply
 from switchyard.services.engine.dead.indexing import index_waiting
 from switchyard.services.engine.publishing.preparing import THEN, JobRequest, job_id_of
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -27,7 +27,7 @@ from tests.support.joining import JOINING_MODULES
 from tests.support.system import RETRY_DELAYS, System, open_system
 
 PENDING = 140
-AT_ONCE = Pace(pending=0.0)
+AT_ONCE = SchedulerIntervals(pending=0.0)
 
 
 class SlowClient(ManagementClient):

@@ -115,7 +115,7 @@ async def test_a_foreign_traceparent_that_is_none_begins_a_trace_of_its_own(
 
 def test_who_does_not_ask_for_traces_imports_nothing_for_them() -> None:
     program = (
-        "import sys; from switchyard.services import tracing\n"
+        "import sys; from switchyard.services.common import tracing\n"
         "with tracing.tracing('x'), tracing.span('a') as a, tracing.span('b', parent='00') as b:\n"
         "    a.note(b=1); tracing.record('c', began=0, parent=None); tracing.begin('d').end()\n"
         "    assert a.traceparent is b.traceparent is tracing.current_traceparent() is None\n"
@@ -126,7 +126,7 @@ def test_who_does_not_ask_for_traces_imports_nothing_for_them() -> None:
 
 def traced_by(**environment: str) -> subprocess.CompletedProcess[str]:
     program = (
-        "from switchyard.services import tracing\n"
+        "from switchyard.services.common import tracing\n"
         "with tracing.tracing('test'), tracing.span('seen') as seen:\n"
         "    print('on' if seen.traceparent else 'off')\n"
     )

@@ -14,10 +14,10 @@ from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.purge import PurgeHandler, start_purge
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.monitoring.checks.jobs import dead as dead_letters
 from switchyard.services.engine.monitoring.checks.workers import lacking
-from switchyard.services.engine.records.results import UNKNOWN_TYPE, Lacking
+from switchyard.services.engine.records.results import UNKNOWN_TYPE, UnknownTypeReport
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -63,7 +63,7 @@ async def test_a_type_that_nobody_knows_is_told_and_ends_with_its_lanes_age(
         assert (record.error_type, record.worker_id) == (UNKNOWN_TYPE, worker.worker_id)
         assert "does not know the job type 'noop'" in (record.error_message or "")
         assert "JOBS_MODULES" in (record.error_message or "")
-        examined = Examined(system.settings, system.registry, ledger=system.ledger)
+        examined = DoctorContext(system.settings, system.registry, ledger=system.ledger)
         (check,) = await lacking(examined)
         assert check.status == "wrong"
         assert f"{worker.worker_id} does not know noop (1 job " in check.detail
@@ -118,7 +118,7 @@ async def test_jobs_that_an_older_worker_did_not_accept_go_back_as_they_were(
         assert (dead.reason, dead.error_type) == ("invalid_payload", "InvalidPayload")
         assert any("older than the publisher" in each for each in hints(dead))
         assert "older than the publisher" in failure(dead)
-        examined = Examined(system.settings, system.registry, ledger=system.ledger)
+        examined = DoctorContext(system.settings, system.registry, ledger=system.ledger)
         *_, check = await dead_letters(examined)
         assert "of these, 40 had a payload that their worker did not accept" in check.detail
         assert "older than the publisher? " in check.remedy
@@ -150,4 +150,6 @@ async def test_a_flood_of_them_leaves_the_worker_to_its_own_jobs(
         journal.release(job_id)
         await system.wait_for_state(job_id, State.SUCCEEDED)
         assert worker.worker.counters.snoozed == 600
-        assert await system.ledger.workers.lacking() == [Lacking(worker.worker_id, "noop", 200)]
+        assert await system.ledger.workers.lacking() == [
+            UnknownTypeReport(worker.worker_id, "noop", 200)
+        ]

@@ -12,7 +12,7 @@ from aiormq.connection import Connection
 from aiormq.exceptions import ChannelInvalidStateError, ChannelNotFoundEntity
 from pamqp import commands as spec
 
-from switchyard.broker.errors import BrokerAway, PublishError, Unroutable
+from switchyard.broker.errors import BrokerUnavailable, PublishError, Unroutable
 from switchyard.broker.wire.away import CHANNEL_ERRORS
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.confirms import Unconfirmed
@@ -301,10 +301,12 @@ async def test_a_channel_that_the_broker_closes_ends_all_that_waits(
     waiting = channel.publish("", QUEUE, Envelope(b"", "job-2"))
 
     await asyncio.wait_for(channel.closed, PATIENCE)
-    with pytest.raises(BrokerAway, match="PRECONDITION_FAILED - unknown delivery tag") as away:
+    with pytest.raises(
+        BrokerUnavailable, match="PRECONDITION_FAILED - unknown delivery tag"
+    ) as away:
         await waiting
     assert away.value.maybe_accepted
-    with pytest.raises(BrokerAway, match="the channel is closed") as away:
+    with pytest.raises(BrokerUnavailable, match="the channel is closed") as away:
         channel.publish("", QUEUE, Envelope(b"", "job-3"))
     assert not away.value.maybe_accepted
     assert not channel.ack(1)
@@ -345,7 +347,7 @@ async def test_publishing_to_a_missing_exchange_says_what_to_do(channel: Pipelin
     after = channel.publish("", QUEUE, Envelope(b"", "job-2"))
     with pytest.raises(Unroutable, match="jobctl topology apply"):
         await missing
-    with pytest.raises(BrokerAway, match=r"no exchange 'jobs\.topic'") as away:
+    with pytest.raises(BrokerUnavailable, match=r"no exchange 'jobs\.topic'") as away:
         await after
     assert away.value.maybe_accepted
 
@@ -366,7 +368,7 @@ async def test_a_connection_that_is_cut_closes_its_channels(broker310: TestBroke
         waiting = channel.publish("", QUEUE, Envelope(b"", "job-1"))
         await eventually(lambda: len(channel._outgoing) == 0)
         proxy.cut()
-        with pytest.raises(BrokerAway) as away:
+        with pytest.raises(BrokerUnavailable) as away:
             await asyncio.wait_for(waiting, PATIENCE)
         assert away.value.maybe_accepted
         assert channel.closed.done()

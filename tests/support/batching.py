@@ -12,10 +12,10 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.batch_sending import BatchSender
-from switchyard.services.llm.batches import Batched
+from switchyard.services.llm.batches import WaitingForBatch
 from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.lane import LlmLane
-from switchyard.services.llm.records.spending import AskedBy
+from switchyard.services.llm.lane import ModelClient
+from switchyard.services.llm.records.spending import Requester
 from tests.support.llm_batches import Batch as RemoteBatch
 from tests.support.llm_server import LlmServer
 from tests.support.made import message, new_job
@@ -35,16 +35,16 @@ async def collect(
     ledger: Ledger, settings: Settings, number: int, first: int = 0, **metadata: Any
 ) -> None:
     """Record jobs, of that metadata, whose questions wait for a batch then."""
-    async with LlmLane.open(settings, ledger) as lane:
+    async with ModelClient.open(settings, ledger) as lane:
         for n in range(first, first + number):
             await ledger.jobs.record(new_job(message(f"job-{n}", **metadata)))
-            with pytest.raises(Batched):
+            with pytest.raises(WaitingForBatch):
                 await answer(lane, n)
 
 
-async def answer(lane: LlmLane, n: int) -> bool:
+async def answer(lane: ModelClient, n: int) -> bool:
     """Whether the question was answered already."""
-    by = AskedBy(f"job-{n}")
+    by = Requester(f"job-{n}")
     _, reused = await lane.answer(
         chat(f"Question {n}?"), urgency=Urgency(), within=20, by=by, batch=True
     )

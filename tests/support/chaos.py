@@ -26,7 +26,7 @@ from switchyard.services.engine.publishing.preparing import InvalidJob, JobReque
 from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.system import Broker, System, open_system
@@ -252,7 +252,10 @@ async def open_chaos(
 async def outbox(system: System) -> AsyncIterator[None]:
     """A scheduler that soon publishes what was left pending."""
     scheduler = Scheduler(
-        system.settings, system.registry, system.ledger, pace=Pace(turn=0.1, pending=1.0)
+        system.settings,
+        system.registry,
+        system.ledger,
+        pace=SchedulerIntervals(turn=0.1, pending=1.0),
     )
     task = asyncio.create_task(scheduler.run())
     try:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from switchyard.cli.base.later import Later
+from switchyard.cli.base.later import LazyCommand
 from switchyard.cli.main import commands
 
 
@@ -10,6 +10,6 @@ def command_tree() -> Any:
     """`jobctl` as a group whose `commands` are the real ones, as deep as they go."""
     tree: Any = commands()
     for name, command in tree.commands.items():
-        if isinstance(command, Later):
+        if isinstance(command, LazyCommand):
             tree.commands[name] = command.load()
     return tree

@@ -20,7 +20,7 @@ from switchyard import LLMQueue
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.lane import ModelClient
 from tests.support.commands import Running, commands
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ async def ask_all(questions: list[str]) -> list[str]:
     """Ask all at once, each until it is answered or refused for good."""
     settings = Settings()
 
-    async def ask(lane: LlmLane, question: str) -> str:
+    async def ask(lane: ModelClient, question: str) -> str:
         asked = {"messages": [{"role": "user", "content": question}], "max_tokens": 100}
         try:
             answer, _ = await lane.answer(asked, urgency=Urgency(), within=60)
@@ -40,7 +40,7 @@ async def ask_all(questions: list[str]) -> list[str]:
 
     async with (
         await Ledger.open(settings.ledger_url) as ledger,
-        LlmLane.open(settings, ledger) as lane,
+        ModelClient.open(settings, ledger) as lane,
     ):
         return await asyncio.gather(*(ask(lane, each) for each in questions))
 

@@ -11,7 +11,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from aio_pika.exceptions import QueueEmpty
 from pydantic import SecretStr
 
-from switchyard.broker.closing import Closing
+from switchyard.broker.closing import AsyncCloseable
 from switchyard.broker.lanes import LANES, Lane, Route
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.blocking import BlockingPublisher
@@ -61,7 +61,7 @@ def jobs(count: int, routing_key: str) -> list[Outgoing]:
     return [Outgoing(job(), routing_key) for _ in range(count)]
 
 
-class InThread(Closing):
+class InThread(AsyncCloseable):
     """A blocking publisher with the methods of the asyncio one: a test can tell of both. It runs in
     a thread, because the proxies of tests need their loop."""
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
-from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage, Metadata, now
 from switchyard.broker.publish.outcome import envelope_of
@@ -21,9 +21,9 @@ from switchyard.services.engine.records.bulk import BulkOperation
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.redrive.handler import RedriveHandler
 from switchyard.services.engine.redrive.plan import plan_redrive
-from switchyard.services.engine.redrive.sending import Tally
+from switchyard.services.engine.redrive.sending import RedriveCounts
 from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, start_redrive
-from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.eventually import PATIENCE
 from tests.support.system import System
@@ -43,7 +43,7 @@ async def redrive(
 
 async def plan(
     system: System, which: LetterFilter = EVERYTHING, change: Change = AS_IT_IS, **options: Any
-) -> Tally:
+) -> RedriveCounts:
     """What `jobctl dead redrive --dry-run` tells."""
     spec = RedriveSpec(which, change, remote=False, **options)
     return await plan_redrive(
@@ -70,7 +70,7 @@ async def bury(
         payload=dict(payload or {}),
         metadata=Metadata(attempts=3, **metadata),
     )
-    certificate = DeathCertificate(
+    certificate = DeadLetterInfo(
         reason, routing_key, error_type=error_type, dead_at=(died or now()).isoformat()
     )
     await system.ledger.jobs.record(NewJob(message, lane, "llm", routing_key))
@@ -92,7 +92,7 @@ async def bury_all(
     """Dead letters of jobs, recorded unless told, in this order, indexed. A redriven one does its
     steps."""
     lane, _, job_type = routing_key.partition(".")
-    certificate = DeathCertificate(
+    certificate = DeadLetterInfo(
         Reason.EXHAUSTED, routing_key, error_type="RuntimeError", message=cause
     )
     messages = [
@@ -146,7 +146,7 @@ async def indexed(system: System, letter_id: str) -> tuple[str, int, int]:
 async def indexing(system: System) -> AsyncIterator[None]:
     """The index follows by itself, as it does where a scheduler runs."""
     scheduler = Scheduler(
-        system.settings, system.registry, system.ledger, pace=Pace(turn=0.05, lease=1)
+        system.settings, system.registry, system.ledger, pace=SchedulerIntervals(turn=0.05, lease=1)
     )
     task = asyncio.create_task(scheduler.run())
     await scheduler.is_active.wait()

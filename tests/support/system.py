@@ -19,7 +19,7 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pydantic import SecretStr
 
-from switchyard.broker.dead.scan import Letter, scanning
+from switchyard.broker.dead.scan import QueuedDeadLetter, scanning
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.message import JobMessage, Metadata
@@ -33,7 +33,7 @@ from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.runtime.worker import Worker, share_of
+from switchyard.services.engine.runtime.worker import Worker, plan_for
 from tests.support.brokers import TestBroker
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.jobs import journal
@@ -143,7 +143,7 @@ class System:
         `amqp_url=SecretStr(proxy.url(broker.amqp_url))` or `shutdown_grace=0.1`.
         """
         shares = [
-            share_of(self.registry, kind, lanes=lanes, slots=slots, reserve=reserve)
+            plan_for(self.registry, kind, lanes=lanes, slots=slots, reserve=reserve)
             for kind in kinds or ("llm",)
         ]
         worker = Worker(
@@ -261,18 +261,18 @@ class System:
                 f"{len(left)} of {len(wanted)} are not {states} after {timeout:g} s: {left[:10]}"
             ) from None
 
-    async def letters(self) -> list[Letter]:
+    async def letters(self) -> list[QueuedDeadLetter]:
         """What waits in `jobs.dead` now, oldest first; it stays there."""
         async with scanning(self.settings.require_amqp_url()) as scan:
             return [letter async for letter in scan.letters()]
 
-    async def wait_for_letter(self, letter_id: str, timeout: float = PATIENCE) -> Letter:
+    async def wait_for_letter(self, letter_id: str, timeout: float = PATIENCE) -> QueuedDeadLetter:
         """The letter of that id (a job's, or `raw-…`) as soon as it waits in `jobs.dead`."""
 
-        async def found() -> Letter | None:
+        async def found() -> QueuedDeadLetter | None:
             return next((each for each in await self.letters() if each.id == letter_id), None)
 
-        letter: Letter = await eventually(found, timeout, f"a dead letter of {letter_id}")
+        letter: QueuedDeadLetter = await eventually(found, timeout, f"a dead letter of {letter_id}")
         return letter
 
     async def ready(self, queue: str) -> int:

@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from switchyard.broker.closing import Closing
+from switchyard.broker.closing import AsyncCloseable
 from switchyard.services.common.logs import configure
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.bulk.runner import BulkRunner
@@ -32,8 +32,8 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql import database
 from switchyard.services.engine.publishing.preparing import JobRequest, prepare
 from switchyard.services.engine.redrive.handler import RedriveHandler
-from switchyard.services.engine.runtime.worker import Worker, share_of
-from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.runtime.worker import Worker, plan_for
+from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.commands import Running, commands
 from tests.support.eventually import PATIENCE, eventually
@@ -89,7 +89,7 @@ class Process:
         self._process.send_signal(number)
 
 
-class Processes(Closing):
+class Processes(AsyncCloseable):
     """Starts processes with these settings; kills those that are left at the end."""
 
     def __init__(self, settings: Settings, directory: Path) -> None:
@@ -171,7 +171,7 @@ async def worker(
 ) -> None:
     """Work until SIGTERM."""
     running = Worker(
-        settings, registry, ledger, [share_of(registry, kind, slots=slots, reserve=reserve)]
+        settings, registry, ledger, [plan_for(registry, kind, slots=slots, reserve=reserve)]
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.stop)
     task = asyncio.create_task(running.run())
@@ -184,7 +184,7 @@ async def worker(
 
 async def scheduler(settings: Settings, registry: Registry, ledger: Ledger, **pace: float) -> None:
     """Schedule, or stand by, until SIGTERM."""
-    running = Scheduler(settings, registry, ledger, pace=Pace(**pace))
+    running = Scheduler(settings, registry, ledger, pace=SchedulerIntervals(**pace))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.stop)
     _say_ready(running.holder)
     await running.run()

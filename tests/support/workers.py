@@ -1,6 +1,7 @@
 """Workers' troubles: a ledger with faults, jobs that others hold, signs of life."""
 
 import time
+from functools import partial
 from typing import Any
 
 from pydantic import SecretStr
@@ -38,16 +39,30 @@ class FaultyLedger:
         self.clock = ledger.clock
 
     def __getattr__(self, name: str) -> Any:
-        async def call(*arguments: Any, **options: Any) -> Any:
-            if {name, "*"} & self.away:
-                raise self.error
-            answer = await getattr(self._ledger, name)(*arguments, **options)
-            if name in self.loses_answer_of:
-                self.loses_answer_of.remove(name)
-                raise LedgerUnavailable("its answer was lost")
-            return answer
+        value = getattr(self._ledger, name)
+        return partial(self.call, value) if callable(value) else _FaultyRepository(self, value)
 
-        return call
+    async def call(self, method: Any, *arguments: Any, **options: Any) -> Any:
+        """Call a method of a repository, unless it is away."""
+        name = method.__name__
+        if {name, "*"} & self.away:
+            raise self.error
+        answer = await method(*arguments, **options)
+        if name in self.loses_answer_of:
+            self.loses_answer_of.remove(name)
+            raise LedgerUnavailable("its answer was lost")
+        return answer
+
+
+class _FaultyRepository:
+    """One repository of such a ledger."""
+
+    def __init__(self, ledger: FaultyLedger, repository: Any) -> None:
+        self._ledger = ledger
+        self._repository = repository
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._ledger.call, getattr(self._repository, name))
 
 
 async def held_by(

@@ -3,7 +3,7 @@
 import pytest
 
 from switchyard.api.http.errors import problem_of
-from switchyard.broker.errors import BrokerAway, LaneFull
+from switchyard.broker.errors import BrokerUnavailable, LaneFull
 
 
 @pytest.mark.parametrize(
@@ -13,8 +13,8 @@ from switchyard.broker.errors import BrokerAway, LaneFull
         (LaneFull("hot.x", dead_lettered=False), "lane-full", "nothing was done"),
         (LaneFull("hot.x", dead_lettered=True), "lane-full", "the lane hot is full"),
         (LaneFull("llm.x", dead_lettered=False), "lane-full", "the lane llm is full"),
-        (BrokerAway("gone", maybe_accepted=True), "broker-away", "may be done nevertheless"),
-        (BrokerAway("gone", maybe_accepted=False), "broker-away", "nothing was done"),
+        (BrokerUnavailable("gone", maybe_accepted=True), "broker-away", "may be done nevertheless"),
+        (BrokerUnavailable("gone", maybe_accepted=False), "broker-away", "nothing was done"),
     ],
 )
 def test_what_became_of_the_job_is_told(error: Exception, name: str, says: str) -> None:

@@ -7,14 +7,14 @@ from switchyard.cli.system.autoscale import (
     SETTLE,
     KindLoad,
     Memory,
-    ScalingPatience,
+    ScalingCooldowns,
     Span,
     decide,
     idlest,
     read_spans,
 )
 
-PATIENCE = ScalingPatience(wait=10, calm=60)
+PATIENCE = ScalingCooldowns(wait=10, calm=60)
 SPAN = Span(1, 4)
 
 

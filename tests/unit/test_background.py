@@ -5,7 +5,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from switchyard.broker.background import VITAL_TRIES, Background, BackgroundFailed
+from switchyard.broker.background import VITAL_TRIES, BackgroundFailed, TaskSupervisor
 from tests.support.eventually import PATIENCE
 
 
@@ -14,8 +14,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("switchyard.broker.background.FIRST_PAUSE", 0.0)
 
 
-def new() -> Background:
-    return Background(structlog.get_logger("test"))
+def new() -> TaskSupervisor:
+    return TaskSupervisor(structlog.get_logger("test"))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from pydantic import SecretStr
 
 from switchyard.broker.errors import (
     Blocked,
-    BrokerAway,
     BrokerError,
+    BrokerUnavailable,
     LaneFull,
     MalformedMessage,
     MessageTooLarge,
@@ -29,7 +29,12 @@ from switchyard.broker.errors import (
 )
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.blocking import BlockingPublisher
-from switchyard.broker.publish.outcome import Outage, Outgoing, lane_full, letter_to_park
+from switchyard.broker.publish.outcome import (
+    ConnectionFailureMemo,
+    Outgoing,
+    lane_full,
+    letter_to_park,
+)
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.away import CHANNEL_ERRORS, Loss
@@ -67,7 +72,7 @@ def job() -> JobMessage:
     return JobMessage(job_type="crawl", payload={})
 
 
-def assert_away(error: BrokerAway) -> None:
+def assert_away(error: BrokerUnavailable) -> None:
     """Nothing was sent, and the text is fit to be shown."""
     assert not error.maybe_accepted
     assert "secret" not in str(error)
@@ -80,9 +85,9 @@ def assert_away(error: BrokerAway) -> None:
 def test_whatever_the_peer_does_the_publisher_says_that_the_broker_is_away(
     peer: Peer, run: Callable[[Coroutine[Any, Any, None]], None]
 ) -> None:
-    async def publish(url: str) -> BrokerAway:
+    async def publish(url: str) -> BrokerUnavailable:
         async with Publisher(settings_of(url)) as publisher:
-            with pytest.raises(BrokerAway) as away:
+            with pytest.raises(BrokerUnavailable) as away:
                 async with asyncio.timeout(2 * CONNECT_TIMEOUT + 0.5):
                     await publisher.publish(job(), "hot.crawl")
         return away.value
@@ -110,7 +115,7 @@ def test_whatever_the_peer_does_a_channel_fails_with_an_error_that_is_known(
 
     async def open_often() -> None:
         for _ in range(1 if peer in SILENT else TRIES):
-            with pytest.raises((BrokerAway, *CHANNEL_ERRORS)):
+            with pytest.raises((BrokerUnavailable, *CHANNEL_ERRORS)):
                 await asyncio.wait_for(open_and_call(url), CONNECT_TIMEOUT + 1)
 
     with listening(peer) as url:
@@ -131,7 +136,7 @@ def test_whatever_the_peer_does_the_blocking_publisher_says_so_too(peer: Peer) -
     with (
         listening(peer) as url,
         BlockingPublisher(settings_of(url)) as publisher,
-        pytest.raises(BrokerAway) as away,
+        pytest.raises(BrokerUnavailable) as away,
     ):
         publisher.publish(job(), "hot.crawl")
     assert_away(away.value)
@@ -145,7 +150,7 @@ def test_a_peer_that_resets_while_pika_looks_at_it_is_away(monkeypatch: pytest.M
     with (
         listening(says_nothing) as url,
         BlockingPublisher(settings_of(url)) as publisher,
-        pytest.raises(BrokerAway, match="endpoint is not connected") as away,
+        pytest.raises(BrokerUnavailable, match="endpoint is not connected") as away,
     ):
         publisher.publish(job(), "hot.crawl")
     assert_away(away.value)
@@ -153,12 +158,16 @@ def test_a_peer_that_resets_while_pika_looks_at_it_is_away(monkeypatch: pytest.M
 
 @addresses
 async def test_an_address_without_a_broker_is_named(url: str) -> None:
-    with pytest.raises(BrokerAway, match=r"can't connect to the broker at (127|no-such)") as away:
+    with pytest.raises(
+        BrokerUnavailable, match=r"can't connect to the broker at (127|no-such)"
+    ) as away:
         await connect(url, "test")
     assert_away(away.value)
     with (
         BlockingPublisher(settings_of(url)) as publisher,
-        pytest.raises(BrokerAway, match=r"can't connect to the broker at (127|no-such)") as away,
+        pytest.raises(
+            BrokerUnavailable, match=r"can't connect to the broker at (127|no-such)"
+        ) as away,
     ):
         publisher.publish(job(), "hot.crawl")
     assert_away(away.value)
@@ -182,19 +191,19 @@ async def test_a_batch_looks_for_the_broker_once() -> None:
     with listening(counts) as url:
         async with Publisher(settings_of(url)) as publisher:
             results = await publisher.publish_many(batch)
-        assert {type(result) for result in results} == {BrokerAway}
+        assert {type(result) for result in results} == {BrokerUnavailable}
         assert attempts == 1
         with BlockingPublisher(settings_of(url)) as blocking:
             results = blocking.publish_many(batch)
-        assert {type(result) for result in results} == {BrokerAway}
+        assert {type(result) for result in results} == {BrokerUnavailable}
         assert attempts == 2
 
 
 async def test_a_stream_finds_the_broker_that_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 0.0
     monkeypatch.setattr("switchyard.broker.publish.publisher.time.monotonic", lambda: clock)
-    outage = Outage()
-    away = BrokerAway("away", maybe_accepted=False)
+    outage = ConnectionFailureMemo()
+    away = BrokerUnavailable("away", maybe_accepted=False)
 
     outage.note(away)
     assert outage.error is away
@@ -232,7 +241,7 @@ async def test_every_error_of_aiormq_while_connecting_becomes_ours(
 
     monkeypatch.setattr("aio_pika.Connection.connect", fails)
     async with Publisher(settings_of("amqp://localhost/")) as publisher:
-        with pytest.raises(BrokerAway, match=r"first|it refuses user or password"):
+        with pytest.raises(BrokerUnavailable, match=r"first|it refuses user or password"):
             await publisher.publish(job(), "hot.crawl")
 
 
@@ -265,7 +274,7 @@ async def test_every_error_of_aiormq_while_opening_a_channel_becomes_ours(
     monkeypatch.setattr("switchyard.broker.wire.link.Link.connection_now", connection_now)
     monkeypatch.setattr("switchyard.broker.publish.publisher.open_channel", fails)
     async with Publisher(settings_of("amqp://localhost/")) as publisher:
-        with pytest.raises(BrokerAway, match="channel") as away:
+        with pytest.raises(BrokerUnavailable, match="channel") as away:
             await publisher.publish(job(), "hot.crawl")
     assert not away.value.maybe_accepted
 
@@ -293,7 +302,9 @@ def test_every_error_of_pika_while_connecting_becomes_ours(
     monkeypatch.setattr("pika.SelectConnection", Connection)
     with (
         BlockingPublisher(settings_of("amqp://localhost/")) as publisher,
-        pytest.raises(BrokerAway, match=r"localhost:5672/: (why|.*Connection refused)$") as away,
+        pytest.raises(
+            BrokerUnavailable, match=r"localhost:5672/: (why|.*Connection refused)$"
+        ) as away,
     ):
         publisher.publish(job(), "hot.crawl")
     assert not away.value.maybe_accepted
@@ -358,8 +369,12 @@ def test_one_job_sent_twice_and_returned_twice_is_unroutable_twice() -> None:
 
 def test_a_lost_connection_leaves_open_what_was_accepted(three: Unconfirmed[int]) -> None:
     ended = three.lost("CONNECTION_FORCED - node is going down")
-    assert outcomes(ended) == [(1, BrokerAway), (2, BrokerAway), (3, BrokerAway)]
-    assert all(isinstance(error, BrokerAway) and error.maybe_accepted for _, error in ended)
+    assert outcomes(ended) == [
+        (1, BrokerUnavailable),
+        (2, BrokerUnavailable),
+        (3, BrokerUnavailable),
+    ]
+    assert all(isinstance(error, BrokerUnavailable) and error.maybe_accepted for _, error in ended)
     assert str(ended[0][1]).endswith("CONNECTION_FORCED - node is going down")
     assert three.lost("again") == []
 
@@ -369,7 +384,7 @@ def test_an_exchange_that_is_missing_is_unroutable_and_says_what_to_do() -> None
     waiting.sent(1, *KEY)
     waiting.sent(2, "job-2", "jobs.retry.5s", "hot.llm")
     ended = waiting.lost("NOT_FOUND - no exchange 'jobs.topic' in vhost '/'")
-    assert outcomes(ended) == [(1, Unroutable), (2, BrokerAway)]
+    assert outcomes(ended) == [(1, Unroutable), (2, BrokerUnavailable)]
     assert "jobctl topology apply" in str(ended[0][1])
 
 
@@ -386,19 +401,25 @@ INTERNAL = "ACCESS_REFUSED - cannot publish to internal exchange 'jobs.topic' in
     [
         (SIZES, 70_001, False, MessageTooLarge, None),
         (SIZES, 65_537, False, MessageTooLarge, None),
-        (SIZES, 65_536, False, BrokerAway, True),
-        (SIZES, 10, True, BrokerAway, True),
+        (SIZES, 65_536, False, BrokerUnavailable, True),
+        (SIZES, 10, True, BrokerUnavailable, True),
         (TOPIC, 10, False, NotPermitted, None),
-        (TOPIC.replace("crawl", "other"), 10, False, BrokerAway, True),
+        (TOPIC.replace("crawl", "other"), 10, False, BrokerUnavailable, True),
         (INTERNAL, 10, False, NotPermitted, None),
         ("PRECONDITION_FAILED - invalid expiration 'x'", 10, True, NeverTaken, None),
-        ("PRECONDITION_FAILED - invalid expiration 'x'", 10, False, BrokerAway, True),
+        ("PRECONDITION_FAILED - invalid expiration 'x'", 10, False, BrokerUnavailable, True),
         ("SYNTAX_ERROR - no such thing", 10, True, NeverTaken, None),
-        ("CONNECTION_FORCED - broker forced connection closure", 10, True, BrokerAway, False),
-        ("RESOURCE_ERROR - no memory", 10, True, BrokerAway, False),
-        ("INTERNAL_ERROR", 10, True, BrokerAway, False),
-        ("PRECONDITION_FAILED - unknown delivery tag 7", 10, True, BrokerAway, False),
-        ("Server connection reset: ConnectionResetError()", 10, True, BrokerAway, False),
+        (
+            "CONNECTION_FORCED - broker forced connection closure",
+            10,
+            True,
+            BrokerUnavailable,
+            False,
+        ),
+        ("RESOURCE_ERROR - no memory", 10, True, BrokerUnavailable, False),
+        ("INTERNAL_ERROR", 10, True, BrokerUnavailable, False),
+        ("PRECONDITION_FAILED - unknown delivery tag 7", 10, True, BrokerUnavailable, False),
+        ("Server connection reset: ConnectionResetError()", 10, True, BrokerUnavailable, False),
     ],
 )
 def test_a_refusal_is_told_apart_from_an_outage_and_its_message_from_others(
@@ -432,7 +453,7 @@ def test_only_the_hot_lane_keeps_what_it_refuses(
 
 
 def test_a_caller_can_catch_all_that_went_wrong_with_a_publish() -> None:
-    for error in (Refused, LaneFull, Unroutable, Blocked, BrokerAway):
+    for error in (Refused, LaneFull, Unroutable, Blocked, BrokerUnavailable):
         assert issubclass(error, PublishError)
     assert issubclass(PublishError, BrokerError)
     assert issubclass(MalformedMessage, BrokerError)
@@ -456,4 +477,4 @@ async def _jobs() -> AsyncIterator[Outgoing]:
 
 async def test_a_stream_yields_its_errors() -> None:
     async with Publisher(settings_of("amqp://127.0.0.1:1/")) as publisher:
-        assert [each async for each in results_of(publisher)] == [BrokerAway] * 3
+        assert [each async for each in results_of(publisher)] == [BrokerUnavailable] * 3

@@ -16,7 +16,7 @@ from switchyard.services.common.files.charsets import (
     charset_of,
     decode,
 )
-from switchyard.services.pipeline.sources.answers import SourceAnswer
+from switchyard.services.pipeline.sources.answers import SourceResponse
 from switchyard.services.pipeline.sources.xml import xml_tree
 from switchyard.services.pipeline.text.web import read_page
 
@@ -144,7 +144,7 @@ def test_a_page_is_read_by_the_charset_that_is_named(named: str) -> None:
 def test_answers_and_feeds_are_read_by_their_charset() -> None:
     body = '{"title": "it’s 5 €"}'.encode("cp1252")
     kind = {"content-type": "application/json; charset=iso-8859-1"}
-    answer = SourceAnswer("Hub", "http://hub", 200, kind, body)
+    answer = SourceResponse("Hub", "http://hub", 200, kind, body)
     assert answer.json() == {"title": "it’s 5 €"}
     assert "it’s" in answer.text()
     feed = '<?xml version="1.0" encoding="gb2312"?><t>朱镕基</t>'.encode("gbk")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.cli.process.up import NodeKeeper
+from switchyard.cli.process.up import NodeWatchdog
 from switchyard.cli.system.node import StartError
 from switchyard.cli.system.supervisor import FIRST_BACKOFF, Child, Supervisor
 
@@ -81,7 +81,7 @@ def test_a_broker_that_does_not_start_at_once_is_tried_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     node: Any = FailingNode()
-    keeper = NodeKeeper(node)
+    keeper = NodeWatchdog(node)
     now = time.monotonic()
     keeper.look(now)
     assert "ready in 90 s; again in 30 s" in capsys.readouterr().err

@@ -11,18 +11,18 @@ import httpx
 import pytest
 
 from switchyard.api.client import (
-    ApiAway,
+    ApiUnavailable,
     AsyncClient,
     Client,
     Forbidden,
     Invalid,
-    NotAnApi,
     Unavailable,
+    UnexpectedResponse,
 )
 from switchyard.api.client.calls import jobs, llm, service
 from switchyard.api.client.common import DEFAULT_URL
 from switchyard.api.client.errors import error_of
-from switchyard.api.client.following import EventReader, Patience
+from switchyard.api.client.following import EventReader, ReconnectBackoff
 from switchyard.api.client.operations import Listing, Operations
 from switchyard.services.common.settings import Settings
 
@@ -91,12 +91,12 @@ def test_the_last_id_outlives_what_was_cut_off() -> None:
 
 
 def test_a_stream_is_opened_again_with_growing_pauses_and_not_for_ever() -> None:
-    patience = Patience(most=3)
-    with pytest.raises(ApiAway):
-        patience.pause(ApiAway("never there"))
+    patience = ReconnectBackoff(most=3)
+    with pytest.raises(ApiUnavailable):
+        patience.pause(ApiUnavailable("never there"))
     patience.restore()
     assert [patience.pause(None) for _ in range(3)] == [0.2, 0.4, 0.8]
-    with pytest.raises(ApiAway, match="again and again"):
+    with pytest.raises(ApiUnavailable, match="again and again"):
         patience.pause(None)
     patience.restore()
     busy = Unavailable("busy")
@@ -146,7 +146,7 @@ def test_the_password_of_an_address_is_not_shown() -> None:
     with Client("http://somebody:secret@api.example") as client:
         assert repr(client) == "Client('http://api.example')"
         answer = httpx.Response(200, text="hello", request=httpx.Request("GET", client.base_url))
-        with pytest.raises(NotAnApi) as caught:
+        with pytest.raises(UnexpectedResponse) as caught:
             client._result(service.live.call(), answer)
     assert "secret" not in str(caught.value)
     with pytest.raises(ValueError, match="is not the address") as refused:
@@ -166,7 +166,7 @@ def test_a_redirect_says_where_to() -> None:
         request=httpx.Request("GET", "http://api.example/jobs"),
     )
     made = error_of(answer)
-    assert type(made) is NotAnApi
+    assert type(made) is UnexpectedResponse
     assert "https://api.example/jobs" in str(made)
 
 
@@ -185,11 +185,11 @@ async def test_what_is_no_stream_of_events_is_not_followed_for_ever(kind: str, b
     transport = httpx.MockTransport(answer)
     with Client("http://api.example") as client:
         client._http = httpx.Client(base_url=client.base_url, transport=transport)
-        with pytest.raises(NotAnApi):
+        with pytest.raises(UnexpectedResponse):
             next(client.events())
     async with AsyncClient("http://api.example") as client_async:
         client_async._http = httpx.AsyncClient(base_url=client.base_url, transport=transport)
-        with pytest.raises(NotAnApi):
+        with pytest.raises(UnexpectedResponse):
             await anext(client_async.events())
 
 

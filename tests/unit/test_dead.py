@@ -11,7 +11,7 @@ from switchyard.broker.dead.certificate import (
     MESSAGE_LIMIT,
     MOST_NAME,
     TRACEBACK_LIMIT,
-    DeathCertificate,
+    DeadLetterInfo,
     Reason,
     letter_id,
     read,
@@ -41,7 +41,7 @@ def x_death(*deaths: tuple[str, str, str]) -> dict[str, Any]:
 
 @given(
     st.builds(
-        DeathCertificate,
+        DeadLetterInfo,
         reason=st.sampled_from([each for each in Reason if each is not Reason.DISPLACED]),
         routing_key=text,
         queue=text,
@@ -52,20 +52,20 @@ def x_death(*deaths: tuple[str, str, str]) -> dict[str, Any]:
         worker=text,
     )
 )
-def test_a_certificate_survives_as_headers(certificate: DeathCertificate) -> None:
+def test_a_certificate_survives_as_headers(certificate: DeadLetterInfo) -> None:
     headers = certificate.headers()
     assert headers["x-dead-reason"] == certificate.reason.value
     assert read(headers, "jobs.elsewhere", None) == certificate
 
 
 def test_no_header_says_that_the_broker_threw_a_job_out() -> None:
-    headers = DeathCertificate(Reason.DISPLACED, "hot.noop").headers()
+    headers = DeadLetterInfo(Reason.DISPLACED, "hot.noop").headers()
     assert read(headers, "hot.noop", None).reason is Reason.OVERFLOWED
 
 
 @pytest.mark.parametrize("said", ["bad \ud800", "a\0b", "\U0001f600" * 100_000, "\x1b[2J\r\n"])
 def test_a_certificate_can_be_written_whatever_an_error_says(said: str) -> None:
-    certificate = DeathCertificate(
+    certificate = DeadLetterInfo(
         Reason.EXHAUSTED, "hot.noop", error_type=said, message=said, traceback=said, worker=said
     )
     for each in (certificate, *certificate.shorter()):
@@ -77,7 +77,7 @@ def test_a_certificate_can_be_written_whatever_an_error_says(said: str) -> None:
 
 
 def test_long_texts_are_cut_so_that_headers_fit_into_a_frame() -> None:
-    certificate = DeathCertificate(
+    certificate = DeadLetterInfo(
         Reason.EXHAUSTED,
         "hot.crawl",
         message="m" * 3_000 + "the end",
@@ -101,7 +101,7 @@ def test_long_texts_are_cut_so_that_headers_fit_into_a_frame() -> None:
 def test_a_death_by_the_broker_is_read_from_its_header(broker_says: str, reason: Reason) -> None:
     headers = x_death(("hot.llm", broker_says, "hot.summarize_content"))
     certificate = read(headers, "hot.summarize_content", None)
-    assert certificate == DeathCertificate(
+    assert certificate == DeadLetterInfo(
         reason,
         "hot.summarize_content",
         queue="hot.llm",
@@ -138,7 +138,7 @@ def test_a_letter_without_a_history_found_no_queue(headers: dict[str, Any]) -> N
 
 
 def test_a_certificate_that_was_in_the_lane_before_the_death_does_not_count() -> None:
-    theirs = DeathCertificate(Reason.PERMANENT, "hot.crawl", error_type="InvalidPayload")
+    theirs = DeadLetterInfo(Reason.PERMANENT, "hot.crawl", error_type="InvalidPayload")
     history = x_death(("hot.llm", "expired", "hot.llm"))
     assert read(history | theirs.headers(), "x", None).reason is Reason.EXPIRED
 
@@ -156,7 +156,7 @@ def test_a_certificate_of_another_program_counts_as_far_as_it_can_be_read() -> N
         "hot.crawl",
         None,
     )
-    assert certificate == DeathCertificate(
+    assert certificate == DeadLetterInfo(
         Reason.EXHAUSTED, "hot.crawl", error_type="ValueError", dead_at=certificate.dead_at
     )
 

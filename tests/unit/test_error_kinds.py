@@ -56,16 +56,16 @@ OTHER_ROOTS = (BrokerError, ApiError, CommandFailed, Problem)
 """Trees of their own: the broker's, the HTTP client's, the command line's, and HTTP answers."""
 SIGNALS = {
     "broker.background.BackgroundFailed": "a defect in a background task: the traceback helps",
-    "broker.racing.NoneOf": "becomes the error of what was asked for, at each of its callers",
+    "broker.racing.AllAttemptsFailed": "becomes the error of what was asked for",
     "broker.wire.field_table.Unreadable": "becomes the delivery's own complaint",
-    "services.engine.bulk.session.LetGo": "ends a handler whose operation another process has",
+    "services.engine.bulk.session.SessionEnded": "ends a handler whose operation is another's",
     "services.engine.jobs.retry.RemoteError": "stands for a handler's error from another process",
     "services.engine.dead.replay._RolledBack": "ends a transaction that must leave nothing",
     "services.pipeline.index.rebuilding._NotBuilding": "ends a build that another process ended",
-    "services.pipeline.workers.figures._ShiftOver": "ends a job's turn at a document's pictures",
+    "services.pipeline.workers.figures._TimeBudgetExceeded": "ends a job's turn at pictures",
     "services.engine.ledger.sql.database._CutBeforeCommit": "begins a transaction again",
     "services.engine.redrive.run.Halted": "ends a pass of a redrive that pauses itself",
-    "services.engine.runtime.running.TakenOver": "ends the run of a job that another worker has",
+    "services.engine.runtime.running.ClaimLost": "ends the run of a job that another worker has",
     "services.common.toml_file.InvalidToml": "becomes the error of the setting that names the file",
     "services.pipeline.workers.stages.ContentReplaced": "ends a stage of a replaced document",
 }

@@ -7,7 +7,7 @@ import pytest
 
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.dead.certificate import examine
-from switchyard.broker.dead.scan import Letter
+from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.broker.message import JobMessage, Metadata
 from tests.support.chaos import Effect
 from tests.support.fault_run.account import Account, Run, deaths_in, judge, overlaps, runs_of
@@ -89,11 +89,11 @@ def test_account_of_one_job_names_what_is_wrong(
 
 
 def test_letters_of_one_death_count_once_and_those_of_two_twice() -> None:
-    def letter(job_id: str, attempts: int, **headers: str) -> Letter:
+    def letter(job_id: str, attempts: int, **headers: str) -> QueuedDeadLetter:
         metadata = Metadata(attempts=attempts)
         message = JobMessage(job_id=job_id, job_type="noop", payload={}, metadata=metadata)
         delivery = cast("Delivery", SimpleNamespace(body=message.encode()))
-        return Letter(delivery, *examine(headers, "hot.noop", message.encode()))
+        return QueuedDeadLetter(delivery, *examine(headers, "hot.noop", message.encode()))
 
     # The second of "other" died once more: nothing excuses that.
     letters = [letter("job", 3), letter("job", 3), letter("other", 3), letter("other", 2)]

@@ -3,22 +3,24 @@
 import asyncio
 from collections.abc import Sequence
 
-from switchyard.services.engine.records.limits import LimitSize, Need
-from switchyard.services.engine.runtime.gathering import Crowd
+from switchyard.services.engine.records.limits import LimitSize, PermitDemand
+from switchyard.services.engine.runtime.gathering import PermitRequestBatcher
 from tests.support.eventually import PATIENCE
 
-FULL = [Need("openai", "", LimitSize(concurrency=1))]
-OTHER = [Need("account", "acme", LimitSize(concurrency=1))]
+FULL = [PermitDemand("openai", "", LimitSize(concurrency=1))]
+OTHER = [PermitDemand("account", "acme", LimitSize(concurrency=1))]
 
 
-def gathering(slots: int = 16) -> Crowd:
+def gathering(slots: int = 16) -> PermitRequestBatcher:
     """Of which four may gather; the limit of FULL is known to be full."""
-    made = Crowd(slots)
+    made = PermitRequestBatcher(slots)
     made.found_full("openai", "")
     return made
 
 
-async def joined(crowd: Crowd, *all_needs: Sequence[Need]) -> list[asyncio.Task[None]]:
+async def joined(
+    crowd: PermitRequestBatcher, *all_needs: Sequence[PermitDemand]
+) -> list[asyncio.Task[None]]:
     """Each of these, as far as it comes without waiting for a time."""
     tasks = [asyncio.create_task(crowd.join(needs)) for needs in all_needs]
     for _ in range(5):

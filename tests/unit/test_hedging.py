@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.common.errors import NotNow
-from switchyard.services.engine.jobs.speech import Speech
+from switchyard.services.common.errors import TemporarilyUnavailable
+from switchyard.services.engine.jobs.speech import OutputStream
 from switchyard.services.llm.hedging import BURST, ENOUGH, Hedges
 from tests.support.eventually import PATIENCE, eventually
 
-Run = Callable[[Speech], Coroutine[Any, Any, str]]
+Run = Callable[[OutputStream], Coroutine[Any, Any, str]]
 
 
 class Runs:
@@ -25,7 +25,7 @@ class Runs:
     def run(self, name: str, error: Exception | None = None) -> Run:
         begin = self.begin[name] = asyncio.Event()
 
-        async def ask(told: Speech) -> str:
+        async def ask(told: OutputStream) -> str:
             self.asked.append(name)
             told.begin()
             try:
@@ -104,7 +104,7 @@ async def test_the_first_may_still_be_the_first(runs: Runs) -> None:
 
 async def test_one_that_fails_leaves_the_other(runs: Runs) -> None:
     made = hedges()
-    racing = asyncio.create_task(race(made, runs, second_fails=NotNow("no room")))
+    racing = asyncio.create_task(race(made, runs, second_fails=TemporarilyUnavailable("no room")))
     await until(runs, "first", "second")
     runs.begin["second"].set()
     await asyncio.sleep(0)
@@ -114,13 +114,13 @@ async def test_one_that_fails_leaves_the_other(runs: Runs) -> None:
 
 
 async def test_when_both_fail_it_is_the_first_ones_error(runs: Runs) -> None:
-    one, other = NotNow("the first"), NotNow("the second")
+    one, other = TemporarilyUnavailable("the first"), TemporarilyUnavailable("the second")
     racing = asyncio.create_task(race(hedges(), runs, first_fails=one, second_fails=other))
     await until(runs, "first", "second")
     runs.begin["second"].set()
     await asyncio.sleep(0)
     runs.begin["first"].set()
-    with pytest.raises(NotNow, match="the first"):
+    with pytest.raises(TemporarilyUnavailable, match="the first"):
         await racing
 
 
@@ -160,7 +160,7 @@ async def test_the_loser_is_broken_off_while_the_winner_still_writes(winner: int
     begin, broken_off = asyncio.Event(), asyncio.Event()
 
     def run(number: int) -> Run:
-        async def ask(told: Speech) -> str:
+        async def ask(told: OutputStream) -> str:
             if number != winner:
                 try:
                     await asyncio.Event().wait()

@@ -13,7 +13,7 @@ from switchyard.services.engine.ledger.sql.rules import (
     may_queue,
     may_redrive,
 )
-from switchyard.services.engine.ledger.sql.works import EditedWork, KnownWorks, Work
+from switchyard.services.engine.ledger.sql.works import ContentHistory, EditedContent, JobContent
 from switchyard.services.engine.records.requests import ClaimRequest
 from switchyard.services.engine.records.results import (
     Claimed,
@@ -116,13 +116,13 @@ def test_who_may_take_a_record_back(
     assert is_held(known) is (state is State.PENDING and holder is not None)
 
 
-RECORDED = Work("summarize", '{"a":1,"b":[null]}')
-OTHER = Work("summarize", '{"a":2,"b":[null]}')
-EDITED = Work("summarize", '{"a":3}')
-KNOWN = KnownWorks(RECORDED)
-ONCE_EDITED = KnownWorks(RECORDED, [EditedWork(1, RECORDED, EDITED, undone=False)])
-RECORDED_EDIT = KnownWorks(EDITED, [EditedWork(1, RECORDED, EDITED, undone=False)])
-UNDONE = KnownWorks(RECORDED, [EditedWork(1, RECORDED, EDITED, undone=True)])
+RECORDED = JobContent("summarize", '{"a":1,"b":[null]}')
+OTHER = JobContent("summarize", '{"a":2,"b":[null]}')
+EDITED = JobContent("summarize", '{"a":3}')
+KNOWN = ContentHistory(RECORDED)
+ONCE_EDITED = ContentHistory(RECORDED, [EditedContent(1, RECORDED, EDITED, undone=False)])
+RECORDED_EDIT = ContentHistory(EDITED, [EditedContent(1, RECORDED, EDITED, undone=False)])
+UNDONE = ContentHistory(RECORDED, [EditedContent(1, RECORDED, EDITED, undone=True)])
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,13 @@ UNDONE = KnownWorks(RECORDED, [EditedWork(1, RECORDED, EDITED, undone=True)])
     [
         (OTHER, None, False),  # nobody has that id
         (RECORDED, KNOWN, False),  # a retry, a plain redrive
-        (Work("summarize", '{"b": [NaN], "a": 1}'), KNOWN, False),  # the same, written otherwise
-        (Work("summarize", '{"a":1,"b":[null],"c":null}'), KNOWN, True),
-        (Work("translate", RECORDED.payload), KNOWN, True),
+        (
+            JobContent("summarize", '{"b": [NaN], "a": 1}'),
+            KNOWN,
+            False,
+        ),  # the same, written otherwise
+        (JobContent("summarize", '{"a":1,"b":[null],"c":null}'), KNOWN, True),
+        (JobContent("translate", RECORDED.payload), KNOWN, True),
         (OTHER, KNOWN, True),
         (EDITED, KNOWN, True),
         (EDITED, ONCE_EDITED, False),  # its copy is faster than its record
@@ -142,7 +146,7 @@ UNDONE = KnownWorks(RECORDED, [EditedWork(1, RECORDED, EDITED, undone=True)])
     ],
 )
 def test_a_message_is_foreign_if_its_work_was_never_that_of_its_id(
-    work: Work, known: KnownWorks | None, foreign: bool
+    work: JobContent, known: ContentHistory | None, foreign: bool
 ) -> None:
     assert is_foreign(work, 0, 0.0, known) is foreign
 
@@ -158,6 +162,6 @@ def test_a_message_is_foreign_if_its_work_was_never_that_of_its_id(
     ],
 )
 def test_only_what_a_redrive_has_made_of_a_job_is_written_into_its_record(
-    work: Work, redrives: int, known: KnownWorks, answer: bool
+    work: JobContent, redrives: int, known: ContentHistory, answer: bool
 ) -> None:
     assert rewrites(request(redrives), work, row(State.DEAD), known) is answer

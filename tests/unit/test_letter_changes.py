@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.dead.certificate import PROPERTIES_HEADER, DeathCertificate, Reason
+from switchyard.broker.dead.certificate import PROPERTIES_HEADER, DeadLetterInfo, Reason
 from switchyard.broker.message import JobMessage, Metadata, now
 from switchyard.services.engine.dead.changes import (
     Change,
@@ -33,7 +33,7 @@ def stored(payload: dict[str, Any] | None = None, **certificate: Any) -> StoredL
         metadata=Metadata(attempts=3, redrives=2),
     )
     values = {"routing_key": "hot.noop", "error_type": "RuntimeError", **certificate}
-    return StoredLetter("job-1", message.encode(), DeathCertificate(Reason.EXHAUSTED, **values))
+    return StoredLetter("job-1", message.encode(), DeadLetterInfo(Reason.EXHAUSTED, **values))
 
 
 # --- changes ----------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_line_is_read_back_as_the_same_letter(body: bytes) -> None:
     assert "\n" not in line
     found = parse_line(line)
     assert found.body == body
-    assert found.certificate == DeathCertificate(
+    assert found.certificate == DeadLetterInfo(
         Reason.EXHAUSTED,
         "hot.noop",
         queue="hot.llm",

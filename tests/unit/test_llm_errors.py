@@ -10,12 +10,12 @@ import pytest
 
 from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.llm.errors import (
-    LlmAway,
+    InvalidLlmResponse,
     LlmLimited,
-    LlmNonsense,
     LlmRefused,
     LlmTimeout,
     LlmUnavailable,
+    LlmUnreachable,
     translate,
 )
 from switchyard.services.llm.quota import ServerQuota
@@ -64,7 +64,7 @@ def made(kind: type[openai.OpenAIError]) -> openai.OpenAIError:
 @pytest.mark.parametrize("kind", list(classes()), ids=lambda kind: kind.__name__)
 def test_every_error_class_of_the_package_is_mapped(kind: type[openai.OpenAIError]) -> None:
     meaning = translate(made(kind))
-    assert isinstance(meaning, LlmUnavailable | LlmNonsense | LlmRefused)
+    assert isinstance(meaning, LlmUnavailable | InvalidLlmResponse | LlmRefused)
     assert isinstance(meaning, RetryableError) != isinstance(meaning, PermanentError)
     assert "LLM server" in str(meaning) or "model" in str(meaning)
 
@@ -97,8 +97,8 @@ def test_an_empty_account_is_left_alone_for_long() -> None:
 @pytest.mark.parametrize(
     ("cause", "expected"),
     [
-        ("ConnectError", LlmAway),
-        ("ConnectTimeout", LlmAway),
+        ("ConnectError", LlmUnreachable),
+        ("ConnectTimeout", LlmUnreachable),
         ("ReadError", LlmUnavailable),
         ("RemoteProtocolError", LlmUnavailable),
         ("TooManyRedirects", LlmRefused),
@@ -112,7 +112,7 @@ def test_whether_the_server_was_reached_decides_about_the_attempt(
     meaning = translate(error)
     assert type(meaning) is expected
     if isinstance(meaning, RetryableError):
-        assert meaning.counts == (expected is not LlmAway)
+        assert meaning.counts == (expected is not LlmUnreachable)
 
 
 def test_a_time_out_is_one() -> None:

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from switchyard.services.llm.pacing import (
-    Adaptive,
+    AdaptivePolicy,
     Bounds,
     CallSample,
+    ConcurrencyPolicy,
     Ended,
     Fixed,
-    Rule,
     ServerPace,
-    Steps,
+    StepPolicy,
     observe,
 )
 
@@ -22,7 +22,7 @@ BOUNDS = Bounds(start=16, least=5, most=50)
 
 
 def after(
-    rule: Rule,
+    rule: ConcurrencyPolicy,
     pace: ServerPace,
     *,
     answered: int = 0,
@@ -61,12 +61,12 @@ def after(
 def test_steps_are_those_of_the_requirements(
     answered: int, timed_out: int, expected: float
 ) -> None:
-    pace = after(Steps(), ServerPace.first(BOUNDS, 0), answered=answered, timed_out=timed_out)
+    pace = after(StepPolicy(), ServerPace.first(BOUNDS, 0), answered=answered, timed_out=timed_out)
     assert pace.limit == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("rule", [Steps(), Adaptive(), Fixed()])
-def test_the_bounds_hold_whatever_happens(rule: Rule) -> None:
+@pytest.mark.parametrize("rule", [StepPolicy(), AdaptivePolicy(), Fixed()])
+def test_the_bounds_hold_whatever_happens(rule: ConcurrencyPolicy) -> None:
     pace = ServerPace.first(BOUNDS, 0)
     for _ in range(50):
         pace = after(rule, pace, timed_out=100)
@@ -78,13 +78,13 @@ def test_the_bounds_hold_whatever_happens(rule: Rule) -> None:
 
 def test_nothing_changes_within_a_window() -> None:
     pace = observe(
-        ServerPace.first(BOUNDS, 0), CallSample(Ended.TIMED_OUT, 1), Steps(), BOUNDS, 9.9
+        ServerPace.first(BOUNDS, 0), CallSample(Ended.TIMED_OUT, 1), StepPolicy(), BOUNDS, 9.9
     )
     assert pace.limit == 16
 
 
 def test_an_adaptive_limit_grows_while_it_is_used_and_the_server_keeps_its_pace() -> None:
-    rule = Adaptive()
+    rule = AdaptivePolicy()
     pace = ServerPace.first(BOUNDS, 0)
     seen = []
     for _ in range(4):
@@ -97,7 +97,7 @@ def test_an_adaptive_limit_grows_while_it_is_used_and_the_server_keeps_its_pace(
 
 @pytest.mark.parametrize(("first_token", "per_token"), [(0.1, 0.06), (0.4, 0.02)])
 def test_it_shrinks_when_tokens_come_slowly(first_token: float, per_token: float) -> None:
-    rule = Adaptive()
+    rule = AdaptivePolicy()
     pace = after(rule, ServerPace.first(BOUNDS, 0), answered=20)
     slower = after(rule, pace, answered=20, first_token=first_token, per_token=per_token)
     assert slower.limit == pytest.approx(pace.limit * 0.9)
@@ -105,13 +105,13 @@ def test_it_shrinks_when_tokens_come_slowly(first_token: float, per_token: float
 
 def test_long_answers_do_not_look_like_load() -> None:
     """The times of tokens do not follow an answer's length, as its whole time does."""
-    rule = Adaptive()
+    rule = AdaptivePolicy()
     pace = after(rule, ServerPace.first(BOUNDS, 0), answered=20, per_token=0.02)
     assert after(rule, pace, answered=20, per_token=0.02).limit > pace.limit
 
 
 def test_a_slowness_that_giving_way_does_not_mend_becomes_the_measure() -> None:
-    rule = Adaptive()
+    rule = AdaptivePolicy()
     pace = after(rule, ServerPace.first(BOUNDS, 0), answered=20)
     for _ in range(6):
         pace = after(rule, pace, answered=20, per_token=0.08)
@@ -121,7 +121,7 @@ def test_a_slowness_that_giving_way_does_not_mend_becomes_the_measure() -> None:
 
 
 def test_refusals_and_timeouts_shrink_it_at_once() -> None:
-    rule = Adaptive()
+    rule = AdaptivePolicy()
     start = ServerPace.first(BOUNDS, 0)
     assert after(rule, start, answered=20, refused=5).limit == pytest.approx(16 * 0.7)
     assert after(rule, start, answered=18, timed_out=2).limit == pytest.approx(16 * 0.7)
@@ -129,7 +129,7 @@ def test_refusals_and_timeouts_shrink_it_at_once() -> None:
 
 
 def test_what_is_kept_is_read_again_and_nonsense_begins_anew() -> None:
-    pace = after(Adaptive(), ServerPace.first(BOUNDS, 0), answered=20)
+    pace = after(AdaptivePolicy(), ServerPace.first(BOUNDS, 0), answered=20)
     assert ServerPace.load(pace.dump(), BOUNDS, 99) == pace
     assert ServerPace.load({}, BOUNDS, 99) == ServerPace.first(BOUNDS, 99)
     narrower = replace(BOUNDS, most=20)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, model_validator
 
-from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.backfill.files import FileSource
 from switchyard.services.engine.backfill.sources import Item, Source
@@ -18,9 +18,9 @@ from switchyard.services.engine.jobs.local_fields import LocalOnly, local_fields
 from switchyard.services.engine.jobs.outcomes import Done, Outcome
 from switchyard.services.engine.jobs.registry import (
     InvalidPayload,
-    NotFromOutside,
     Registry,
     RegistryError,
+    RemoteFieldForbidden,
     job,
 )
 from switchyard.services.engine.publishing.preparing import JobRequest, prepare
@@ -111,7 +111,7 @@ def test_a_field_is_local_wherever_within_it_the_mark_stands() -> None:
 )
 def test_nothing_from_outside_sets_one_under_any_name(payload: dict[str, Any]) -> None:
     EVERYTHING.validate(payload)
-    with pytest.raises(NotFromOutside, match="can't be set from outside"):
+    with pytest.raises(RemoteFieldForbidden, match="can't be set from outside"):
         EVERYTHING.validate_remote(payload)
 
 
@@ -138,7 +138,7 @@ def test_what_was_there_before_passes(payload: Any, vouched: Any, passes: bool) 
     if passes:
         EVERYTHING.validate_remote(payload, vouched)
         return
-    with pytest.raises(NotFromOutside):
+    with pytest.raises(RemoteFieldForbidden):
         EVERYTHING.validate_remote(payload, vouched)
 
 
@@ -173,7 +173,7 @@ def test_what_names_a_file_or_an_address_is_local(
 ) -> None:
     request = JobRequest(f"hot.{job_type}", payload)
     prepare(REGISTRY, request)
-    with pytest.raises(NotFromOutside) as refused:
+    with pytest.raises(RemoteFieldForbidden) as refused:
         prepare(REGISTRY, request, remote=True)
     assert [each.field for each in refused.value.refused] == [field]
     prepare(REGISTRY, JobRequest(f"hot.{job_type}", payload, vouched=payload), remote=True)
@@ -211,9 +211,9 @@ def test_a_server_of_the_settings_vouches_for_its_items_and_a_file_does_not() ->
     templated = plan(ArxivSource, payload={"id": "{id}", "entry": "{entry}", "force": True})
     assert templated.job(item).message.payload["force"] is True
     false = plan(ArxivSource, payload={"id": "{id}", "entry": {**ENTRY, "title": "{id}"}})
-    with pytest.raises(NotFromOutside):
+    with pytest.raises(RemoteFieldForbidden):
         false.job(item)
-    with pytest.raises(NotFromOutside):
+    with pytest.raises(RemoteFieldForbidden):
         plan(FileSource, job_type="ingest_arxiv").job(item)
     local = plan(FileSource, job_type="ingest_arxiv", remote=False)
     assert local.job(item).message.payload["entry"] == ENTRY
@@ -231,7 +231,7 @@ def test_a_backfill_whose_origin_is_not_known_is_from_outside() -> None:
 
 def letter(job_type: str, payload: dict[str, Any]) -> StoredLetter:
     message = JobMessage(job_id="job-1", job_type=job_type, payload=payload)
-    certificate = DeathCertificate(Reason.EXHAUSTED, f"hot.{job_type}")
+    certificate = DeadLetterInfo(Reason.EXHAUSTED, f"hot.{job_type}")
     return StoredLetter("job-1", message.encode(), certificate)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from switchyard.broker.errors import MalformedMessage
 from switchyard.broker.message import MAX_BODY_BYTES, JobMessage, Metadata
-from switchyard.broker.moments import EARLIEST, LATEST, clock, shown
+from switchyard.broker.moments import EARLIEST, LATEST, format_local, to_datetime
 
 SECRET = "hunter2-is-private"
 
@@ -177,8 +177,8 @@ def test_a_time_is_taken_if_every_zone_has_it(field: str, moment: str, is_taken:
     body = json.dumps({"job_id": "a", "job_type": "b", "payload": {}, "metadata": metadata})
     if is_taken:
         taken = getattr(JobMessage.decode(body.encode()).metadata, field)
-        assert shown(taken.timestamp()) == taken
-        assert clock(taken.timestamp())
+        assert to_datetime(taken.timestamp()) == taken
+        assert format_local(taken.timestamp())
     else:
         with pytest.raises(MalformedMessage, match=field):
             JobMessage.decode(body.encode())
@@ -186,5 +186,5 @@ def test_a_time_is_taken_if_every_zone_has_it(field: str, moment: str, is_taken:
 
 @given(st.floats())
 def test_any_number_of_seconds_can_be_shown(seconds: float) -> None:
-    assert EARLIEST <= shown(seconds) <= LATEST
-    assert clock(seconds)
+    assert EARLIEST <= to_datetime(seconds) <= LATEST
+    assert format_local(seconds)

@@ -13,8 +13,8 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.metric_names import ALL
 from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
-from switchyard.services.engine.runtime.endings import CalledOff
-from switchyard.services.engine.runtime.metering import NOTED, Meter
+from switchyard.services.engine.runtime.endings import CancelledWhileRunning
+from switchyard.services.engine.runtime.metering import NOTED, AttemptMetrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -99,12 +99,12 @@ async def test_a_label_may_hold_anything() -> None:
 
 async def test_types_that_nobody_has_registered_are_counted_together() -> None:
     metrics = Metrics()
-    meter = Meter(metrics, Registry(), ())
+    meter = AttemptMetrics(metrics, Registry(), ())
     jobs = 2 * NOTED + 50  # some are counted on the way, the rest at the scrape
     for number in range(jobs):
         message = JobMessage(job_type=f"unheard_of_{number}", payload={})
         meter.started(message, "hot", message.metadata.created_at.timestamp() + 2)
-        meter.ended(message, "hot", 0.5, CalledOff())
+        meter.ended(message, "hot", 0.5, CancelledWhileRunning())
     samples = read(await metrics.scraped())
     attempts = {key: each for key, each in samples.items() if key[0] == names.ATTEMPTS.name}
     assert list(attempts.values()) == [jobs]

@@ -12,10 +12,10 @@ from switchyard.services.engine.jobs.notebook import (
     MAX_CHECKPOINT,
     MAX_NOTE,
     InvalidCheckpoint,
-    Notebook,
-    Notes,
+    PendingProgress,
+    ProgressBuffer,
 )
-from switchyard.services.engine.records.progress import Reported
+from switchyard.services.engine.records.progress import ReportedProgress
 from switchyard.services.engine.runtime.page import SIZE, open_page, writing_to
 
 NONSENSE = [
@@ -31,20 +31,20 @@ NONSENSE = [
 
 
 def test_what_is_newer_takes_the_place_of_what_is_older() -> None:
-    notebook = Notebook()
+    notebook = ProgressBuffer()
     notebook.report(0.1, "first")
     notebook.report(0.2, "second")
     notebook.keep([1])
     notebook.keep([1, 2])
-    assert notebook.take() == Notes(Reported(0.2, "second"), "[1,2]")
+    assert notebook.take() == PendingProgress(ReportedProgress(0.2, "second"), "[1,2]")
     assert notebook.take() is None
     notebook.report(None)
-    assert notebook.take() == Notes(Reported(None, ""), None)
+    assert notebook.take() == PendingProgress(ReportedProgress(None, ""), None)
 
 
 def test_whoever_records_is_woken_once_until_he_has_taken_it() -> None:
     woken: list[int] = []
-    notebook = Notebook(lambda: woken.append(1))
+    notebook = ProgressBuffer(lambda: woken.append(1))
     for number in range(1000):
         notebook.report(number / 1000)
     assert len(woken) == 1
@@ -54,14 +54,14 @@ def test_whoever_records_is_woken_once_until_he_has_taken_it() -> None:
 
 
 def test_what_could_not_be_recorded_comes_again_unless_there_is_news() -> None:
-    notebook = Notebook()
+    notebook = ProgressBuffer()
     notebook.report(0.1)
     notebook.keep(1)
     taken = notebook.take()
     assert taken is not None
     notebook.keep(2)
     notebook.put_back(taken)
-    assert notebook.take() == Notes(Reported(0.1, ""), "2")
+    assert notebook.take() == PendingProgress(ReportedProgress(0.1, ""), "2")
 
 
 @pytest.mark.parametrize(
@@ -69,30 +69,30 @@ def test_what_could_not_be_recorded_comes_again_unless_there_is_news() -> None:
     [(0.5, 0.5), (1, 1.0), (1.0000001, 1.0), (-3, 0.0), (float("nan"), None), (None, None)],
 )
 def test_a_share_that_was_counted_wrongly_fails_no_job(given: float, kept: float) -> None:
-    notebook = Notebook()
+    notebook = ProgressBuffer()
     notebook.report(given, "é" * 1000)
-    assert notebook.take() == Notes(Reported(kept, "é" * MAX_NOTE), None)
+    assert notebook.take() == PendingProgress(ReportedProgress(kept, "é" * MAX_NOTE), None)
 
 
 @pytest.mark.parametrize("given", [object(), float("nan"), {1: {2}}, "x" * MAX_CHECKPOINT])
 def test_a_check_point_is_json_and_not_large(given: Any) -> None:
-    notebook = Notebook()
+    notebook = ProgressBuffer()
     notebook.keep("before")
     with pytest.raises(InvalidCheckpoint, match=r"JSON|limit"):
         notebook.keep(given)
-    assert notebook.take() == Notes(None, '"before"')
+    assert notebook.take() == PendingProgress(None, '"before"')
 
 
 @pytest.mark.parametrize("given", [("half", ""), (0.5, b"half"), (0.5, None), ([], "")])
 def test_what_is_no_number_or_no_text_is_said_to_the_handler(given: tuple[Any, Any]) -> None:
-    notebook = Notebook()
+    notebook = ProgressBuffer()
     with pytest.raises((TypeError, ValueError)):
         notebook.report(*given)
     assert notebook.take() is None
 
 
 def test_many_threads_lose_nothing_that_is_last() -> None:
-    notebook = Notebook()
+    notebook = ProgressBuffer()
 
     def say() -> None:
         for number in range(5001):
@@ -106,14 +106,14 @@ def test_many_threads_lose_nothing_that_is_last() -> None:
         taken.append(notebook.take())
     taken.append(notebook.take())
     last = [each for each in taken if each is not None][-1]
-    assert last.progress == Reported(1.0, "")
+    assert last.progress == ReportedProgress(1.0, "")
 
 
 # --- the page of a process ----------------------------------------------------------------------
 
 
 def test_a_process_says_it_by_its_page() -> None:
-    heard = Notebook()
+    heard = ProgressBuffer()
     with open_page() as page:
         page.hand_on(heard)
         assert heard.take() is None
@@ -124,23 +124,23 @@ def test_a_process_says_it_by_its_page() -> None:
             page.hand_on(heard)
             notes = heard.take()
             assert notes is not None
-            assert notes.progress == Reported(1.0, "größer \\ud800")  # as it can be written
+            assert notes.progress == ReportedProgress(1.0, "größer \\ud800")  # as it can be written
             assert notes.checkpoint == '{"page":3,"text":"' + "x" * 60_000 + '"}'
             page.hand_on(heard)
             assert heard.take() is None  # nothing new
             notebook.report(0.5)
         page.hand_on(heard)  # its last word, although it has ended
-        assert heard.take() == Notes(Reported(0.5, ""), None)
+        assert heard.take() == PendingProgress(ReportedProgress(0.5, ""), None)
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
 def test_what_a_hostile_process_writes_is_no_news(nonsense: bytes) -> None:
     from switchyard.services.engine.runtime import page as module
 
-    heard = Notebook()
+    heard = ProgressBuffer()
     with open_page() as page:
         token = page.address.token
-        writer = module.PageWriter(page.address)
+        writer = module.SharedProgressWriter(page.address)
         memory = writer._opened()
         for cell in (module._PROGRESS, module._CHECKPOINT):
             cell.write(memory, (token + nonsense)[: cell.capacity])
@@ -151,11 +151,11 @@ def test_what_a_hostile_process_writes_is_no_news(nonsense: bytes) -> None:
         page.hand_on(heard)
         memory.close()
         kept = heard.take()
-        assert kept is None or kept == Notes(None, "0.5")
+        assert kept is None or kept == PendingProgress(None, "0.5")
 
 
 def test_a_page_that_the_process_cuts_off_harms_nobody() -> None:
-    heard = Notebook()
+    heard = ProgressBuffer()
     with open_page() as page:
         with writing_to(page.address) as notebook:
             notebook.report(0.5)
@@ -167,7 +167,7 @@ def test_a_page_that_the_process_cuts_off_harms_nobody() -> None:
 def test_what_another_job_has_written_is_not_this_ones() -> None:
     from dataclasses import replace
 
-    heard = Notebook()
+    heard = ProgressBuffer()
     with open_page() as page:
         other = replace(page.address, token=b"x" * 16)
         with writing_to(other) as notebook:

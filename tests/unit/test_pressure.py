@@ -3,9 +3,9 @@
 import pytest
 
 from switchyard.services.engine.monitoring.levels import Pressure
-from switchyard.services.engine.monitoring.marks import Marks
+from switchyard.services.engine.monitoring.marks import PressureThresholds
 
-MARKS = Marks(ok_below=250, slow_at=500, full_at=1000)
+MARKS = PressureThresholds(ok_below=250, slow_at=500, full_at=1000)
 
 
 @pytest.mark.parametrize(

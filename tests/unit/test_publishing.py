@@ -10,7 +10,7 @@ from switchyard.broker.message import MAX_NEW_BODY_BYTES, JobMessage, Metadata
 from switchyard.services.engine.backfill.spec import item_job_id, then_id_of
 from switchyard.services.engine.jobs.outcomes import Job
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
-from switchyard.services.engine.ledger.sql.works import Work
+from switchyard.services.engine.ledger.sql.works import JobContent
 from switchyard.services.engine.publishing.preparing import (
     InvalidJob,
     JobRequest,
@@ -220,7 +220,7 @@ def test_what_is_recorded_of_a_payload_is_what_is_sent() -> None:
     """Else its message would be taken for another job's, and the record stay queued for ever."""
     message = made(payload={"text": "x", "odd": [math.nan, math.inf, 10**30]}).message
     sent = JobMessage.decode(message.encode())
-    assert Work.of(sent) == Work.of(message)
+    assert JobContent.of(sent) == JobContent.of(message)
 
 
 def test_a_payload_whose_field_has_a_name_that_nothing_can_say_is_refused() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from switchyard.broker.consume.delivery import Delivery
-from switchyard.broker.dead.certificate import DeathCertificate, Reason
-from switchyard.broker.dead.scan import Letter
+from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
+from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.wire.channel import PipelinedChannel
 from switchyard.services.engine.dead.changes import (
@@ -35,7 +35,7 @@ def letter(
     body: bytes | None = None,
     payload: dict[str, Any] | None = None,
     **metadata: Any,
-) -> Letter:
+) -> QueuedDeadLetter:
     """A letter of the job `job-1` that died an hour before NOW."""
     if body is None:
         message = JobMessage(
@@ -45,7 +45,7 @@ def letter(
             metadata=Metadata(**metadata),
         )
         body = message.encode()
-    certificate = DeathCertificate(reason, routing_key, error_type=error_type, dead_at=dead_at)
+    certificate = DeadLetterInfo(reason, routing_key, error_type=error_type, dead_at=dead_at)
     delivery = Delivery(
         body=body,
         queue="jobs.dead",
@@ -61,7 +61,7 @@ def letter(
         _tag=1,
         _channel=cast("PipelinedChannel", None),
     )
-    return Letter.of(delivery)
+    return QueuedDeadLetter.of(delivery)
 
 
 # --- filters ----------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import pytest
 
 from switchyard.services.engine.identity.postgres import without_credentials
-from switchyard.services.pipeline.index.lance_home import LanceHome
+from switchyard.services.pipeline.index.lance_home import LanceStore
 
 
 @pytest.mark.parametrize(
@@ -21,5 +21,5 @@ def test_an_address_is_shown_without_its_credentials(url: str, shown: str) -> No
 
 
 def test_an_index_in_an_object_store_tells_no_credentials() -> None:
-    home = LanceHome("s3://KEY:SECRET@bucket/index?aws_secret_access_key=SECRET")
+    home = LanceStore("s3://KEY:SECRET@bucket/index?aws_secret_access_key=SECRET")
     assert home.where == "s3://bucket/index"

@@ -12,7 +12,7 @@ from pamqp import frame as pamqp_frame
 from pydantic import SecretStr
 
 from switchyard.broker.dead.scan import scanning
-from switchyard.broker.errors import BrokerAway
+from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
@@ -67,7 +67,7 @@ async def asks(url: str) -> None:
 
 async def test_scans_and_questions_take_a_few_seconds() -> None:
     async def fails(work: Callable[[str], Awaitable[None]], url: str) -> None:
-        with pytest.raises(BrokerAway, match="no answer"):
+        with pytest.raises(BrokerUnavailable, match="no answer"):
             await work(url)
 
     with listening(falls_silent_once_open) as one, listening(falls_silent_with_a_channel) as other:
@@ -84,4 +84,4 @@ async def test_many_publishes_wait_for_one_attempt_to_connect() -> None:
         async with Publisher(settings) as publisher, asyncio.timeout(CONNECT_TIMEOUT + 1):
             publishes = (publisher.publish(job, "hot.crawl") for _ in range(20))
             results = await asyncio.gather(*publishes, return_exceptions=True)
-    assert [type(result) for result in results] == [BrokerAway] * 20
+    assert [type(result) for result in results] == [BrokerUnavailable] * 20

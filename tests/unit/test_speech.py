@@ -3,7 +3,7 @@
 import asyncio
 
 from switchyard.services.engine.jobs import speech
-from switchyard.services.engine.jobs.speech import Speech
+from switchyard.services.engine.jobs.speech import OutputStream
 from switchyard.services.engine.monitoring.job_events import (
     BACKLOG,
     MAX_BYTES,
@@ -26,7 +26,7 @@ class Heard:
 
 async def test_words_are_gathered_into_few_pieces() -> None:
     heard = Heard()
-    told = Speech(heard)
+    told = OutputStream(heard)
     for _ in range(100):
         told.write("word ")
     assert heard.pieces == []
@@ -39,7 +39,7 @@ async def test_words_are_gathered_into_few_pieces() -> None:
 
 async def test_what_there_is_no_time_to_tell_is_left_out_and_the_next_piece_says_so() -> None:
     heard = Heard()
-    told = Speech(heard)
+    told = OutputStream(heard)
     told.write("x" * 1_000_000)
     while len(heard.pieces) < speech.BACKLOG // speech.PIECE:
         heard.first.clear()
@@ -52,7 +52,7 @@ async def test_what_there_is_no_time_to_tell_is_left_out_and_the_next_piece_says
 
 async def test_a_text_that_begins_anew_begins_at_nothing() -> None:
     heard = Heard()
-    told = Speech(heard)
+    told = OutputStream(heard)
     told.write("one answer")
     told.begin()
     told.write("another")
@@ -61,7 +61,7 @@ async def test_a_text_that_begins_anew_begins_at_nothing() -> None:
 
 
 def test_nothing_is_done_where_nobody_hears() -> None:
-    told = Speech()  # without an event loop, too
+    told = OutputStream()  # without an event loop, too
     told.begin()
     told.write("a word")
     told.end()

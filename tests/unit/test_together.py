@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from switchyard.services.engine.jobs.together import together
+from switchyard.services.engine.jobs.together import gather_bounded
 
 
 async def test_all_parts_are_given_in_their_order_and_no_more_than_allowed_run_at_once():
@@ -21,9 +21,9 @@ async def test_all_parts_are_given_in_their_order_and_no_more_than_allowed_run_a
         running -= 1
         return number
 
-    assert await together(map(part, range(10)), at_once=3) == list(range(10))
+    assert await gather_bounded(map(part, range(10)), at_once=3) == list(range(10))
     assert most == 3
-    assert await together(map(part, ()), at_once=3) == []
+    assert await gather_bounded(map(part, ()), at_once=3) == []
 
 
 async def test_what_is_under_way_is_finished_after_an_error_and_nothing_else_begins():
@@ -39,7 +39,7 @@ async def test_what_is_under_way_is_finished_after_an_error_and_nothing_else_beg
         ended.append(number)
 
     with pytest.raises(ValueError, match="of the second part"):
-        await together(map(part, range(10)), at_once=3)
+        await gather_bounded(map(part, range(10)), at_once=3)
     assert (begun, sorted(ended)) == ([0, 1, 2], [0, 2])
 
 
@@ -54,7 +54,7 @@ async def test_parts_under_way_are_cancelled_with_whoever_waits_for_them():
             cancelled.append(number)
             raise
 
-    job = asyncio.create_task(together(map(part, range(3)), at_once=2))
+    job = asyncio.create_task(gather_bounded(map(part, range(3)), at_once=2))
     await begun.wait()
     job.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from switchyard.api.client import ApiAway, ApiError, AsyncClient, Client, Unavailable
+from switchyard.api.client import ApiError, ApiUnavailable, AsyncClient, Client, Unavailable
 from switchyard.api.models.documents import DocumentView
 from switchyard.cli.base import calling
 from switchyard.cli.pipeline.documents import app
@@ -97,7 +97,7 @@ def test_an_upload_without_an_answer_is_not_sent_again(unused_tcp_port: int) -> 
     url = f"http://127.0.0.1:{unused_tcp_port}"
     with (
         Client(url, on_retry=lambda error, pause: told.append(error)) as client,
-        pytest.raises(ApiAway),
+        pytest.raises(ApiUnavailable),
     ):
         client.upload(io.BytesIO(CONTENT))
     assert told == []

@@ -13,7 +13,7 @@ from pamqp import commands, frame, header
 from switchyard.broker.dead.certificate import (
     MESSAGE_LIMIT,
     TRACEBACK_LIMIT,
-    DeathCertificate,
+    DeadLetterInfo,
     Reason,
 )
 from switchyard.broker.message import JobMessage, Metadata
@@ -120,7 +120,7 @@ def test_headers_that_do_not_fit_into_a_frame_are_refused() -> None:
 
 def test_the_longest_death_certificate_fits_into_a_frame() -> None:
     worst = "\N{PILE OF POO}"  # four bytes
-    certificate = DeathCertificate(
+    certificate = DeadLetterInfo(
         Reason.EXHAUSTED,
         "hot." + "k" * 200,
         message=worst * MESSAGE_LIMIT,

@@ -3,18 +3,18 @@
 import pytest
 
 from switchyard.broker.message import describe
-from switchyard.broker.wording import choices
+from switchyard.broker.wording import suggest
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.lanes import known_lane
 
 
 def test_a_mistyped_name_is_told_the_nearest_one_first() -> None:
     known = ("ingest_url", "ingest_document", "extract_text")
-    assert choices("ingest_documnt", known) == (
+    assert suggest("ingest_documnt", known) == (
         "did you mean 'ingest_document'? known are: extract_text, ingest_document, ingest_url"
     )
-    assert choices("zzz", known).startswith("known are: ")
-    assert choices("zzz", ()) == "known are: none"
+    assert suggest("zzz", known).startswith("known are: ")
+    assert suggest("zzz", ()) == "known are: none"
 
 
 def test_a_lane_that_does_not_exist_is_an_error_and_no_empty_list() -> None:

@@ -26,7 +26,7 @@ from switchyard.api.engine import (
 )
 from switchyard.api.entry.access import check_keys
 from switchyard.api.entry.bodies import BodyLimits
-from switchyard.api.entry.edge import Edge
+from switchyard.api.entry.edge import RequestMiddleware
 from switchyard.api.http import errors, openapi
 from switchyard.api.llm import llm
 from switchyard.api.pipeline import crawls, documents, extract, graph, references, samples, search
@@ -116,5 +116,5 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(BodyLimits, settings=settings)
     limiter = RateLimiter(settings.api_rate_limit, settings.api_rate_burst)
     probes = RateLimiter(PROBE_RATE, PROBE_BURST)
-    app.add_middleware(Edge, limiter=limiter, probes=probes, tracer=tracer())
+    app.add_middleware(RequestMiddleware, limiter=limiter, probes=probes, tracer=tracer())
     return app

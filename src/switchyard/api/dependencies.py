@@ -11,28 +11,28 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from switchyard.services.pipeline.documents.desk import Desks, DocumentDesk
-from switchyard.services.pipeline.documents.extractions import ExtractionDesk
-from switchyard.services.pipeline.documents.reference_orders import ReferenceDesk
+from switchyard.services.pipeline.documents.desk import DocumentService, DocumentServices
+from switchyard.services.pipeline.documents.extractions import ExtractionService
+from switchyard.services.pipeline.documents.reference_orders import ReferenceService
 
 
-def _desks(request: Request) -> Desks:
-    found: Desks = request.app.state.desks
+def _desks(request: Request) -> DocumentServices:
+    found: DocumentServices = request.app.state.desks
     return found
 
 
-async def _documents(request: Request) -> DocumentDesk:
+async def _documents(request: Request) -> DocumentService:
     return _desks(request).documents
 
 
-async def _extractions(request: Request) -> ExtractionDesk:
+async def _extractions(request: Request) -> ExtractionService:
     return _desks(request).extractions
 
 
-async def _references(request: Request) -> ReferenceDesk:
+async def _references(request: Request) -> ReferenceService:
     return _desks(request).references
 
 
-DocumentsOf = Annotated[DocumentDesk, Depends(_documents)]
-ExtractionsOf = Annotated[ExtractionDesk, Depends(_extractions)]
-ReferenceDeskOf = Annotated[ReferenceDesk, Depends(_references)]
+DocumentsOf = Annotated[DocumentService, Depends(_documents)]
+ExtractionsOf = Annotated[ExtractionService, Depends(_extractions)]
+ReferenceDeskOf = Annotated[ReferenceService, Depends(_references)]

@@ -12,11 +12,11 @@ import structlog
 from fastapi import Depends, Request
 
 from switchyard.api.http.problems import Problem
-from switchyard.broker.background import Background, end_tasks
-from switchyard.broker.errors import BrokerAway, WrongSystem
+from switchyard.broker.background import TaskSupervisor, end_tasks
+from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.access.api_keys import KeyRing, configured_keys
+from switchyard.services.engine.access.api_keys import ApiKeyStore, configured_keys
 from switchyard.services.engine.access.rate_limit import RateLimiter
 from switchyard.services.engine.access.shares import Shares
 from switchyard.services.engine.identity.broker import guard, require_same_system
@@ -27,15 +27,19 @@ from switchyard.services.engine.monitoring.job_events import EventFeed
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.monitoring.metrics import Metrics, show_publishes, watch_ledger
 from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
-from switchyard.services.engine.monitoring.waiting import once_there
-from switchyard.services.engine.publishing.prompt import PromptPublisher
+from switchyard.services.engine.monitoring.waiting import wait_until_available
+from switchyard.services.engine.publishing.prompt import TimeBoundedPublisher
 from switchyard.services.engine.publishing.publisher import JobPublisher
-from switchyard.services.engine.records.errors import LedgerError, LedgerRefuses, LedgerUnavailable
+from switchyard.services.engine.records.errors import (
+    LedgerAuthError,
+    LedgerError,
+    LedgerUnavailable,
+)
 from switchyard.services.engine.webhooks.sources import WebhookSources
 from switchyard.services.engine.wings import job_modules
 from switchyard.services.llm.queue import LLMQueue
-from switchyard.services.llm.records.spending import AskedBy
-from switchyard.services.llm.spending import Purse, Till
+from switchyard.services.llm.records.spending import Requester
+from switchyard.services.llm.spending import BudgetAccount, EmbeddingBudget
 from switchyard.services.pipeline.index.opening import OpenIndex, open_index
 
 
@@ -43,7 +47,7 @@ from switchyard.services.pipeline.index.opening import OpenIndex, open_index
 class BrokerSide:
     """What needs a broker."""
 
-    publisher: PromptPublisher
+    publisher: TimeBoundedPublisher
     jobs: JobPublisher
     pressure: LanePressure
     feed: EventFeed
@@ -58,7 +62,7 @@ class ApiState:
     ledger: Ledger
     storage: Storage
     index: OpenIndex
-    keys: KeyRing
+    keys: ApiKeyStore
     key_limiter: RateLimiter
     metrics: Metrics
     webhooks: WebhookSources
@@ -76,9 +80,9 @@ class ApiState:
         return self.broker
 
 
-def _purse(settings: Settings, ledger: Ledger) -> Purse:
+def _purse(settings: Settings, ledger: Ledger) -> EmbeddingBudget:
     """What the vectors of searches cost is noted, too."""
-    return Purse(Till.of(settings, ledger), AskedBy(source="search"))
+    return EmbeddingBudget(BudgetAccount.of(settings, ledger), Requester(source="search"))
 
 
 @asynccontextmanager
@@ -89,7 +93,7 @@ async def open_state(
     were away, and are another system's.
 
     Raises LedgerError when the ledger's tables are not right or nobody is let in, WrongSystem,
-    WrongPlace, RegistryError, and InvalidWebhooks. A broker or ledger that is away is looked for
+    WrongStorage, RegistryError, and InvalidWebhooks. A broker or ledger that is away is looked for
     again later.
     """
     registry = Registry.load(dict.fromkeys((*job_modules(), *settings.modules)))
@@ -115,7 +119,7 @@ async def open_state(
             ledger=ledger,
             storage=Storage(settings.files_url, prompt=True),
             index=index,
-            keys=KeyRing(ledger, configured),
+            keys=ApiKeyStore(ledger, configured),
             key_limiter=RateLimiter(settings.api_rate_limit, settings.api_rate_burst),
             metrics=metrics,
             webhooks=webhooks,
@@ -142,11 +146,11 @@ async def _looking_for(
 ) -> AsyncIterator[None]:
     """Check the ledger, and claim storage and index for its system. One that is away is looked for
     beside the requests, which are answered 503 meanwhile. Raises LedgerError for one that somebody
-    has to mend, WrongPlace."""
+    has to mend, WrongStorage."""
     looking: list[asyncio.Task[None]] = []
     try:
         await ledger.check()
-    except LedgerRefuses:
+    except LedgerAuthError:
         raise
     except LedgerUnavailable:
         looking.append(asyncio.create_task(_look_for(ledger)))
@@ -159,7 +163,7 @@ async def _looking_for(
 
 async def _look_for(ledger: Ledger) -> None:
     try:
-        await once_there("ledger", ledger.check)
+        await wait_until_available("ledger", ledger.check)
     except LedgerError as error:
         structlog.get_logger("api").error("the ledger can't be used", error=str(error))
 
@@ -176,12 +180,12 @@ async def _open_broker(
         await require_same_system(settings, ledger)
     except WrongSystem:
         raise
-    except BrokerAway:
+    except BrokerUnavailable:
         pass  # it is looked for later
-    publisher = PromptPublisher(settings, name="api", guard=guard(settings, ledger))
+    publisher = TimeBoundedPublisher(settings, name="api", guard=guard(settings, ledger))
     pressure = LanePressure(settings, registry, ledger=ledger)
     feed = EventFeed(settings)
-    background = Background(structlog.get_logger("api"))
+    background = TaskSupervisor(structlog.get_logger("api"))
     background.start("event feed", feed.run)
     # Now, and not with the first request: that is to be answered within two seconds.
     background.start("publisher", publisher.keep_connected)

@@ -23,14 +23,14 @@ VITAL_TRIES = 3
 CANCEL_AGAIN = 0.2
 """Seconds after which a task that is cancelled and goes on is cancelled once more."""
 
-Work = Callable[[], Coroutine[Any, Any, None]]
+TaskFactory = Callable[[], Coroutine[Any, Any, None]]
 
 
 class BackgroundFailed(Exception):
     """A vital task can't be kept running; the cause is what ended it last."""
 
 
-class Background:
+class TaskSupervisor:
     """The background tasks of one owner, which calls `close` at its end.
 
     What ends without having been told to is logged as an error and started again, with backoff.
@@ -41,7 +41,7 @@ class Background:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] | None = None
 
-    def start(self, name: str, work: Work, *, vital: bool = False) -> None:
+    def start(self, name: str, work: TaskFactory, *, vital: bool = False) -> None:
         """Keep `work()` running. A `vital` one that fails VITAL_TRIES times in a row is given up:
         then `failed` is done, and whoever owns the process has to end it."""
         self._tasks.add(asyncio.create_task(self._keep(name, work, vital), name=name))
@@ -61,7 +61,7 @@ class Background:
         if self._failed is not None and not self._failed.done():
             self._failed.cancel()
 
-    async def _keep(self, name: str, work: Work, vital: bool) -> None:
+    async def _keep(self, name: str, work: TaskFactory, vital: bool) -> None:
         pause, failures = FIRST_PAUSE, 0
         while True:
             began = time.monotonic()
@@ -83,7 +83,7 @@ class Background:
             await asyncio.sleep(pause)
             pause = min(pause * 2, LAST_PAUSE)
 
-    async def _end_of(self, work: Work) -> BaseException | None:
+    async def _end_of(self, work: TaskFactory) -> BaseException | None:
         """What ended it, unless that is our own cancellation, which goes through."""
         try:
             await work()

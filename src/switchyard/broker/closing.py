@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 
-class Closing(ABC):
+class AsyncCloseable(ABC):
     """Something with a `close` of its own, as a context."""
 
     @abstractmethod

@@ -1,23 +1,23 @@
 """Everything that can go wrong between this process and the broker.
 
 BrokerError
-├── MalformedMessage          a body that is not a job: not JSON, wrong shape, over-large
-│   └── ForeignCopy           one with the id of another job
-├── TopologyMismatch          a live queue or exchange differs in what can't be changed in place
-├── ManagementError           the management HTTP API refused, or can't be reached
-│   └── ManagementForbidden   it does not let this user do that, or does not know the user
-└── PublishError              a publish that did not end in `Accepted`
-    ├── Refused               the broker answered with a nack
-    │   └── LaneFull          the queue is at its maximum length; says what became of the message
-    ├── Unroutable            no queue for this routing key
-    ├── NeverTaken            the message itself is refused, however often it is sent
-    │   └── MessageTooLarge          it has more bytes than the broker takes, or a worker reads
-    ├── NotPermitted          this user of the broker may not publish there
-    ├── Blocked               the broker has a memory or disk alarm and takes nothing in
-    └── BrokerAway            no connection, or it was cut before the confirm
-        ├── LimitReached      it is there, and takes no more connections or channels for now
-        └── BrokerRefuses     it is there, and lets nobody in by this user, password and vhost
-            └── WrongSystem   it is another system's, or this ledger is an old copy
+├── MalformedMessage         a body that is not a job: not JSON, wrong shape, over-large
+│   └── ForeignCopy          one with the id of another job
+├── TopologyMismatch         a live queue or exchange differs in what can't be changed in place
+├── ManagementError          the management HTTP API refused, or can't be reached
+│   └── ManagementForbidden  it does not let this user do that, or does not know the user
+└── PublishError             a publish that did not end in `Accepted`
+    ├── Refused              the broker answered with a nack
+    │   └── LaneFull         the queue is at its maximum length; says what became of the message
+    ├── Unroutable           no queue for this routing key
+    ├── NeverTaken           the message itself is refused, however often it is sent
+    │   └── MessageTooLarge  it has more bytes than the broker takes, or a worker reads
+    ├── NotPermitted         this user of the broker may not publish there
+    ├── Blocked              the broker has a memory or disk alarm and takes nothing in
+    └── BrokerUnavailable    no connection, or it was cut before the confirm
+        ├── LimitReached     it is there, and takes no more connections or channels for now
+        └── BrokerAuthError  it is there, and lets nobody in by this user, password and vhost
+            └── WrongSystem  it is another system's, or this ledger is an old copy
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Blocked(PublishError):
     """The broker blocks publishers (memory or disk alarm). Nothing was sent."""
 
 
-class BrokerAway(PublishError):
+class BrokerUnavailable(PublishError):
     """There is no connection, or it was lost before the confirm.
 
     `maybe_accepted` is True when the message had been sent: it may or may not be in its
@@ -154,17 +154,17 @@ class BrokerAway(PublishError):
         return not self.maybe_accepted
 
 
-class LimitReached(BrokerAway):
+class LimitReached(BrokerUnavailable):
     """The broker takes no more connections or channels of this user, in this vhost or on this node.
     Nothing is wrong with the address: it is tried again until some are closed or the limit is
     raised."""
 
 
-class BrokerRefuses(BrokerAway):
+class BrokerAuthError(BrokerUnavailable):
     """The broker is there and refuses user, password or vhost: to wait for it does not help."""
 
 
-class WrongSystem(BrokerRefuses):
+class WrongSystem(BrokerAuthError):
     """The broker belongs to another system than the ledger, or the ledger is an old copy: nothing
     is to be published or consumed. The text names both and says what to do."""
 

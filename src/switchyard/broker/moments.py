@@ -4,7 +4,7 @@ Python's calendar goes from year 1 to 9999, in every zone of its own: a time at 
 written in one zone and not in another, and not be shown, compared or added to there. A record that
 can't be shown takes its whole listing with it. So no such time comes in (`bounded`, `moment_of`;
 `broker.message.Moment` in models), and what has come in nevertheless is shown as the nearest that
-there is (`shown`).
+there is (`to_datetime`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def moment_of(text: str) -> datetime | None:
         return None
 
 
-def shown(seconds: float) -> datetime:
+def to_datetime(seconds: float) -> datetime:
     """Seconds since the epoch as a time in UTC: the nearest moment, the earliest for what is no
     number. Never raises."""
     if not seconds >= _FIRST:  # NaN, too
@@ -48,8 +48,8 @@ def shown(seconds: float) -> datetime:
     return LATEST if seconds > _LAST else datetime.fromtimestamp(seconds, UTC)
 
 
-def clock(seconds: float, *, zoned: bool = False) -> str:
+def format_local(seconds: float, *, zoned: bool = False) -> str:
     """The same in the time zone of this host: `2026-01-05 09:00:00`, with `zoned` also the zone's
     name. Never raises."""
     written = "%Y-%m-%d %H:%M:%S %Z" if zoned else "%Y-%m-%d %H:%M:%S"
-    return time.strftime(written, time.localtime(shown(seconds).timestamp()))
+    return time.strftime(written, time.localtime(to_datetime(seconds).timestamp()))

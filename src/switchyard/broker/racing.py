@@ -13,7 +13,7 @@ HEAD_START = 0.3
 """Seconds until the next server is tried beside one that has not answered."""
 
 
-class NoneOf(Exception):
+class AllAttemptsFailed(Exception):
     """Every attempt has failed, each with one of these errors."""
 
     def __init__(self, errors: Sequence[Exception]) -> None:
@@ -21,7 +21,7 @@ class NoneOf(Exception):
         super().__init__("; ".join(map(str, errors)))
 
 
-async def quickest(
+async def first_connected(
     attempts: Sequence[Callable[[], Coroutine[Any, Any, T]]],
     *,
     head_start: float,
@@ -31,8 +31,8 @@ async def quickest(
     """What the first attempt to succeed gives; each has a head start of so many seconds before the
     next, which begins at once when one fails.
 
-    What else succeeds meanwhile is closed, and no attempt outlives the call. Raises NoneOf where
-    all raise `failures`; any other error as it is.
+    What else succeeds meanwhile is closed, and no attempt outlives the call. Raises
+    AllAttemptsFailed where all raise `failures`; any other error as it is.
     """
     waiting = list(attempts)
     running: list[asyncio.Task[T]] = []
@@ -58,4 +58,4 @@ async def quickest(
         for ended in await asyncio.gather(*running, return_exceptions=True):
             if not isinstance(ended, BaseException):
                 await close(ended)
-    raise NoneOf(failed)
+    raise AllAttemptsFailed(failed)

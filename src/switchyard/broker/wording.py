@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
+def pluralize(number: int, noun: str, plural: str = "") -> str:
     """`1 job`, `1,200 jobs`; `plural` where it is not the noun with an `s`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
@@ -27,7 +27,7 @@ def writable(text: str, limit: int, *, keep_end: bool = False) -> str:
     return text[kept]
 
 
-def choices(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """What can be named in the place of `name`: the nearest one first, then all."""
     names = sorted(known)
     near = get_close_matches(name, names, n=1)

@@ -23,7 +23,7 @@ from switchyard.cli.base.errors import (
     explain,
     one_line,
 )
-from switchyard.cli.base.later import MARKUP, Later, with_short_types
+from switchyard.cli.base.later import MARKUP, LazyCommand, with_short_types
 from switchyard.cli.base.modules import find_modules_here
 from switchyard.cli.base.output import echo
 
@@ -167,7 +167,7 @@ def commands() -> TyperGroup:
     group = cast("TyperGroup", typer.main.get_command(app))
     for panel, entries in PANELS.items():
         for name, (place, summary) in entries.items():
-            group.add_command(Later(name, summary, place=place, panel=panel))
+            group.add_command(LazyCommand(name, summary, place=place, panel=panel))
     return cast("TyperGroup", with_short_types(group))
 
 

@@ -12,21 +12,21 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.api.client import (
-    ApiAway,
+    ApiUnavailable,
     AsyncClient,
     Client,
     Conflict,
     Event,
     Forbidden,
     Invalid,
-    NotAnApi,
     NotFound,
     RateLimited,
-    TookTooLong,
     TooLarge,
     Unauthorized,
     Unavailable,
+    UnexpectedResponse,
     UnsupportedMedia,
+    WaitTimeout,
 )
 from switchyard.api.client.call import Call
 from switchyard.api.client.operations import operations_of
@@ -126,7 +126,7 @@ async def test_a_waiting_job_is_cancelled_and_one_that_goes_on_is_not_waited_for
     system: System, client: Either
 ) -> None:
     waiting = await system.publish("hot.noop")
-    with pytest.raises(TookTooLong, match=f"{waiting} has not ended within 0.2 s"):
+    with pytest.raises(WaitTimeout, match=f"{waiting} has not ended within 0.2 s"):
         await client("wait", waiting, timeout=0.2)
     cancelled = await client("cancel", waiting)
     assert (cancelled.state, cancelled.stopping) == (State.CANCELLED, False)
@@ -330,16 +330,16 @@ async def test_a_full_lane_is_unavailable(system: System, kind: type[Any]) -> No
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 async def test_an_api_that_is_not_there(unused_tcp_port: int, kind: type[Any]) -> None:
     async with either(kind, f"http://127.0.0.1:{unused_tcp_port}", retries=1) as client:
-        with pytest.raises(ApiAway, match=f"127.0.0.1:{unused_tcp_port} can't be reached"):
+        with pytest.raises(ApiUnavailable, match=f"127.0.0.1:{unused_tcp_port} can't be reached"):
             await client("live")
-        with pytest.raises(ApiAway):
+        with pytest.raises(ApiUnavailable):
             await client.items("events")
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 async def test_something_else_that_answers(broker310: TestBroker, kind: type[Any]) -> None:
     async with either(kind, broker310.management_url) as client:
-        with pytest.raises(NotAnApi, match="is it the API"):
+        with pytest.raises(UnexpectedResponse, match="is it the API"):
             await client("send", Call("GET", "/", lambda body: _strict(body)))
 
 

@@ -15,7 +15,7 @@ from switchyard.services.common.files.fetching import (
     Address,
     FetchFailed,
     FetchRefused,
-    Guard,
+    SsrfGuard,
     fetching,
     is_public,
 )
@@ -122,7 +122,9 @@ class Names:
         return self.answers[min(self.asked, len(self.answers)) - 1]
 
 
-async def fetch(url: str, guard: Guard | None = None, max_bytes: int = 1000, within: float = 10):
+async def fetch(
+    url: str, guard: SsrfGuard | None = None, max_bytes: int = 1000, within: float = 10
+):
     async with fetching(url, max_bytes=max_bytes, within=within, guard=guard) as fetched:
         return b"".join([part async for part in fetched.parts])
 
@@ -136,7 +138,7 @@ def moved(to: str) -> bytes:
     return f"HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n".encode()
 
 
-OPEN = Guard(is_allowed=only_127_0_0_1)
+OPEN = SsrfGuard(is_allowed=only_127_0_0_1)
 
 
 async def test_what_is_there_is_fetched():
@@ -185,7 +187,7 @@ async def test_a_redirect_leads_to_nothing_that_is_not_allowed(target: str):
 
     async with web(paper=b"", secret=ok(b"secret")) as server:
         server.answers["/paper"] = moved(target.format(port=server.port))
-        guard = Guard(resolve=resolve, is_allowed=only_127_0_0_1)
+        guard = SsrfGuard(resolve=resolve, is_allowed=only_127_0_0_1)
         with pytest.raises(FetchRefused):
             await fetch(f"http://127.0.0.1:{server.port}/paper", guard)
         assert server.asked == ["/paper"]
@@ -194,7 +196,7 @@ async def test_a_redirect_leads_to_nothing_that_is_not_allowed(target: str):
 async def test_the_checked_address_is_the_one_that_is_connected_to():
     names = Names([["127.0.0.1"], ["10.0.0.1"]])
     async with web(paper=ok(b"hello")) as server:
-        guard = Guard(resolve=names, is_allowed=only_127_0_0_1)
+        guard = SsrfGuard(resolve=names, is_allowed=only_127_0_0_1)
         assert await fetch(f"http://paper.example:{server.port}/paper", guard) == b"hello"
         assert names.asked == 1
 
@@ -205,12 +207,12 @@ async def test_a_name_that_changes_its_answer_is_checked_at_each_connection():
         url = f"http://paper.example:{server.port}"
         server.answers["/paper"] = moved(f"{url}/secret")
         with pytest.raises(FetchRefused, match="open internet"):
-            await fetch(f"{url}/paper", Guard(resolve=names, is_allowed=only_127_0_0_1))
+            await fetch(f"{url}/paper", SsrfGuard(resolve=names, is_allowed=only_127_0_0_1))
         assert (names.asked, server.asked) == (2, ["/paper"])
 
 
 async def test_a_name_with_one_private_address_among_others_is_refused():
-    guard = Guard(resolve=Names([["127.0.0.1", "10.0.0.1"]]), is_allowed=only_127_0_0_1)
+    guard = SsrfGuard(resolve=Names([["127.0.0.1", "10.0.0.1"]]), is_allowed=only_127_0_0_1)
     with pytest.raises(FetchRefused):
         await fetch("http://paper.example/", guard)
 

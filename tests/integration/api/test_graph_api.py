@@ -16,7 +16,7 @@ import pytest
 from switchyard.api.client import AsyncClient, NotFound
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.pipeline.graph.updating import tell_document
+from switchyard.services.pipeline.graph.updating import upsert_document
 from tests.integration.api.document_server import send, serving
 from tests.integration.api.standing import client_of, standing
 from tests.support.commands import jobctl
@@ -53,7 +53,7 @@ async def _with_papers(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
         for name, cited in PAPERS.items():
             references = [{"doi": doi, "title": EVIL} for doi in cited]
             about: dict[str, Any] = {"entry": ENTRY} if name == "a" else {}
-            await tell_document(
+            await upsert_document(
                 ledger, name, about, f"On {name}", references={"references": references}
             )
         yield opened
@@ -178,9 +178,9 @@ async def test_a_search_asks_only_what_cites_a_work_or_what_a_work_cites(
     async with await Ledger.open(settings.ledger_url) as ledger:
         entry = {"entry": {"id": "2002.00002", "authors": ["John Doe"], "published": "2020"}}
         cited = {"references": [{"doi": "10.1234/q"}]}
-        await tell_document(ledger, ids[0], entry, "Waves", references=cited)
+        await upsert_document(ledger, ids[0], entry, "Waves", references=cited)
         cited = {"references": [{"arxiv_id": "2002.00002"}]}
-        await tell_document(ledger, ids[1], {}, "Sand", references=cited)
+        await upsert_document(ledger, ids[1], {}, "Sand", references=cited)
 
     async def found(**filters: Any) -> list[str]:
         async with AsyncClient(str(client.base_url)) as opened:

@@ -1,7 +1,7 @@
 """`/limits`, by the client."""
 
 from switchyard.api.client import AsyncClient
-from switchyard.services.engine.records.limits import LimitSize, Need, RoomRequest
+from switchyard.services.engine.records.limits import LimitSize, PermitDemand, RoomRequest
 from tests.support.api_server import RunningApi
 from tests.support.system import System
 
@@ -14,7 +14,7 @@ async def test_limits_are_shown_with_what_runs_and_what_waits(
             RoomRequest(
                 hold=f"hold-{number}",
                 holder="worker",
-                needs=(Need(name, "acme", LimitSize(concurrency=1, per_minute=10)),),
+                needs=(PermitDemand(name, "acme", LimitSize(concurrency=1, per_minute=10)),),
                 job_id=f"job-{number}",
                 redrives=0,
                 attempts=0,

@@ -23,9 +23,9 @@ from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.webhooks.deliveries import (
+    DeliveryJob,
     Ignored,
     InvalidDelivery,
-    Wanted,
     github_job,
 )
 from switchyard.services.engine.webhooks.sources import InvalidWebhooks, WebhookSources
@@ -229,8 +229,8 @@ def test_these_events_make_jobs_and_all_others_none(
     event: str, told: dict[str, Any], handled: bool
 ) -> None:
     found = github_job(event, json.dumps(told).encode())
-    assert isinstance(found, Wanted if handled else Ignored)
-    if isinstance(found, Wanted):
+    assert isinstance(found, DeliveryJob if handled else Ignored)
+    if isinstance(found, DeliveryJob):
         Registry.load().get("ingest_github").validate_remote(found.payload)
 
 
@@ -241,7 +241,7 @@ def test_the_stars_of_some_minutes_are_one_job() -> None:
         github_job("star", json.dumps(repository(action="created", starred_at=each)).encode())
         for each in times
     ]
-    assert isinstance(one, Wanted)
+    assert isinstance(one, DeliveryJob)
     assert one == two != three
 
 
@@ -263,7 +263,7 @@ def test_a_captured_delivery_is_none_of_another_event(sent: str, event: str) -> 
     """The header that names the event is not signed."""
     body = json.dumps(OTHERS[sent]).encode()
     if event == sent:
-        assert isinstance(github_job(event, body), Wanted)
+        assert isinstance(github_job(event, body), DeliveryJob)
     else:
         with pytest.raises(InvalidDelivery, match=f"not of the event '{event}'"):
             github_job(event, body)

@@ -17,9 +17,9 @@ LARGE = 100_000_000
 PIECE = 10_000
 HEAPS = """
 import ctypes, os, pathlib, re, sys, threading
-from switchyard.services.pipeline.index.lance_home import LanceHome
+from switchyard.services.pipeline.index.lance_home import LanceStore
 import asyncio
-asyncio.run(LanceHome(sys.argv[1]).load())
+asyncio.run(LanceStore(sys.argv[1]).load())
 number = 4 * os.cpu_count() + 4
 together = threading.Barrier(number)
 def take():

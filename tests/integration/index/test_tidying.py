@@ -16,7 +16,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index import lance_table
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.embedder import Embedder
-from switchyard.services.pipeline.index.lance_home import LanceHome
+from switchyard.services.pipeline.index.lance_home import LanceStore
 from switchyard.services.pipeline.index.opening import OpenIndex, open_index
 from switchyard.services.pipeline.index.tidying import compact_table
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
@@ -105,7 +105,7 @@ async def test_a_process_that_was_killed_while_it_compacted_holds_nobody_up(
     index: OpenIndex, tmp_path: Path
 ):
     home = index.home
-    assert isinstance(home, LanceHome)
+    assert isinstance(home, LanceStore)
     (generation,) = (await index.generations()).written
     marker = tmp_path / "index" / f"{generation.table}.compacting"
     await write(index, "doc")

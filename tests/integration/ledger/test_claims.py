@@ -3,15 +3,15 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.moments import shown
+from switchyard.broker.moments import to_datetime
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.results import (
     Cancelled,
     Claimed,
     ClaimResult,
     Finished,
-    Foreign,
     HeldBy,
+    IdCollision,
     Superseded,
 )
 from switchyard.services.engine.records.states import AttemptOutcome, State
@@ -39,7 +39,7 @@ async def test_a_waiting_job_is_claimed(ledger: Ledger, confirmed: bool) -> None
     assert await ledger.jobs.claim(claim()) == Claimed(crashes=0)
 
 
-@pytest.mark.parametrize(("due_in", "answer"), [(3600, Foreign()), (30, Claimed(crashes=0))])
+@pytest.mark.parametrize(("due_in", "answer"), [(3600, IdCollision()), (30, Claimed(crashes=0))])
 async def test_a_scheduled_job_waits_for_its_time_whatever_is_published(
     ledger: Ledger, due_in: float, answer: ClaimResult
 ) -> None:
@@ -72,9 +72,9 @@ async def test_a_dead_job_is_run_only_when_it_was_redriven(ledger: Ledger) -> No
     await ledger.jobs.claim(claim())
     await ledger.jobs.finish(finish(State.DEAD, attempts=3))
     assert await ledger.jobs.claim(claim(claim_id="c2", attempts=9)) == Finished(State.DEAD)
-    assert await ledger.jobs.claim(claim(claim_id="c2", redrives=1)) == Foreign()  # says who?
+    assert await ledger.jobs.claim(claim(claim_id="c2", redrives=1)) == IdCollision()  # says who?
     await let_out(ledger, 1)
-    assert await ledger.jobs.claim(claim(claim_id="c2", redrives=2)) == Foreign()
+    assert await ledger.jobs.claim(claim(claim_id="c2", redrives=2)) == IdCollision()
     assert await ledger.jobs.claim(claim(claim_id="c3", redrives=1)) == Claimed(crashes=0)
     record = await ledger.job_reads.get("job-1")
     assert record is not None
@@ -168,8 +168,8 @@ async def test_a_claim_after_the_dead_letter_was_seen_is_finished(ledger: Ledger
         ({"attempts": 900}, {}),
         ({"attempts": 900, "redrives": 0, "max_attempts": 1000}, {}),
         ({"attempts": 1, "max_attempts": 1}, {}),
-        ({"attempts": 1, "expires_at": shown(NOW - 9)}, {}),
-        ({"attempts": 1, "queued_at": shown(NOW - 9e6)}, {"queued_at": shown(NOW - 5)}),
+        ({"attempts": 1, "expires_at": to_datetime(NOW - 9)}, {}),
+        ({"attempts": 1, "queued_at": to_datetime(NOW - 9e6)}, {"queued_at": to_datetime(NOW - 5)}),
         ({"attempts": 1, "source": "me", "pipeline": "yours", "operation_id": "yours"}, {}),
         ({"attempts": 1, "parent_id": "yours"}, {}),
     ],
@@ -178,7 +178,7 @@ async def test_a_claim_after_the_dead_letter_was_seen_is_finished(ledger: Ledger
 async def test_what_a_copy_says_of_itself_counts_only_where_the_record_agrees(
     ledger: Ledger, said: dict[str, Any], counts: dict[str, Any]
 ) -> None:
-    recorded = message(source="user", expires_at=shown(NOW + 900), pipeline="mine")
+    recorded = message(source="user", expires_at=to_datetime(NOW + 900), pipeline="mine")
     await ledger.jobs.record(new_job(recorded))
     await ledger.jobs.mark_queued(["job-1"], NOW - 5)
     await ledger.jobs.claim(claim(recorded))
@@ -190,7 +190,7 @@ async def test_what_a_copy_says_of_itself_counts_only_where_the_record_agrees(
     agreed = answer.message.metadata.model_dump(exclude={"created_at"})
     expected = recorded.with_metadata(attempts=1, **counts).metadata
     if "queued_at" in said:
-        agreed["queued_at"] = shown(round(agreed["queued_at"].timestamp(), 3))
+        agreed["queued_at"] = to_datetime(round(agreed["queued_at"].timestamp(), 3))
     assert agreed == expected.model_dump(exclude={"created_at"})
     after = await ledger.job_reads.get("job-1")
     assert before is not None

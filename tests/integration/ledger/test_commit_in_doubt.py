@@ -14,7 +14,7 @@ from switchyard.services.engine.ledger import Ledger, upgrade
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.engine.records.joins import Joining
-from switchyard.services.engine.records.results import Claimed, EndNoted, Existing
+from switchyard.services.engine.records.results import AttemptFinished, Claimed, Existing
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import outbox, publish_all, requests_of
@@ -61,7 +61,7 @@ async def test_what_is_repeated_after_a_commit_in_doubt_is_done_once(
         assert isinstance(first, Existing) is arrives
         await again(lambda: ledger.jobs.mark_queued(["job-1"], 1_800_000_001))
         assert await again(lambda: ledger.jobs.claim(claim())) == Claimed(crashes=0, join_id="then")
-        assert isinstance(await again(lambda: ledger.jobs.finish(finish())), EndNoted)
+        assert isinstance(await again(lambda: ledger.jobs.finish(finish())), AttemptFinished)
         record = await ledger.job_reads.get("job-1")
         assert record is not None
         assert (record.state, record.attempts) == (State.SUCCEEDED, 1)

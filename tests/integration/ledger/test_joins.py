@@ -288,9 +288,9 @@ async def test_a_redrive_that_is_taken_back_is_a_death_again(ledger: Ledger) -> 
     await run(ledger, "then-0", State.DEAD)
     await ledger.redrives.note_redriven([RedrivenCopy("then-0", 1)], NOW)
     record = new_job("then-0", now=NOW + 40)
-    from switchyard.services.engine.ledger.sql.dying import Unredrive
+    from switchyard.services.engine.ledger.sql.dying import UndoRedrive
 
-    undone = Unredrive(record, 1, "exhausted")
+    undone = UndoRedrive(record, 1, "exhausted")
     assert await ledger.core.database.write(lambda c: ledger.core.writer.run(c, [undone])) == [True]
     assert await counts(ledger) == (1, 0, 1, 0)
 

@@ -15,9 +15,9 @@ from switchyard.services.engine.ledger import Ledger, upgrade
 from switchyard.services.engine.ledger.sql.limiting import RoomBatch, RoomChange
 from switchyard.services.engine.records.limits import (
     LimitSize,
-    Need,
     NoRoom,
-    NotToRun,
+    NotRunnable,
+    PermitDemand,
     RoomAnswer,
     RoomFreed,
     RoomGiven,
@@ -29,10 +29,12 @@ from tests.support.made import claim, finish, new_job
 
 NUMBERS = count(1)
 LIFE = 15.0
-ONE = Need("openai", "", LimitSize(concurrency=1))
+ONE = PermitDemand("openai", "", LimitSize(concurrency=1))
 
 
-def request(job_id: str, *needs: Need, claimed: bool = False, large: bool = False) -> RoomRequest:
+def request(
+    job_id: str, *needs: PermitDemand, claimed: bool = False, large: bool = False
+) -> RoomRequest:
     return RoomRequest(
         hold=f"hold-{next(NUMBERS)}",
         holder="worker-1",
@@ -49,7 +51,7 @@ def request(job_id: str, *needs: Need, claimed: bool = False, large: bool = Fals
     )
 
 
-async def take(ledger: Ledger, job_id: str, *needs: Need) -> RoomAnswer:
+async def take(ledger: Ledger, job_id: str, *needs: PermitDemand) -> RoomAnswer:
     return await ledger.limits.take_room(request(job_id, *needs))
 
 
@@ -67,7 +69,7 @@ async def change(ledger: Ledger, statement: str) -> None:
 async def test_no_more_jobs_than_may_have_room_whoever_asks(
     ledger: Ledger, database_url: str
 ) -> None:
-    need = Need("openai", "", LimitSize(concurrency=3))
+    need = PermitDemand("openai", "", LimitSize(concurrency=3))
     in_use = most = 0
     async with await Ledger.open(database_url) as other:
 
@@ -143,7 +145,9 @@ async def test_renewed_room_stays(ledger: Ledger) -> None:
 
 
 async def test_one_key_does_not_hold_up_another(ledger: Ledger) -> None:
-    acme, other = (Need("account", key, LimitSize(concurrency=1)) for key in ("acme", "other"))
+    acme, other = (
+        PermitDemand("account", key, LimitSize(concurrency=1)) for key in ("acme", "other")
+    )
     assert isinstance(await take(ledger, "a1", acme), RoomGiven)
     full = await take(ledger, "a2", acme)
     assert isinstance(full, NoRoom)
@@ -153,8 +157,8 @@ async def test_one_key_does_not_hold_up_another(ledger: Ledger) -> None:
 
 async def test_room_is_taken_in_all_limits_or_in_none(ledger: Ledger) -> None:
     wide, narrow = (
-        Need("wide", "", LimitSize(per_minute=5)),
-        Need("narrow", "", LimitSize(concurrency=1)),
+        PermitDemand("wide", "", LimitSize(per_minute=5)),
+        PermitDemand("narrow", "", LimitSize(concurrency=1)),
     )
     assert isinstance(await take(ledger, "first", narrow, wide), RoomGiven)
     assert isinstance(await take(ledger, "second", narrow, wide), NoRoom)
@@ -166,7 +170,7 @@ async def test_room_is_taken_in_all_limits_or_in_none(ledger: Ledger) -> None:
 
 
 async def test_tokens_are_reserved_before_and_corrected_after(ledger: Ledger) -> None:
-    need = Need("openai", "", LimitSize(tokens_per_minute=100), tokens=60)
+    need = PermitDemand("openai", "", LimitSize(tokens_per_minute=100), tokens=60)
     first = request("first", need)
     assert isinstance(await ledger.limits.take_room(first), RoomGiven)
     full = await take(ledger, "second", need)
@@ -183,7 +187,7 @@ async def test_tokens_are_reserved_before_and_corrected_after(ledger: Ledger) ->
 
 
 async def test_who_waits_for_a_rate_is_called_when_there_is_room(ledger: Ledger) -> None:
-    need = Need("openai", "", LimitSize(per_minute=1))
+    need = PermitDemand("openai", "", LimitSize(per_minute=1))
     assert isinstance(await take(ledger, "first", need), RoomGiven)
     for name in ("second", "third"):
         assert isinstance(await take(ledger, name, need), NoRoom)
@@ -217,9 +221,9 @@ async def test_room_of_a_dead_worker_is_given_on_although_nothing_else_happens(
 async def test_a_copy_of_a_job_that_has_ended_or_runs_takes_no_room(ledger: Ledger) -> None:
     await ledger.jobs.record(new_job("job-1"))
     await ledger.jobs.claim(claim("job-1"))
-    assert isinstance(await take(ledger, "job-1"), NotToRun)
+    assert isinstance(await take(ledger, "job-1"), NotRunnable)
     await ledger.jobs.finish(finish(State.SUCCEEDED))
-    assert isinstance(await take(ledger, "job-1"), NotToRun)
+    assert isinstance(await take(ledger, "job-1"), NotRunnable)
     assert isinstance(await take(ledger, "other"), RoomGiven)
 
 
@@ -232,7 +236,7 @@ async def test_a_job_that_waited_and_was_cancelled_makes_way(ledger: Ledger) -> 
     await ledger.jobs.cancel("job-1", 1.0)
     assert called(await ledger.limits.give_room_back(first.hold, first.needs, None)) == ["job-1"]
     gone = await take(ledger, "job-1")
-    assert isinstance(gone, NotToRun)
+    assert isinstance(gone, NotRunnable)
     assert called(gone) == ["second"]
 
 
@@ -269,7 +273,7 @@ async def test_jobs_that_share_several_limits_do_not_lock_each_other(
     ledger: Ledger, order: tuple[str, str]
 ) -> None:
     # `needs_of` sorts them; whoever asks has them in that order.
-    needs = [Need(name, "", LimitSize(concurrency=2)) for name in sorted(order)]
+    needs = [PermitDemand(name, "", LimitSize(concurrency=2)) for name in sorted(order)]
 
     async def work(number: int) -> None:
         asked = request(f"job-{order[0]}-{number}", *needs)
@@ -306,7 +310,7 @@ async def together(ledger: Ledger, changes: Sequence[RoomChange]) -> list[RoomAn
 
 def of_accounts(number: int, prefix: str) -> list[RoomRequest]:
     """So many jobs of each of three accounts, which run one at a time."""
-    needs = [Need("account", key, LimitSize(concurrency=1)) for key in ("a", "b", "c")]
+    needs = [PermitDemand("account", key, LimitSize(concurrency=1)) for key in ("a", "b", "c")]
     return [request(f"{prefix}-{n}-{need.key}", need) for n in range(number) for need in needs]
 
 
@@ -342,7 +346,9 @@ async def test_jobs_that_end_and_call_others_cost_four_statements_on_postgresql(
 
 
 async def test_each_job_that_ends_is_told_whether_somebody_waits(ledger: Ledger) -> None:
-    wanted, other = (Need(name, "", LimitSize(concurrency=3)) for name in ("openai", "other"))
+    wanted, other = (
+        PermitDemand(name, "", LimitSize(concurrency=3)) for name in ("openai", "other")
+    )
     first = [request(f"first-{n}", wanted) for n in range(3)]
     alone = request("alone", other)
     await together(ledger, [*first, alone])
@@ -360,7 +366,7 @@ async def test_each_job_that_ends_is_told_whether_somebody_waits(ledger: Ledger)
 
 
 async def test_room_for_many_calls_all_of_them(ledger: Ledger) -> None:
-    need = Need("openai", "", LimitSize(concurrency=60))
+    need = PermitDemand("openai", "", LimitSize(concurrency=60))
     first = [request(f"first-{n:02}", need) for n in range(60)]
     await together(ledger, first)
     waiting = [request(f"waiting-{n:02}", need) for n in range(70)]
@@ -413,5 +419,5 @@ async def test_a_second_copy_does_not_take_the_place_of_one_that_waits(ledger: L
     await take(ledger, "first")
     await take(ledger, "twice")
     answers = await together(ledger, [request("twice"), request("twice")])
-    assert [type(each) for each in answers] == [NoRoom, NotToRun]
+    assert [type(each) for each in answers] == [NoRoom, NotRunnable]
     assert await ledger.limits.limit_wait("twice") is not None

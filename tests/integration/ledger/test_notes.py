@@ -5,7 +5,11 @@ import asyncio
 import pytest
 
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.records.progress import NoteRequest, ProgressRecord, Reported
+from switchyard.services.engine.records.progress import (
+    NoteRequest,
+    ProgressRecord,
+    ReportedProgress,
+)
 from switchyard.services.engine.records.requests import RedrivenCopy
 from switchyard.services.engine.records.results import Cancelled
 from switchyard.services.engine.records.states import AttemptOutcome, State
@@ -19,7 +23,7 @@ def note(
     claim_id: str = "claim-1",
     text: str = "hello",
 ) -> NoteRequest:
-    said = None if fraction is None else Reported(fraction, f"at {fraction:g}")
+    said = None if fraction is None else ReportedProgress(fraction, f"at {fraction:g}")
     job = message(payload={"text": text})
     return NoteRequest(job, claim_id, NOW + 15, progress=said, checkpoint=checkpoint)
 
@@ -111,7 +115,8 @@ async def test_many_jobs_are_noted_in_one_transaction(ledger: Ledger) -> None:
     ids = [f"job-{number}" for number in range(20)]
     await asyncio.gather(*(ledger.jobs.claim(claim(each, claim_id=each)) for each in ids))
     said = [
-        NoteRequest(message(each), each, NOW, Reported(None, each), f'"{each}"') for each in ids
+        NoteRequest(message(each), each, NOW, ReportedProgress(None, each), f'"{each}"')
+        for each in ids
     ]
     assert all(await asyncio.gather(*map(ledger.progress.note, said)))
     assert {

@@ -12,16 +12,16 @@ from switchyard.broker.wire.silence import TCP_OPTIONS
 from switchyard.services.engine.identity.postgres import dsn
 from switchyard.services.engine.ledger.sql.database import connect
 from switchyard.services.engine.ledger.sql.servers import connection_options, open_one
-from switchyard.services.pipeline.index.chunk_index import IndexAway
+from switchyard.services.pipeline.index.chunk_index import IndexUnavailable
 from switchyard.services.pipeline.index.generations import Generation
-from switchyard.services.pipeline.index.postgres_home import PostgresHome
+from switchyard.services.pipeline.index.postgres_home import PostgresStore
 
 FIRST = Generation("chunks", "test", 8)
 
 
 @asynccontextmanager
-async def home_at(url: str) -> AsyncIterator[PostgresHome]:
-    home = PostgresHome(url)
+async def home_at(url: str) -> AsyncIterator[PostgresStore]:
+    home = PostgresStore(url)
     try:
         yield home
     finally:
@@ -67,7 +67,7 @@ async def test_an_index_whose_server_was_demoted_is_away_only_until_another_take
             f"ALTER DATABASE {database} SET default_transaction_read_only = on"
         )
         async with home_at(pgvector_url) as home:
-            with pytest.raises(IndexAway, match="read-only"):
+            with pytest.raises(IndexUnavailable, match="read-only"):
                 await home.note(FIRST, "refused")
             await administrator.execute(f"ALTER DATABASE {database} RESET ALL")
             await home.note(FIRST, "after")

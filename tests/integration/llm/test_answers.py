@@ -18,10 +18,10 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import answers as module
 from switchyard.services.llm.answers import Answers, drop_old_answers
-from switchyard.services.llm.errors import LlmBusy, LlmUnavailable
+from switchyard.services.llm.errors import LlmSaturated, LlmUnavailable
 from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.reading import Answer
-from switchyard.services.llm.records.llm import AnswerClaimed, AnswerKept, AnswerUnderWay
+from switchyard.services.llm.reading import Completion
+from switchyard.services.llm.records.llm import CacheHit, LeaseAcquired, LeaseHeld
 from tests.support.eventually import eventually
 from tests.support.llm_process import asking
 from tests.support.object_stores import CONTAINER, s3_server
@@ -37,12 +37,12 @@ class Asked:
         self.times = 0
         self._until = until
 
-    async def __call__(self, within: float) -> Answer:
+    async def __call__(self, within: float) -> Completion:
         self.times += 1
         number = self.times
         if self._until is not None:
             await self._until.wait()
-        return Answer(f"answer {number}", "m", "stop", {})
+        return Completion(f"answer {number}", "m", "stop", {})
 
 
 @pytest.fixture
@@ -55,7 +55,9 @@ def open_answers(ledger: Ledger, tmp_path: Path) -> Callable[..., Answers]:
     return open_
 
 
-async def get(answers: Answers, ask: Callable[[float], Awaitable[Answer]], **options: Any) -> str:
+async def get(
+    answers: Answers, ask: Callable[[float], Awaitable[Completion]], **options: Any
+) -> str:
     answer, reused = await answers.get(QUESTION, ask, **{"within": 20.0, **options})
     return f"{answer.text}{' again' if reused else ''}"
 
@@ -72,14 +74,14 @@ async def test_a_question_is_paid_for_once(open_answers: Callable[..., Answers])
 @pytest.mark.parametrize(
     ("kept", "found"),
     [
-        (Answer("Hmm.</think>Water.", "m", "stop", {}), "Water. again"),
-        (Answer("<think>Hmm.", "m", "stop", {}), "answer 1"),
-        (Answer("Tides rise and", "m", "", {}), "answer 1"),
+        (Completion("Hmm.</think>Water.", "m", "stop", {}), "Water. again"),
+        (Completion("<think>Hmm.", "m", "stop", {}), "answer 1"),
+        (Completion("Tides rise and", "m", "", {}), "answer 1"),
     ],
     ids=["with reasoning", "reasoning alone", "a stream without an end"],
 )
 async def test_what_earlier_versions_kept_wrongly_is_not_reused(
-    open_answers: Callable[..., Answers], kept: Answer, found: str
+    open_answers: Callable[..., Answers], kept: Completion, found: str
 ) -> None:
     await open_answers().keep(QUESTION, kept)
     assert await get(open_answers(), Asked()) == found
@@ -104,7 +106,7 @@ async def test_a_question_that_failed_is_asked_by_the_next(
 ) -> None:
     ask = Asked()
 
-    async def fail(within: float) -> Answer:
+    async def fail(within: float) -> Completion:
         raise LlmUnavailable("no luck")
 
     with pytest.raises(LlmUnavailable):
@@ -131,7 +133,7 @@ async def test_the_question_of_a_killed_worker_is_asked_by_another(
 ) -> None:
     key = content_hash(QUESTION)
     claim = await LlmLedger(ledger).answers.claim_llm_answer(key, "killed", ttl=0.4, max_age=60)
-    assert claim == AnswerClaimed()
+    assert claim == LeaseAcquired()
     assert await get(open_answers(), Asked()) == "answer 1"
 
 
@@ -140,7 +142,7 @@ async def test_an_answer_kept_by_a_worker_killed_at_once_is_found(
 ) -> None:
     """Killed between the file and the ledger's word of it."""
     answers = open_answers()
-    await answers._keep(content_hash(QUESTION), QUESTION, Answer("paid", "m", "stop", {}))
+    await answers._keep(content_hash(QUESTION), QUESTION, Completion("paid", "m", "stop", {}))
     assert await LlmLedger(ledger).answers.drop_llm_answers(max_age=0, max_bytes=0) == [
         content_hash(QUESTION)
     ]
@@ -160,7 +162,7 @@ async def test_an_answer_that_the_storage_does_not_take_is_kept_until_it_does(
                 monkeypatch.setenv(name, value)
             ask = Asked()
 
-            async def ask_as_it_goes_away(within: float) -> Answer:
+            async def ask_as_it_goes_away(within: float) -> Completion:
                 proxy.refuse()
                 proxy.cut()
                 return await ask(within)
@@ -183,7 +185,7 @@ async def test_who_waits_too_long_for_anothers_answer_goes_back(
     await LlmLedger(ledger).answers.claim_llm_answer(
         content_hash(QUESTION), "slow", ttl=60, max_age=60
     )
-    with pytest.raises(LlmBusy, match="asks the same") as raised:
+    with pytest.raises(LlmSaturated, match="asks the same") as raised:
         await get(open_answers(), Asked(), within=0.3)
     assert not raised.value.counts
 
@@ -206,10 +208,10 @@ async def test_claims_are_for_one(ledger: Ledger) -> None:
         return await LlmLedger(ledger).answers.claim_llm_answer("k", holder, ttl=60, max_age=60)
 
     said = await asyncio.gather(*(claim(f"worker {n}") for n in range(8)))
-    assert said.count(AnswerClaimed()) == 1
-    assert said.count(AnswerUnderWay()) == 7
+    assert said.count(LeaseAcquired()) == 1
+    assert said.count(LeaseHeld()) == 7
     await LlmLedger(ledger).answers.keep_llm_answer("k", 10)
-    assert isinstance(await claim("late"), AnswerKept)
+    assert isinstance(await claim("late"), CacheHit)
 
 
 async def test_old_answers_go_and_those_that_nobody_uses(

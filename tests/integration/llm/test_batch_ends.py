@@ -15,8 +15,8 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import batch_sending
 from switchyard.services.llm.batch_sending import BatchSender
-from switchyard.services.llm.batches import AT_MOST, Batched
-from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.batches import AT_MOST, WaitingForBatch
+from switchyard.services.llm.lane import ModelClient
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.records.llm_batches import ItemState
 from tests.support.batching import answer, collect, new_sender
@@ -34,7 +34,7 @@ def _no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def answered(ledger: Ledger, settings: Settings) -> list[bool]:
-    async with LlmLane.open(settings, ledger) as lane:
+    async with ModelClient.open(settings, ledger) as lane:
         return [await answer(lane, n) for n in range(QUESTIONS)]
 
 
@@ -187,9 +187,9 @@ async def _through(ledger: Ledger, settings: Settings, llm: LlmServer, step: int
     if step == 1:
         for n in range(QUESTIONS):
             await ledger.jobs.record(new_job(f"job-{n}"))
-    async with LlmLane.open(settings, ledger) as lane:
+    async with ModelClient.open(settings, ledger) as lane:
         for n in range(QUESTIONS):
-            with pytest.raises(Batched):
+            with pytest.raises(WaitingForBatch):
                 await answer(lane, n)
     killer = Killer(llm, step)
     killed = await killer.turns(new_sender(ledger, settings))

@@ -10,7 +10,7 @@ import pytest
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import batch_sending
-from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.lane import ModelClient
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.ledger.llm_batches import LlmBatchRepository
 from tests.support.batching import (
@@ -142,7 +142,7 @@ async def test_a_sender_that_was_frozen_changes_nothing_of_what_another_has_sent
     if left:
         llm.batches.finish(first)
         await new_sender(ledger, given).turn()
-    async with LlmLane.open(given, ledger) as lane:
+    async with ModelClient.open(given, ledger) as lane:
         assert [await answer(lane, n) for n in range(2)] == [True] * 2
     (row,) = await LlmLedger(ledger).spending.llm_spend("model")
     assert (row.calls, row.cost, row.reserved) == (2, 18, 0)
@@ -156,7 +156,7 @@ async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
     killed = new_sender(ledger, given)
     await killed.turn()
     llm.batches.finish(only(llm))
-    conclude, done = LlmLedger(ledger).batches.conclude_llm_item, 0
+    conclude, done = LlmBatchRepository.conclude_llm_item, 0
 
     async def once(*args: Any) -> bool:
         nonlocal done
@@ -170,7 +170,7 @@ async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
     monkeypatch.setattr(batch_sending, "POLL", 0.0)
     await new_sender(ledger, given).turn()
     assert await LlmLedger(ledger).batches.llm_batches() == []
-    async with LlmLane.open(given, ledger) as lane:
+    async with ModelClient.open(given, ledger) as lane:
         assert [await answer(lane, n) for n in range(3)] == [True] * 3
     (row,) = await LlmLedger(ledger).spending.llm_spend("model")
     assert (row.calls, row.saved_calls, row.cost, row.reserved) == (3, 0, 27, 0)

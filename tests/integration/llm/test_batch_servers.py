@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.common.files.storage_errors import StorageAway
+from switchyard.services.common.files.storage_errors import StorageUnavailable
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import batch_api, batch_sending
-from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.lane import ModelClient
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from tests.support.batching import answer, collect, list_of_none, new_sender, only, refusal
 from tests.support.llm_server import LlmServer
@@ -27,7 +27,7 @@ async def test_a_batch_that_ends_without_answers_frees_all_its_questions(
     await sender.turn()
     only(llm).status = status
     await sender.turn()
-    async with LlmLane.open(given, plain_ledger) as lane:
+    async with ModelClient.open(given, plain_ledger) as lane:
         assert [await answer(lane, n) for n in range(2)] == [False] * 2
     (row,) = await LlmLedger(plain_ledger).spending.llm_spend("model")
     assert (row.calls, row.cost, row.reserved) == (2, 36, 0)
@@ -40,7 +40,7 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
     llm.batches.fail_next = [list_of_none, list_of_none, refusal(400)]
     await new_sender(plain_ledger, given).turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
-    async with LlmLane.open(given, plain_ledger) as lane:
+    async with ModelClient.open(given, plain_ledger) as lane:
         assert await answer(lane, 0) is False
     await collect(plain_ledger, given, 1, 77)
     await new_sender(plain_ledger, given).turn()
@@ -53,7 +53,7 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
     monkeypatch.setattr(batch_sending, "CANCELLED_WITHIN", 0.0)
     await new_sender(plain_ledger, given).turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
-    async with LlmLane.open(given, plain_ledger) as lane:
+    async with ModelClient.open(given, plain_ledger) as lane:
         assert await answer(lane, 77) is False
 
 
@@ -73,7 +73,7 @@ async def test_a_batch_whose_answers_can_not_be_kept_holds_up_no_other(
         nonlocal refused
         refused += 1
         if refused == 1:
-            raise StorageAway("the file storage does not answer")
+            raise StorageUnavailable("the file storage does not answer")
         await keep(*args)
 
     monkeypatch.setattr(sender._answers, "keep", refused_once)
@@ -82,7 +82,7 @@ async def test_a_batch_whose_answers_can_not_be_kept_holds_up_no_other(
     assert waiting.note == "the file storage does not answer"
     await sender.turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
-    async with LlmLane.open(settings, plain_ledger) as lane:
+    async with ModelClient.open(settings, plain_ledger) as lane:
         assert [await answer(lane, n) for n in range(2)] == [True] * 2
 
 
@@ -100,7 +100,7 @@ async def test_an_answer_that_can_not_be_written_as_it_is_keeps_no_batch_waiting
     llm.batches.finish(only(llm), without=2, more=b"\n".join(json.dumps(x).encode() for x in lines))
     await sender.turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
-    async with LlmLane.open(given, plain_ledger) as lane:
+    async with ModelClient.open(given, plain_ledger) as lane:
         assert [await answer(lane, n) for n in range(2)] == [True] * 2
 
 
@@ -110,7 +110,7 @@ async def test_a_server_without_a_batch_api_keeps_no_question_waiting(
     await collect(plain_ledger, given, 1)
     llm.batches.fail_next = [refusal(404)]
     await new_sender(plain_ledger, given).turn()
-    async with LlmLane.open(given, plain_ledger) as lane:
+    async with ModelClient.open(given, plain_ledger) as lane:
         assert await answer(lane, 0) is False
 
 
@@ -152,7 +152,7 @@ async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
     llm.batches.files[output] = too_long + llm.batches.files[output] + b"{}\n" * 100_000
     await new_sender(plain_ledger, given).turn()
     assert len(read) == 3  # of four lines for two questions, one is too long
-    async with LlmLane.open(given, plain_ledger) as lane:
+    async with ModelClient.open(given, plain_ledger) as lane:
         assert await answer(lane, first) is True  # kept
         assert await answer(lane, 1 - first) is False  # asked live
 

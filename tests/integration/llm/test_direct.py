@@ -17,7 +17,7 @@ from switchyard.broker.errors import LaneFull
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import InvalidPayload
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.publishing.preparing import InvalidJob
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.states import State
@@ -102,7 +102,7 @@ async def test_nothing_is_published(
             assert (await queue.call("chat_completion", chat("?"))).status is LlmStatus.COMPLETED
             (known,) = await system.ledger.workers.list_workers()
             assert (known.kinds, known.stopped_at) == ((), None)
-            examined = Examined(both, system.registry, ledger=system.ledger)
+            examined = DoctorContext(both, system.registry, ledger=system.ledger)
             assert await examined.workers() == ([], [])
         for lane in ("hot", "backfill"):
             assert await system.ready(f"{lane}.llm") == 0

@@ -12,8 +12,8 @@ import pytest
 
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm.errors import LlmBusy
-from switchyard.services.llm.gate import Lesson, LlmGate, Urgency, learned
+from switchyard.services.llm.errors import LlmSaturated
+from switchyard.services.llm.gate import CallOutcome, LlmGate, Urgency, learned
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.ledger.llm_slots import Change
 from switchyard.services.llm.pacing import Bounds, Ended, Fixed
@@ -98,7 +98,7 @@ async def test_calls_of_a_worker_that_was_frozen_count_again_when_it_wakes(ledge
 
 async def test_a_pause_holds_for_all_and_only_grows(ledger: Ledger) -> None:
     def pausing(seconds: float) -> Change:
-        lesson = Lesson(Ended.REFUSED, pause=seconds, reason="slow down")
+        lesson = CallOutcome(Ended.REFUSED, pause=seconds, reason="slow down")
         return lambda state, _, now: after(state, lesson, now)
 
     for seconds in (20.0, 5.0):
@@ -117,9 +117,9 @@ async def test_a_retry_after_stops_other_processes_at_once(ledger: Ledger) -> No
         LlmGate.open(settings(), ledger) as other,
     ):
         entry = await one.enter(HOT, patience=1)
-        await one.leave(entry, Lesson(Ended.REFUSED, pause=60, reason="429"))
+        await one.leave(entry, CallOutcome(Ended.REFUSED, pause=60, reason="429"))
         began = time.monotonic()
-        with pytest.raises(LlmBusy, match="429") as raised:
+        with pytest.raises(LlmSaturated, match="429") as raised:
             await other.enter(HOT, patience=30)
         assert time.monotonic() - began < 15, "nobody waits here for his patience"
         assert raised.value.after is not None
@@ -131,7 +131,7 @@ async def test_a_short_pause_is_waited_for_in_place(plain_ledger: Ledger) -> Non
     async with LlmGate.open(settings(), plain_ledger) as gate:
         entry = await gate.enter(HOT, patience=1)
         began = time.monotonic()
-        await gate.leave(entry, Lesson(Ended.REFUSED, pause=0.4))
+        await gate.leave(entry, CallOutcome(Ended.REFUSED, pause=0.4))
         await gate.enter(HOT, patience=30)
         assert 0.4 <= time.monotonic() - began < 5
 
@@ -161,7 +161,7 @@ async def test_other_lanes_leave_a_slot_for_hot_calls(plain_ledger: Ledger) -> N
     async with LlmGate.open(settings(llm_concurrency=3), plain_ledger) as gate:
         await gate.enter(BACKFILL, patience=1)
         await gate.enter(BACKFILL, patience=1)
-        with pytest.raises(LlmBusy):
+        with pytest.raises(LlmSaturated):
             await gate.enter(BACKFILL, patience=0.3)
         await gate.enter(HOT, patience=1)
 
@@ -197,9 +197,9 @@ async def test_servers_are_asked_in_order_and_the_next_when_one_is_paused(
         gate = await stack.enter_async_context(opening)
         entries = [await gate.enter(HOT, patience=1) for _ in range(5)]
         assert {each.server.name for each in entries} == {"own"}
-        await gate.leave(entries[0], Lesson(Ended.REFUSED, pause=60))
+        await gate.leave(entries[0], CallOutcome(Ended.REFUSED, pause=60))
         assert (await gate.enter(HOT, patience=1)).server.name == "cloud"
-        with pytest.raises(LlmBusy):
+        with pytest.raises(LlmSaturated):
             await gate.enter(HOT, patience=1, without={"cloud"})
 
 
@@ -215,23 +215,23 @@ async def test_weights_say_who_is_asked_first(plain_ledger: Ledger) -> None:
         assert names.count("small") > 0
 
 
-def after(state: LlmServerState, lesson: Lesson, now: float) -> LlmServerState:
+def after(state: LlmServerState, lesson: CallOutcome, now: float) -> LlmServerState:
     return learned(state, lesson, 1, now, rule=Fixed(), bounds=Bounds(), dice=1.0)
 
 
 def test_a_server_that_fails_again_and_again_is_left_alone_longer_each_time() -> None:
-    failed = Lesson(Ended.FAILED, fails=True, reason="away")
+    failed = CallOutcome(Ended.FAILED, fails=True, reason="away")
     state, now, pauses = LlmServerState(16), 1000.0, []
     for _ in range(TRIED + 6):
         state = after(state, failed, now)
         pauses.append(max(0.0, state.paused_until - now))
         now = max(now, state.paused_until)
     assert pauses == [0, 0, 0, 0, 1, 2, 4, 8, 16, 30, 30]
-    assert after(state, Lesson(Ended.ANSWERED), now).failures == 0
+    assert after(state, CallOutcome(Ended.ANSWERED), now).failures == 0
 
 
 def test_calls_that_fail_together_count_once() -> None:
-    failed = Lesson(Ended.FAILED, fails=True)
+    failed = CallOutcome(Ended.FAILED, fails=True)
     state = LlmServerState(16)
     for _ in range(40):
         state = after(state, failed, 1000.0)
@@ -247,7 +247,7 @@ async def test_after_failures_one_call_at_a_time_tries_the_server(plain_ledger: 
     assert await take(plain_ledger, "one") == SlotTaken()
     assert await take(plain_ledger, "two") == SlotsFull(1, 1)
     await LlmLedger(plain_ledger).slots.end_llm_slot(
-        "default", "one", lambda state, _, now: after(state, Lesson(Ended.ANSWERED), now)
+        "default", "one", lambda state, _, now: after(state, CallOutcome(Ended.ANSWERED), now)
     )
     assert await take(plain_ledger, "two") == SlotTaken()
     assert await take(plain_ledger, "three") == SlotTaken()

@@ -12,7 +12,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.metric_names import LLM_HEDGES
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.hedging import ENOUGH
-from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.lane import ModelClient
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from tests.support import llm_server
 from tests.support.llm_server import LlmServer
@@ -40,7 +40,7 @@ async def test_a_late_hot_call_gets_a_second_one_and_both_are_paid_for(
 ) -> None:
     until = threading.Event()
     try:
-        async with LlmLane.open(settings(llm, tmp_path, share), plain_ledger) as lane:
+        async with ModelClient.open(settings(llm, tmp_path, share), plain_ledger) as lane:
             for _ in range(ENOUGH):
                 lane._hedges.began(0.5)
                 lane._hedges.patience()

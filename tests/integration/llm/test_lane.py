@@ -18,9 +18,15 @@ from switchyard.broker.background import end_tasks
 from switchyard.services.common.errors import RetryableError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm.errors import LlmAway, LlmBusy, LlmLimited, LlmRefused, LlmUnavailable
+from switchyard.services.llm.errors import (
+    LlmLimited,
+    LlmRefused,
+    LlmSaturated,
+    LlmUnavailable,
+    LlmUnreachable,
+)
 from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.lane import ModelClient
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.pacing import ServerPace
 from switchyard.services.llm.records.llm import TRIED, SlotsFull
@@ -45,7 +51,7 @@ def asked(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 100}
 
 
-async def ask(lane: LlmLane, text: str, **options: Any) -> str:
+async def ask(lane: ModelClient, text: str, **options: Any) -> str:
     given = {"urgency": Urgency(), "within": 30.0, **options}
     return (await lane.ask(asked(text), **given)).text
 
@@ -109,7 +115,7 @@ async def test_a_rule_sees_how_fast_the_server_is_and_what_it_says_holds(
     rule = Climbing()
     with serving(machine) as (url, app):
         given = settings(url, llm_concurrency=2, llm_concurrency_max=6, llm_concurrency_min=2)
-        async with LlmLane.open(given, plain_ledger, rule=rule) as lane:
+        async with ModelClient.open(given, plain_ledger, rule=rule) as lane:
             await asyncio.gather(*(ask(lane, str(n)) for n in range(80)))
         (report,) = await LlmLedger(plain_ledger).slots.llm_servers()
         assert report.in_flight == 0
@@ -128,7 +134,7 @@ async def test_a_full_server_is_left_alone_and_nothing_is_lost(plain_ledger: Led
     machine = Machine(at_once=2, queued=1, tokens=40, scale=5)
     with serving(machine) as (url, app):
         given = settings(url, llm_concurrency=8)
-        async with LlmLane.open(given, plain_ledger) as lane:
+        async with ModelClient.open(given, plain_ledger) as lane:
             answers = await asyncio.gather(*(ask(lane, str(n)) for n in range(12)))
         assert len(answers) == 12
         assert app.counts.refused > 0
@@ -139,7 +145,7 @@ async def test_a_limit_by_the_minute_is_kept_by_the_servers_own_word(
     plain_ledger: Ledger,
 ) -> None:
     with serving(Machine(per_minute=5, tokens=10, scale=60)) as (url, app):
-        async with LlmLane.open(
+        async with ModelClient.open(
             settings(url, llm_concurrency=1, llm_concurrency_min=1), plain_ledger
         ) as lane:
             began = time.monotonic()
@@ -152,7 +158,7 @@ async def test_a_limit_by_the_minute_is_kept_by_the_servers_own_word(
 async def test_a_cancelled_call_stops_the_server_and_frees_its_slot(plain_ledger: Ledger) -> None:
     with serving(Machine(tokens=5000)) as (url, app):
         given = settings(url, llm_concurrency=1, llm_concurrency_min=1, llm_pacing="fixed")
-        async with LlmLane.open(given, plain_ledger) as lane:
+        async with ModelClient.open(given, plain_ledger) as lane:
             task = asyncio.create_task(ask(lane, "long"))
             await eventually(lambda: app.batch.running == 1)
             task.cancel()
@@ -167,13 +173,13 @@ async def test_who_gets_room_late_does_not_begin_what_it_has_no_time_for(
     plain_ledger: Ledger,
 ) -> None:
     with serving(Machine(tokens=100, scale=1)) as (url, app):
-        async with LlmLane.open(
+        async with ModelClient.open(
             settings(url, llm_concurrency=1, llm_concurrency_min=1), plain_ledger
         ) as lane:
             await LlmLedger(plain_ledger).slots.take_llm_slot(
                 "default", "another's", "somebody", ttl=1.5, keep_free=0, first=1, most=1
             )
-            with pytest.raises(LlmBusy) as refused:
+            with pytest.raises(LlmSaturated) as refused:
                 await ask(lane, "too late", within=2.0)
     assert not refused.value.counts
     assert not app.counts.by_question
@@ -185,7 +191,7 @@ async def test_a_server_killed_and_started_again_costs_no_attempt(plain_ledger: 
     given = settings(f"http://127.0.0.1:{port}/v1", llm_concurrency=8)
     failures: dict[str, RetryableError] = {}
 
-    async def until_answered(lane: LlmLane, question: str) -> list[bool]:
+    async def until_answered(lane: ModelClient, question: str) -> list[bool]:
         """Asks as a job does; what each failure would have cost."""
         costs: list[bool] = []
         while True:
@@ -197,14 +203,14 @@ async def test_a_server_killed_and_started_again_costs_no_attempt(plain_ledger: 
                 costs.append(error.counts)
                 await asyncio.sleep(min(error.after or 0.1, 0.3))
 
-    async with LlmLane.open(given, plain_ledger) as lane:
+    async with ModelClient.open(given, plain_ledger) as lane:
         asking_all: list[asyncio.Task[list[bool]]] = []
         try:
             with serving(holds=True, port=port) as (_, app):
                 asking_all += [asyncio.create_task(until_answered(lane, str(n))) for n in range(16)]
                 await eventually(lambda: app.counts.most == 8, what="eight requests at the server")
-            with pytest.raises(LlmAway):
-                async with LlmLane.open(given, None) as alone:
+            with pytest.raises(LlmUnreachable):
+                async with ModelClient.open(given, None) as alone:
                     await ask(alone, "anybody there?")
             await eventually(lambda: len(failures) >= 8, what="an end of the eight requests")
             with serving(QUICK, port=port):
@@ -222,7 +228,7 @@ async def test_the_next_server_answers_when_the_first_is_away(plain_ledger: Ledg
             {"name": "there", "base_url": url, "order": 1},
         ]
         given = settings(url, llm_providers=providers)
-        async with LlmLane.open(given, plain_ledger) as lane:
+        async with ModelClient.open(given, plain_ledger) as lane:
             for n in range(8):
                 assert await ask(lane, str(n))
         assert app.counts.answered == 8
@@ -240,7 +246,7 @@ async def test_what_another_server_may_have_is_asked_there(
             {"name": "first", "base_url": first.url},
             {"name": "second", "base_url": second.url, "order": 1},
         ]
-        async with LlmLane.open(settings("", llm_providers=providers), plain_ledger) as lane:
+        async with ModelClient.open(settings("", llm_providers=providers), plain_ledger) as lane:
             if is_final:
                 with pytest.raises(LlmRefused, match="not here"):
                     await ask(lane, "hello")
@@ -254,8 +260,8 @@ async def test_retry_after_is_for_the_whole_fleet_and_costs_no_attempt(
     with LlmServer() as server:
         server.next(llm_server.rate_limited(30))
         async with (
-            LlmLane.open(settings(server.url), plain_ledger) as one,
-            LlmLane.open(settings(server.url), plain_ledger) as other,
+            ModelClient.open(settings(server.url), plain_ledger) as one,
+            ModelClient.open(settings(server.url), plain_ledger) as other,
         ):
             for lane in (one, other):
                 with pytest.raises(LlmUnavailable) as raised:
@@ -266,7 +272,7 @@ async def test_retry_after_is_for_the_whole_fleet_and_costs_no_attempt(
 
 async def test_without_a_ledger_a_lane_asks_all_the_same() -> None:
     with LlmServer() as server:
-        async with LlmLane.open(settings(server.url), None) as lane:
+        async with ModelClient.open(settings(server.url), None) as lane:
             assert await ask(lane, "hello") == llm_server.ANSWER
             server.always(llm_server.rate_limited(60))  # longer than the question may wait
             with pytest.raises(LlmLimited):
@@ -284,7 +290,7 @@ async def test_a_server_with_a_wrong_key_is_left_alone_and_costs_no_job_its_life
                 {"name": "wrong", "base_url": wrong.url, "weight": 1000},
             ]
         }
-        async with LlmLane.open(Settings.model_validate(given), plain_ledger) as lane:
+        async with ModelClient.open(Settings.model_validate(given), plain_ledger) as lane:
             for number in range(TRIED + 3):
                 await ask(lane, str(number))
             assert len(wrong.requests) == TRIED
@@ -294,7 +300,7 @@ async def test_a_server_with_a_wrong_key_is_left_alone_and_costs_no_job_its_life
             assert "wrong key" in (paused.state.pause_reason or "")
 
             good.next(llm_server.rate_limited(60))
-            with pytest.raises(LlmBusy) as waits:
+            with pytest.raises(LlmSaturated) as waits:
                 await ask(lane, "both are paused")
             assert not waits.value.counts
 
@@ -304,7 +310,7 @@ async def test_a_server_with_a_wrong_key_is_left_alone_and_costs_no_job_its_life
             await LlmLedger(plain_ledger).slots.end_llm_slot(
                 "wrong", "x", lambda state, *_: replace(state, paused_until=0.0, failures=0)
             )
-            with pytest.raises(LlmBusy, match=r"good: .* 429"):
+            with pytest.raises(LlmSaturated, match=r"good: .* 429"):
                 await ask(lane, "refused by one, and the other is paused")
             good.always(llm_server.fails(401, "wrong, too"))
             await LlmLedger(plain_ledger).slots.end_llm_slot(

@@ -16,11 +16,11 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.client import NETWORK_TRIES
 from switchyard.services.llm.errors import LlmLimited, LlmUnavailable
 from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.lane import ModelClient
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.ledger.llm_spend import DAY, LlmSpendRepository
-from switchyard.services.llm.records.spending import AskedBy, CallState, LlmCall, NoBudgetLeft
-from switchyard.services.llm.spending import NoBudget, Purse, Till
+from switchyard.services.llm.records.spending import CallState, LlmCall, NoBudgetLeft, Requester
+from switchyard.services.llm.spending import BudgetAccount, EmbeddingBudget, NoBudget
 from switchyard.services.pipeline.index.embedder import embedder_named
 from tests.support import llm_server
 from tests.support.eventually import eventually
@@ -33,7 +33,7 @@ input = 1000000
 output = 1000000
 """
 """A token costs 1: a call of the test server, 11 of them and 7, costs 18."""
-BY = AskedBy("job-1", "classify", "arxiv", "doc-1", "backfill-1")
+BY = Requester("job-1", "classify", "arxiv", "doc-1", "backfill-1")
 
 
 @pytest.fixture(autouse=True)
@@ -59,21 +59,21 @@ def asked(text: str, most: int = 7) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": most}
 
 
-async def ask(lane: LlmLane, text: str, *, by: AskedBy = BY, most: int = 7) -> bool:
+async def ask(lane: ModelClient, text: str, *, by: Requester = BY, most: int = 7) -> bool:
     _, reused = await lane.answer(asked(text, most), urgency=Urgency(), within=60.0, by=by)
     return reused
 
 
 def call_of(cost: float | None, *, backfill: str | None = None, number: str = "1") -> LlmCall:
     usage = {"prompt_tokens": 1, "completion_tokens": 1}
-    by = AskedBy(backfill_id=backfill)
+    by = Requester(backfill_id=backfill)
     return LlmCall(number, CallState.OPEN, by, "p", "m", usage, cost)
 
 
 async def test_a_call_is_noted_by_all_that_it_is_for_and_a_kept_answer_costs_nothing(
     ledger: Ledger, given: Settings
 ) -> None:
-    async with LlmLane.open(given, ledger) as lane:
+    async with ModelClient.open(given, ledger) as lane:
         assert not await ask(lane, "What is a tide?")
         assert await ask(lane, "What is a tide?")
     today = (await LlmLedger(ledger).spending.llm_spend("day"))[0].name
@@ -104,21 +104,21 @@ async def test_a_model_without_a_price_has_its_tokens_counted_and_is_told_apart(
     plain_ledger: Ledger, given: Settings
 ) -> None:
     unknown = given.model_copy(update={"llm_model": "other"})
-    async with LlmLane.open(unknown, plain_ledger) as lane:
-        await ask(lane, "a", by=AskedBy())
+    async with ModelClient.open(unknown, plain_ledger) as lane:
+        await ask(lane, "a", by=Requester())
     (row,) = await LlmLedger(plain_ledger).spending.llm_spend("model")
     assert (row.name, row.unpriced_calls, row.cost, row.input_tokens) == ("other", 1, 0, 11)
     budgeted = unknown.model_copy(update={"llm_budget_per_day": 1000.0})
-    async with LlmLane.open(budgeted, plain_ledger) as lane:
+    async with ModelClient.open(budgeted, plain_ledger) as lane:
         with pytest.raises(NoBudget, match="no price for the model other"):
-            await ask(lane, "b", by=AskedBy())
+            await ask(lane, "b", by=Requester())
 
 
 async def test_what_cost_nothing_is_not_noted_and_what_may_have_counts_by_its_estimate(
     plain_ledger: Ledger, given: Settings, llm: LlmServer
 ) -> None:
     budgeted = given.model_copy(update={"llm_budget_per_day": 1_000_000.0})
-    async with LlmLane.open(budgeted, plain_ledger) as lane:
+    async with ModelClient.open(budgeted, plain_ledger) as lane:
         llm.always(llm_server.fails(500))
         with pytest.raises(LlmUnavailable):
             await ask(lane, "a")
@@ -131,7 +131,7 @@ async def test_what_cost_nothing_is_not_noted_and_what_may_have_counts_by_its_es
     llm.always(llm_server.cut_in_the_middle())
     server = given.llm_servers[0].model_copy(update={"name": "other"})  # that is not paused
     other = budgeted.model_copy(update={"llm_providers": (server,)})
-    async with LlmLane.open(other, plain_ledger) as lane:
+    async with ModelClient.open(other, plain_ledger) as lane:
         with pytest.raises(LlmUnavailable):
             await ask(lane, "c")
     (row,) = await LlmLedger(plain_ledger).spending.llm_spend("day")
@@ -143,7 +143,7 @@ async def test_an_answer_that_came_with_the_second_try_is_noted_beside_the_first
     plain_ledger: Ledger, given: Settings, llm: LlmServer
 ) -> None:
     llm.next(llm_server.cut_in_the_middle())
-    async with LlmLane.open(given, plain_ledger) as lane:
+    async with ModelClient.open(given, plain_ledger) as lane:
         await ask(lane, "a")
     assert len(llm.requests) == 2
     (row,) = await LlmLedger(plain_ledger).spending.llm_spend("day")
@@ -171,7 +171,7 @@ async def test_a_job_that_is_cancelled_gives_nothing_back_that_may_have_been_pai
 ) -> None:
     llm.always(slow(60))
     budgeted = given.model_copy(update={"llm_budget_per_day": 1_000_000.0})
-    async with LlmLane.open(budgeted, plain_ledger) as lane:
+    async with ModelClient.open(budgeted, plain_ledger) as lane:
         asking = asyncio.create_task(ask(lane, "a"))
         await eventually(lambda: llm.requests)
         (budget,) = await LlmLedger(plain_ledger).spending.llm_budgets(per_day=1_000_000.0)
@@ -195,7 +195,7 @@ async def test_a_job_that_is_cancelled_before_its_call_leaves_nothing_set_aside(
 
     monkeypatch.setattr(LlmSpendRepository, "reserve_llm_call", slowly)
     settings = given.model_copy(update={"llm_budget_per_day": 1_000.0})
-    async with LlmLane.open(settings, ledger) as lane:
+    async with ModelClient.open(settings, ledger) as lane:
         task = asyncio.create_task(ask(lane, "What is a tide?"))
         await is_set_aside.wait()
         task.cancel()
@@ -213,21 +213,21 @@ async def test_many_processes_never_overrun_a_budget_together(
     budgeted = given.model_copy(update={"llm_budget_per_day": budget})
     async with (
         await Ledger.open(database_url) as second,
-        LlmLane.open(budgeted, ledger) as one,
-        LlmLane.open(budgeted, second) as other,
+        ModelClient.open(budgeted, ledger) as one,
+        ModelClient.open(budgeted, second) as other,
     ):
-        asking = [ask((one, other)[n % 2], f"question {n}", by=AskedBy()) for n in range(40)]
+        asking = [ask((one, other)[n % 2], f"question {n}", by=Requester()) for n in range(40)]
         ended = await asyncio.gather(*asking, return_exceptions=True)
         refused = [each for each in ended if isinstance(each, NoBudget)]
         assert len(refused) + ended.count(False) == 40
         # What others had set aside is free again; those that come back find it.
         while not any((each.after or 0) > 15 for each in refused):
             try:
-                await ask(one, f"again {len(llm.requests)}", by=AskedBy())
+                await ask(one, f"again {len(llm.requests)}", by=Requester())
             except NoBudget as error:
                 refused = [error]
         with pytest.raises(NoBudget, match="goes on at 00:00 UTC") as told:
-            await ask(one, "one more", by=AskedBy())
+            await ask(one, "one more", by=Requester())
     (state,) = await LlmLedger(ledger).spending.llm_budgets(per_day=budget)
     assert state.spent == 18 * len(llm.requests)
     assert budget - 60 < state.spent <= budget
@@ -291,7 +291,7 @@ async def test_a_call_over_midnight_belongs_to_the_day_on_which_it_began(
         is True
     )
     await LlmLedger(ledger).spending.settle_llm_call(
-        LlmCall("1", CallState.PAID, AskedBy(), "p", "m", {}, 5.0)
+        LlmCall("1", CallState.PAID, Requester(), "p", "m", {}, 5.0)
     )
     (budget,) = await LlmLedger(ledger).spending.llm_budgets(per_day=10.0)
     assert (budget.spent, budget.reserved) == (0, 6)
@@ -309,7 +309,7 @@ async def test_a_call_is_settled_once_and_that_of_a_dead_process_counts(
     assert await LlmLedger(ledger).spending.settle_lost_llm_calls() == 1
     (budget,) = await LlmLedger(ledger).spending.llm_budgets(per_day=10.0)
     assert (budget.spent, budget.reserved) == (6, 0)
-    paid = LlmCall("1", CallState.PAID, AskedBy(), "p", "m", {"prompt_tokens": 2}, 2.0)
+    paid = LlmCall("1", CallState.PAID, Requester(), "p", "m", {"prompt_tokens": 2}, 2.0)
     await asyncio.gather(*(LlmLedger(ledger).spending.settle_llm_call(paid) for _ in range(3)))
     (budget,) = await LlmLedger(ledger).spending.llm_budgets(per_day=10.0)
     assert (budget.spent, budget.reserved) == (2, 0), "it was slow and not dead"
@@ -317,7 +317,7 @@ async def test_a_call_is_settled_once_and_that_of_a_dead_process_counts(
     assert (await LlmLedger(ledger).spending.llm_spent_today())["p"].calls == 1
     await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0, number="2"), per_day=100.0)
     await LlmLedger(ledger).spending.reserve_llm_call(call_of(6.0, number="2"), per_day=100.0)
-    new = LlmCall("3", CallState.PAID, AskedBy(), "p", "m", {"prompt_tokens": 2}, 3.0)
+    new = LlmCall("3", CallState.PAID, Requester(), "p", "m", {"prompt_tokens": 2}, 3.0)
     await asyncio.gather(*(LlmLedger(ledger).spending.settle_llm_call(new) for _ in range(3)))
     (budget,) = await LlmLedger(ledger).spending.llm_budgets(per_day=100.0)
     assert (budget.spent, budget.reserved) == (5, 6), "the same call again is one call"
@@ -325,7 +325,7 @@ async def test_a_call_is_settled_once_and_that_of_a_dead_process_counts(
 
 async def test_old_calls_are_forgotten(ledger: Ledger) -> None:
     await LlmLedger(ledger).spending.settle_llm_call(
-        LlmCall("1", CallState.PAID, AskedBy(), "p", "m", {}, 2.0)
+        LlmCall("1", CallState.PAID, Requester(), "p", "m", {}, 2.0)
     )
     assert await LlmLedger(ledger).spending.drop_llm_calls(max_age=0) == 0, "today's stay"
     assert await LlmLedger(ledger).spending.drop_llm_calls(max_age=-2 * DAY) == 1
@@ -337,7 +337,7 @@ async def test_vectors_of_a_server_are_paid_for_like_answers(
 ) -> None:
     given = given.model_copy(update={"llm_budget_per_day": 30.0})
     served = {"embed_base_url": llm.url, "embed_model": "m", "embed_dimensions": 8}
-    purse = Purse(Till.of(given, ledger), BY)
+    purse = EmbeddingBudget(BudgetAccount.of(given, ledger), BY)
     embedder = embedder_named(given.model_copy(update=served), "m-8", 8, purse)
     assert embedder is not None
     assert len(await embedder.embed(["one two", "three"])) == 2

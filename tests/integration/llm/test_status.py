@@ -9,8 +9,8 @@ from dataclasses import replace
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.monitoring.check import Check, Finding
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.monitoring import LASTING, LONG_PAUSE, model_servers
 from switchyard.services.llm.records.llm import TRIED
@@ -76,10 +76,10 @@ async def test_it_tells_what_may_take_how_long_and_caps_limits_as_the_settings_d
     assert ["classify", "300", "s", "270", "s"] in [line.split() for line in told.splitlines()]
 
 
-def examined(url: str, ledger: Ledger) -> Examined:
+def examined(url: str, ledger: Ledger) -> DoctorContext:
     """What the doctor looks at: a system with these servers, and its ledger."""
     settings = Settings.model_validate({"database_url": url, "llm_providers": SERVERS})
-    system = Examined(settings, Registry([]))
+    system = DoctorContext(settings, Registry([]))
     system.ledger = ledger
     return system
 
@@ -112,7 +112,7 @@ async def test_the_doctor_tells_of_a_server_that_is_to_be_left_alone_for_an_hour
 ) -> None:
     system = examined(sqlite_url, plain_ledger)
 
-    async def paused(seconds: float) -> list[Check]:
+    async def paused(seconds: float) -> list[Diagnostic]:
         until = plain_ledger.clock.time() + seconds
         await LlmLedger(plain_ledger).slots.take_llm_slot(
             "own", "a", "me", ttl=60, keep_free=0, first=1, most=1

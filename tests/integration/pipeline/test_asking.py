@@ -14,8 +14,8 @@ from switchyard.services.engine.ledger import Ledger, leases
 from switchyard.services.pipeline.sources import pace
 from switchyard.services.pipeline.sources.asking import SourceClient, SourceServer
 from switchyard.services.pipeline.sources.errors import (
+    InvalidSourceResponse,
     SourceBusy,
-    SourceNonsense,
     SourceNotFound,
     SourceRefused,
     SourceUnavailable,
@@ -92,7 +92,7 @@ async def test_an_unchanged_answer_to_no_such_question_is_nonsense(
     client: SourceClient, site: Site
 ) -> None:
     site.next(server.says(b"", status=304))
-    with pytest.raises(SourceNonsense, match="304"):
+    with pytest.raises(InvalidSourceResponse, match="304"):
         await client.get("/thing")
 
 
@@ -109,9 +109,9 @@ async def test_an_unchanged_answer_to_no_such_question_is_nonsense(
         (server.fails(408), SourceUnavailable, "answers 408"),
         (server.cut(), SourceUnavailable, "can't be reached"),
         (server.cut_in_the_middle(), SourceUnavailable, "can't be reached"),
-        (server.says(b"<html>"), SourceNonsense, "no JSON"),
-        (server.says(b"[" * 100_000), SourceNonsense, "no JSON"),
-        (server.endless(), SourceNonsense, "exceeds"),
+        (server.says(b"<html>"), InvalidSourceResponse, "no JSON"),
+        (server.says(b"[" * 100_000), InvalidSourceResponse, "no JSON"),
+        (server.endless(), InvalidSourceResponse, "exceeds"),
         (server.packed(), SourceUnavailable, "packs its answer"),
         (server.moved("http://127.0.0.1:9/elsewhere"), SourceUnavailable, "301 to http"),
         (server.moved("http://[/"), SourceUnavailable, "301 to"),

@@ -14,7 +14,7 @@ import pytest
 
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.crawls.bounds import CrawlBounds
@@ -27,7 +27,7 @@ from tests.support.site import Site, fails, moved, says
 from tests.support.system import System, open_system
 from tests.support.worker_process import Processes
 
-QUICK = Pace(turn=0.1, lease=2.0, pending=0.5, silent=1.0)
+QUICK = SchedulerIntervals(turn=0.1, lease=2.0, pending=0.5, silent=1.0)
 DAY = 86400.0
 
 

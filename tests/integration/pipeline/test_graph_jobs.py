@@ -80,13 +80,13 @@ async def test_other_content_does_not_cite_what_the_old_one_has_cited(
 
 async def test_a_document_that_is_gone_leaves_the_graph(pipeline: Pipeline, ledger: Ledger):
     document_id = "gone"
-    from switchyard.services.pipeline.graph.updating import tell_document
+    from switchyard.services.pipeline.graph.updating import upsert_document
 
-    await tell_document(ledger, document_id, {}, TIDES)
+    await upsert_document(ledger, document_id, {}, TIDES)
     await pipeline.run("update_graph", {"document_id": document_id})
     assert pipeline.result("update_graph") == {"document_id": "gone", "dropped": True}
     assert await PipelineLedger(ledger).graph_reads.graph_node("gone") is None
-    await tell_document(ledger, document_id, {}, TIDES)
+    await upsert_document(ledger, document_id, {}, TIDES)
     await pipeline.run("recompute_graph", {}, lane="maintenance")
     assert pipeline.result("recompute_graph")["dropped"] == 1
     assert await PipelineLedger(ledger).graph_reads.graph_node("gone") is None
@@ -118,9 +118,9 @@ async def test_the_graph_is_ranked_and_likeness_found_anew(
 
 
 async def test_readers_see_the_old_ranking_until_the_new_one_is_whole(ledger: Ledger):
-    from switchyard.services.pipeline.graph.updating import tell_document
+    from switchyard.services.pipeline.graph.updating import upsert_document
 
-    await tell_document(ledger, "a", {}, "A")
+    await upsert_document(ledger, "a", {}, "A")
     ((node_id, _),) = await PipelineLedger(ledger).graph_reads.graph_nodes_after(0, 10)
 
     async def seen() -> float | None:

@@ -19,8 +19,8 @@ from switchyard.services.engine.jobs.outcomes import Done, Snooze
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Finding
-from switchyard.services.engine.monitoring.checks.examined import Examined
-from switchyard.services.pipeline.citations.kept import kept_references
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.pipeline.citations.kept import stored_references
 from switchyard.services.pipeline.citations.linking import linker as linking
 from switchyard.services.pipeline.citations.linking.linker import Linker, OutOfTime
 from switchyard.services.pipeline.citations.linking.openalex import OpenAlex
@@ -318,7 +318,7 @@ async def test_a_document_s_references_are_linked_and_every_repeat_changes_nothi
     await links.run("process_references", {"document_id": document_id})
     assert links.storage.get(links_key(document_id)) == kept
     assert len(openalex.requests) == asked
-    found = await kept_references(links.storage, document_id)
+    found = await stored_references(links.storage, document_id)
     assert found is not None
     assert [each["link"]["work"]["id"] for each in found["references"]] == [
         "doi:10.1000/tides",
@@ -336,7 +336,7 @@ async def test_a_document_s_references_are_linked_and_every_repeat_changes_nothi
     # The links of another list of references are not shown with this one.
     other = json.loads(links.storage.get(references_key(document_id))) | {"hash": "other"}
     links.storage.put(references_key(document_id), json.dumps(other).encode())
-    found = await kept_references(links.storage, document_id)
+    found = await stored_references(links.storage, document_id)
     assert found is not None
     assert "link" not in found["references"][0]
 
@@ -462,7 +462,7 @@ async def test_a_catalogue_that_pauses_for_hours_is_left_out_and_asked_later(
     assert list(linker.paused) == ["openalex"]
     assert len(openalex.requests) == 1
 
-    system = Examined(linking_settings, Registry([]))
+    system = DoctorContext(linking_settings, Registry([]))
     system.ledger = ledger
     (told,) = await sources(system)
     assert (told.status, told.finding) == ("warning", Finding.SOURCE_PAUSED)

@@ -14,12 +14,12 @@ from pydantic import SecretStr
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.settings import Settings
 from switchyard.services.llm.client import NETWORK_TRIES, LlmClient, open_api
-from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmUnavailable
-from switchyard.services.llm.lane import LlmLane
-from switchyard.services.llm.reading import Answer
+from switchyard.services.llm.errors import InvalidLlmResponse, LlmRefused, LlmUnavailable
+from switchyard.services.llm.lane import ModelClient
+from switchyard.services.llm.reading import Completion
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.remote import BATCH, RemoteEmbedder
-from switchyard.services.pipeline.index.scale import Scale
+from switchyard.services.pipeline.index.scale import SimilarityCalibration
 from tests.support import llm_server as server
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
@@ -33,7 +33,7 @@ def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("switchyard.services.llm.client.FIRST_WAIT", 0.01)
 
 
-SCALE = Scale(fits=0.0, alike=0.2, weight=0.5)
+SCALE = SimilarityCalibration(fits=0.0, alike=0.2, weight=0.5)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def asking(llm: LlmServer) -> Settings:
 ASKED = {"messages": QUESTION, "max_tokens": 100, "temperature": 0}
 
 
-async def ask(settings: Settings, within: float = 10) -> Answer:
+async def ask(settings: Settings, within: float = 10) -> Completion:
     (server,) = settings.llm_servers
     async with LlmClient.connect(server, settings.llm_timeout) as client:
         return (await client.ask(ASKED, within=within)).answer
@@ -419,7 +419,7 @@ async def test_nonsense_is_tried_again_later(
     llm: LlmServer, asking: Settings, behaviour: Behaviour
 ):
     llm.always(behaviour)
-    with pytest.raises(LlmNonsense):
+    with pytest.raises(InvalidLlmResponse):
         await ask(asking)
     assert len(llm.requests) == 1
 
@@ -456,7 +456,7 @@ async def test_a_cancelled_job_stops_asking(llm: LlmServer, asking: Settings):
 
 async def test_without_a_server_nobody_is_asked():
     with pytest.raises(LlmRefused, match="JOBS_LLM_BASE_URL"):
-        async with LlmLane.open(Settings(), None):
+        async with ModelClient.open(Settings(), None):
             pass
 
 
@@ -547,7 +547,7 @@ async def test_nonsense_for_vectors_is_tried_again_later(
     llm: LlmServer, embedder: RemoteEmbedder, body: bytes
 ):
     llm.always(server.says(body))
-    with pytest.raises(LlmNonsense):
+    with pytest.raises(InvalidLlmResponse):
         await embedder.embed(["a"])
 
 
@@ -561,9 +561,9 @@ async def test_no_answer_fills_the_memory(
 ):
     monkeypatch.setattr("switchyard.services.llm.bounded.MAX_BODY", 4_000_000)
     llm.always(endless(status))
-    with pytest.raises((LlmNonsense, LlmUnavailable), match="longer than"):
+    with pytest.raises((InvalidLlmResponse, LlmUnavailable), match="longer than"):
         await embedder.embed(["a"])
-    with pytest.raises((LlmNonsense, LlmUnavailable), match="longer than"):
+    with pytest.raises((InvalidLlmResponse, LlmUnavailable), match="longer than"):
         await ask(asking)
 
 
@@ -576,11 +576,11 @@ async def test_an_answer_of_many_small_things_holds_nobody_up(
 ):
     began = time.monotonic()
     llm.always(server.says(b'{"object": "list", "data": ' + _OBJECTS + b"}"))
-    with pytest.raises(LlmNonsense, match="did not answer with 1 vectors"):
+    with pytest.raises(InvalidLlmResponse, match="did not answer with 1 vectors"):
         await embedder.embed(["a"])
     event = b'data: {"choices": ' + _OBJECTS + b"}\n\n"
     llm.always(server.says(event, "text/event-stream"))
-    with pytest.raises(LlmNonsense, match="is empty"):
+    with pytest.raises(InvalidLlmResponse, match="is empty"):
         await ask(asking)
     assert time.monotonic() - began < 5
 
@@ -591,9 +591,9 @@ async def test_a_server_does_not_choose_whom_we_ask(
     with LlmServer() as inner:
         elsewhere = {"Location": f"{inner.url}/chat/completions"}
         llm.always(lambda exchange, _: exchange.send(307, b"", headers=elsewhere))
-        with pytest.raises(LlmNonsense, match="leads elsewhere"):
+        with pytest.raises(InvalidLlmResponse, match="leads elsewhere"):
             await ask(asking)
-        with pytest.raises(LlmNonsense, match="leads elsewhere"):
+        with pytest.raises(InvalidLlmResponse, match="leads elsewhere"):
             await embedder.embed(["a"])
         assert inner.requests == []
 
@@ -604,7 +604,7 @@ async def test_an_event_without_an_end_is_given_up_by_its_size(
 ):
     monkeypatch.setattr("switchyard.services.llm.bounded.MAX_EVENT", 1_000_000)
     llm.always(endless(200, "text/event-stream", part))
-    with pytest.raises(LlmNonsense, match="longer than"):
+    with pytest.raises(InvalidLlmResponse, match="longer than"):
         await ask(asking)
 
 

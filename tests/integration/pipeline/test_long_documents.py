@@ -10,7 +10,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.common.files.keys import page_key
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done
-from switchyard.services.engine.records.progress import Reported
+from switchyard.services.engine.records.progress import ReportedProgress
 from switchyard.services.pipeline.text.drafts import RANGE, Drafts
 from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
 from switchyard.services.pipeline.workers.ingest.documents import ExtractText, extract_text
@@ -104,6 +104,6 @@ async def test_the_job_says_how_far_it_is_and_leaves_no_ranges_behind(
     assert (done.result or {})["pages_read"] == PAGES
     notes = ctx.notebook.take()
     assert notes is not None
-    assert notes.progress == Reported(1.0, f"page {PAGES} of {PAGES}")
+    assert notes.progress == ReportedProgress(1.0, f"page {PAGES} of {PAGES}")
     left = [stored.key async for stored in pipeline.storage.list_async("intermediate")]
     assert left == []

@@ -17,11 +17,15 @@ from pydantic import SecretStr
 
 from switchyard.services.common.files.keys import result_key
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.files.storage_errors import FileTooLarge, NotStored, StorageRefuses
-from switchyard.services.engine.identity.places import WrongPlace, claim_places
+from switchyard.services.common.files.storage_errors import (
+    FileTooLarge,
+    NotStored,
+    StorageAuthError,
+)
+from switchyard.services.engine.identity.places import WrongStorage, claim_places
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.pipeline.index.chunk_index import IndexAway
-from switchyard.services.pipeline.index.generations import Generation, IndexHome
+from switchyard.services.pipeline.index.chunk_index import IndexUnavailable
+from switchyard.services.pipeline.index.generations import Generation, IndexStore
 from switchyard.services.pipeline.index.opening import home_at, open_index
 from switchyard.services.pipeline.index.ranking import search
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
@@ -119,15 +123,15 @@ async def test_a_bucket_that_is_not_there_is_no_file_that_is_not_there(place: st
         lambda: anext(storage.stream_async("a")),
     )
     for call in calls:
-        with pytest.raises(StorageRefuses, match="has no bucket or container there"):
+        with pytest.raises(StorageAuthError, match="has no bucket or container there"):
             await call()
-    with pytest.raises(StorageRefuses):
+    with pytest.raises(StorageAuthError):
         storage.get("a")
-    with pytest.raises(IndexAway, match="has no bucket or container there"):
+    with pytest.raises(IndexUnavailable, match="has no bucket or container there"):
         await opened(home_at(place.replace(CONTAINER, "nobodys", 1)))
 
 
-async def opened(home: IndexHome) -> None:
+async def opened(home: IndexStore) -> None:
     async with home.table(Generation("chunks", "hashed", 4)):
         pass
 
@@ -140,14 +144,14 @@ async def test_wrong_credentials_are_waited_out_as_an_outage_is(
     await Storage(place).put_async("a", b"one")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", b64encode(b"another one").decode())
     storage = Storage(place)
-    refused = pytest.raises(StorageRefuses, match=r"refuses access \(AuthorizationFailure\)")
+    refused = pytest.raises(StorageAuthError, match=r"refuses access \(AuthorizationFailure\)")
     with refused:
         await storage.put_async("a", b"two")
     with refused:
         await storage.get_async("a")
     with refused:
         await storage.size_async()
-    with pytest.raises(IndexAway, match=r"refuses access \(AuthorizationFailure\)"):
+    with pytest.raises(IndexUnavailable, match=r"refuses access \(AuthorizationFailure\)"):
         await opened(home_at(place))
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", right)
     assert await Storage(place).get_async("a") == b"one"
@@ -258,5 +262,5 @@ async def test_a_store_is_of_one_system(place: str, pipeline: Pipeline, tmp_path
     other = f"sqlite+aiosqlite:///{tmp_path / 'other.db'}"
     await make_ledger(other)
     async with await Ledger.open(other) as second:
-        with pytest.raises(WrongPlace, match="JOBS_STORAGE_URL"):
+        with pytest.raises(WrongStorage, match="JOBS_STORAGE_URL"):
             await claim_places(settings, second)

@@ -16,7 +16,7 @@ from switchyard.services.engine.jobs.outcomes import Snooze
 from switchyard.services.engine.jobs.registry import Registry, RegistryError
 from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.sources.document import DocumentSource, FoundDocument, SourceItem
-from switchyard.services.pipeline.sources.errors import SourceNonsense
+from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 from switchyard.services.pipeline.workers.ingest.sourced import ingest_job
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import site as server
@@ -64,7 +64,7 @@ async def test_the_source_of_the_docs_takes_documents_in(zenodo: Pipeline, site:
     assert await zenodo.run("ingest_zenodo", {"id": 7}) == ["ingest_zenodo"]
     assert site.requests[-1].headers["if-none-match"] == '"1"'
     site.pages["/records/7"] = server.says({"id": 7})
-    with pytest.raises(SourceNonsense):
+    with pytest.raises(InvalidSourceResponse):
         await zenodo.one("ingest_zenodo", {"id": 7})
     site.next(server.throttled(30))
     assert isinstance(await zenodo.one("ingest_zenodo", {"id": 7}), Snooze)

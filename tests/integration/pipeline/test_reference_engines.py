@@ -19,8 +19,8 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.citations.engines import choice
 from switchyard.services.pipeline.citations.engines import grobid as grobid_engine
 from switchyard.services.pipeline.sources.errors import (
+    InvalidSourceResponse,
     SourceBusy,
-    SourceNonsense,
     SourceRefused,
     SourceUnavailable,
 )
@@ -115,11 +115,11 @@ async def test_a_busy_grobid_is_waited_for_and_costs_no_attempt(
         (fails(500), SourceUnavailable),
         (cut(), SourceUnavailable),
         (cut_in_the_middle(), SourceUnavailable),
-        (says(b"<html>", "text/html"), SourceNonsense),
-        (says(BILLION, "application/xml"), SourceNonsense),
-        (says(b"<a>" * 60 + b"</a>" * 60, "application/xml"), SourceNonsense),
-        (says(tei([]), "application/xml"), SourceNonsense),
-        (says(b"", status=204), SourceNonsense),
+        (says(b"<html>", "text/html"), InvalidSourceResponse),
+        (says(BILLION, "application/xml"), InvalidSourceResponse),
+        (says(b"<a>" * 60 + b"</a>" * 60, "application/xml"), InvalidSourceResponse),
+        (says(tei([]), "application/xml"), InvalidSourceResponse),
+        (says(b"", status=204), InvalidSourceResponse),
         (says(b"no citations", status=400), SourceRefused),
     ],
     ids=["500", "cut", "half", "html", "billion", "deep", "too-few", "nothing", "refused"],
@@ -144,7 +144,7 @@ async def test_too_large_an_answer_is_not_read_to_its_end(
 ):
     monkeypatch.setattr(grobid_engine, "MAX_BYTES", 1000)
     grobid.next(says(b" " * 2000, "application/xml"))
-    with pytest.raises(SourceNonsense, match="exceeds"):
+    with pytest.raises(InvalidSourceResponse, match="exceeds"):
         await parsed(asking(pipeline, "grobid", grobid_url=grobid.origin), STRUCTURE)
 
 

@@ -18,7 +18,7 @@ from switchyard.services.engine.records.results import Document
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.sources.backfill_github import GithubOptions
 from switchyard.services.pipeline.sources.errors import (
-    SourceNonsense,
+    InvalidSourceResponse,
     SourceNotFound,
     SourceRefused,
     SourceUnavailable,
@@ -221,12 +221,12 @@ async def test_a_run_that_asked_before_another_took_it_in_looks_again(
         (server.says({"message": "Not Found"}, status=404), SourceNotFound),
         (server.says({"message": "Bad credentials"}, status=401), SourceRefused),
         (server.says({"message": "Repository access blocked"}, status=451), SourceRefused),
-        (server.says([1]), SourceNonsense),
-        (server.says({"full_name": "../../etc"}), SourceNonsense),
-        (server.says(b"\x00\xff"), SourceNonsense),
+        (server.says([1]), InvalidSourceResponse),
+        (server.says({"full_name": "../../etc"}), InvalidSourceResponse),
+        (server.says(b"\x00\xff"), InvalidSourceResponse),
         (server.fails(502), SourceUnavailable),
         (server.cut_in_the_middle(), SourceUnavailable),
-        (server.endless(), SourceNonsense),
+        (server.endless(), InvalidSourceResponse),
     ],
 )
 async def test_what_goes_wrong_with_github_has_its_error(

@@ -21,18 +21,18 @@ from switchyard.services.common.errors import RetryableError
 from switchyard.services.common.files import storage as storing
 from switchyard.services.common.files.quota import Quota
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.files.storage_errors import StorageAway
+from switchyard.services.common.files.storage_errors import StorageUnavailable
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.places import claim_places
 from switchyard.services.engine.jobs.retry import Delayed, Failure, RetryPolicy, decide
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.engine.monitoring.checks import host
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.monitoring.metric_names import STORAGE_QUOTA, STORAGE_USED
 from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
 from switchyard.services.pipeline.index.checking import index
-from switchyard.services.pipeline.index.chunk_index import IndexAway
+from switchyard.services.pipeline.index.chunk_index import IndexUnavailable
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.opening import generation_of, home_at, open_index
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
@@ -71,15 +71,15 @@ def while_it_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 async def test_every_call_says_that_the_store_does_not_answer():
     store = Storage("s3://switchyard/files")
-    with pytest.raises(StorageAway, match="s3://switchyard/files does not answer"):
+    with pytest.raises(StorageUnavailable, match="s3://switchyard/files does not answer"):
         await store.put_async("a", b"content")
-    with pytest.raises(StorageAway):
+    with pytest.raises(StorageUnavailable):
         await store.get_async("a")
-    with pytest.raises(StorageAway):
+    with pytest.raises(StorageUnavailable):
         store.get("a")
-    with pytest.raises(StorageAway):
+    with pytest.raises(StorageUnavailable):
         await store.stat_async("a")
-    with pytest.raises(StorageAway):
+    with pytest.raises(StorageUnavailable):
         await store.size_async()
 
 
@@ -134,8 +134,8 @@ async def test_uploads_do_not_wait_for_one_another_where_the_store_says_nothing(
         checks = (quota.check() for _ in range(20))
         refused = await asyncio.gather(*checks, return_exceptions=True)
         assert time.monotonic() - began < 10
-        assert {type(each) for each in refused} == {StorageAway}
-        with pytest.raises(StorageAway):  # the next one asks the store itself
+        assert {type(each) for each in refused} == {StorageUnavailable}
+        with pytest.raises(StorageUnavailable):  # the next one asks the store itself
             await quota.check()
 
 
@@ -177,7 +177,7 @@ async def test_what_is_slow_is_waited_for_and_a_store_asked_whether_it_answers(
     assert asked.is_set() == (slow == "store")
 
 
-@pytest.mark.parametrize("away", [StorageAway("away"), IndexAway("away")])
+@pytest.mark.parametrize("away", [StorageUnavailable("away"), IndexUnavailable("away")])
 def test_a_job_waits_for_a_store_without_using_up_an_attempt(away: RetryableError):
     decision = decide(
         Failure.of(away),
@@ -224,7 +224,7 @@ async def test_a_search_is_told_to_come_again_and_the_doctor_says_why(
 
 async def test_a_table_that_can_not_be_opened_is_an_index_that_is_away(tmp_path: Path):
     generation = generation_of(embedder_for(Settings(data_dir=tmp_path)), "chunks")
-    with pytest.raises(IndexAway, match="s3://switchyard/index does not answer"):
+    with pytest.raises(IndexUnavailable, match="s3://switchyard/index does not answer"):
         async with home_at(AWAY).table(generation):
             pass
 
@@ -247,7 +247,7 @@ async def test_an_index_whose_store_refuses_is_waited_for(
         await table.put("Title", [Chunk(chunk_id("any", 0), "any", 0, 1, "text")], [vector])
         port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
     async with await asyncio.start_server(refusing, LOOPBACK, port):
-        with pytest.raises(IndexAway):
+        with pytest.raises(IndexUnavailable):
             async with opened:
                 await table.nearest(vector, 1)
 
@@ -275,7 +275,7 @@ async def test_the_doctor_tells_that_the_quota_is_used_up(
 ):
     pipeline.storage.put("uploads/one", b"x" * 100)
     settings = pipeline.settings.model_copy(update={"storage_quota": quota})
-    (check,) = await host.storage(Examined(settings, pipeline.registry))
+    (check,) = await host.storage(DoctorContext(settings, pipeline.registry))
     assert check.finding == finding
 
 

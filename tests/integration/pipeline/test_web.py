@@ -16,7 +16,7 @@ from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
 from switchyard.services.engine.records.results import Document
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.sources.errors import (
-    SourceNonsense,
+    InvalidSourceResponse,
     SourceNotFound,
     SourceRefused,
     SourceUnavailable,
@@ -24,7 +24,7 @@ from switchyard.services.pipeline.sources.errors import (
 from switchyard.services.pipeline.sources.web import visiting
 from switchyard.services.pipeline.sources.web.addresses import addresses, page_address
 from switchyard.services.pipeline.sources.web.robots import judge
-from switchyard.services.pipeline.sources.web.visiting import VisitedPage
+from switchyard.services.pipeline.sources.web.visiting import FetchedPage
 from switchyard.services.pipeline.text.web import read_page
 from switchyard.services.pipeline.workers.ingest.web import UnreadablePage, found_on
 from tests.integration.pipeline.conftest import Pipeline
@@ -93,7 +93,7 @@ async def test_a_page_and_a_text_are_read_in_the_charset_that_their_server_names
     document = await the_document(web)
     assert said in web.storage.get(f"uploads/{document.id}/input.md").decode()
     found, _ = await found_on(
-        VisitedPage(
+        FetchedPage(
             "http://a/notes.txt",
             200,
             {"content-type": "text/plain; charset=gb2312"},
@@ -207,7 +207,7 @@ async def test_our_own_network_is_not_fetched_from_whoever_leads_there(
         (server.fails(500), SourceUnavailable),
         (server.cut(), SourceUnavailable),
         (server.cut_in_the_middle(), SourceUnavailable),
-        (server.endless(), SourceNonsense),
+        (server.endless(), InvalidSourceResponse),
         (server.says(b"\x00\x01\x02" * 100), UnsupportedDocument),
         (server.says(b"PK\x03\x04" * 100, "text/html"), UnreadablePage),
         (server.says(b"", "text/html"), UnreadablePage),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.errors import BrokerAway
+from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.lanes import EVENTS_EXCHANGE, JOBS_EXCHANGE
 from switchyard.broker.publish.outcome import Accepted, Outgoing, envelope_of
 from switchyard.broker.publish.publisher import Publisher
@@ -114,7 +114,7 @@ async def test_closing_ends_the_publishes_that_wait(
     assert channel is not None
     await eventually(lambda: channel.unconfirmed)
     await publisher.close()
-    with pytest.raises(BrokerAway) as away:
+    with pytest.raises(BrokerUnavailable) as away:
         await waiting
     assert away.value.maybe_accepted
 

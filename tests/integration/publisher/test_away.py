@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from switchyard.broker.errors import BrokerAway
+from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.publish.outcome import Accepted, Outgoing
 from switchyard.broker.settings import BrokerSettings
 from tests.support.brokers import TestBroker
@@ -34,7 +34,7 @@ async def test_a_broker_that_refuses_connections_is_away_at_once(
     proxy, settings = proxied
     proxy.refuse()
     async with publisher_type(settings) as publisher, asyncio.timeout(10):
-        with pytest.raises(BrokerAway) as away:
+        with pytest.raises(BrokerUnavailable) as away:
             await publisher.publish(job(), HOT)
         assert not away.value.maybe_accepted
         await proxy.accept()
@@ -48,7 +48,7 @@ async def test_a_broker_that_is_silent_is_away_after_two_seconds(
     proxy.pause()
     async with publisher_type(settings) as publisher:
         async with asyncio.timeout(10):
-            with pytest.raises(BrokerAway, match="no answer") as away:
+            with pytest.raises(BrokerUnavailable, match="no answer") as away:
                 await publisher.publish(job(), HOT)
         assert not away.value.maybe_accepted
         proxy.resume()
@@ -67,7 +67,7 @@ async def test_a_job_whose_confirm_got_lost_may_have_been_accepted(
         proxy.cut()
         proxy.resume()
         async with asyncio.timeout(PATIENCE):
-            with pytest.raises(BrokerAway) as away:
+            with pytest.raises(BrokerUnavailable) as away:
                 await publishing
         assert away.value.maybe_accepted
         assert "no confirm within" not in str(away.value)  # by the cut, which comes first
@@ -84,7 +84,7 @@ async def test_a_job_that_got_lost_on_its_way_may_have_been_accepted_too(
         await publisher.publish(job("before"), HOT)
         cut = proxy.cut_when(lambda seen: b"the-one" in seen)
         async with asyncio.timeout(PATIENCE):
-            with pytest.raises(BrokerAway) as away:
+            with pytest.raises(BrokerUnavailable) as away:
                 await publisher.publish(job("the-one"), HOT)
         assert cut.is_set()
         assert away.value.maybe_accepted
@@ -106,7 +106,7 @@ async def test_a_batch_that_is_cut_in_the_middle_accounts_for_every_job(
     unsure = {
         name
         for name, result in zip(names, results, strict=True)
-        if isinstance(result, BrokerAway) and result.maybe_accepted
+        if isinstance(result, BrokerUnavailable) and result.maybe_accepted
     }
     assert sure | unsure == set(names)
     assert 0 < len(unsure) <= 100
@@ -143,10 +143,10 @@ async def test_a_confirm_that_does_not_come_is_told_in_time(
         results = await publisher.publish_many(jobs(30, BACKFILL))
         # Each waits from its own sending on: the time-outs do not add up.
         assert time.monotonic() - began < 10
-        assert {type(result) for result in results} == {BrokerAway}
-        in_doubt = [r.maybe_accepted for r in results if isinstance(r, BrokerAway)]
+        assert {type(result) for result in results} == {BrokerUnavailable}
+        in_doubt = [r.maybe_accepted for r in results if isinstance(r, BrokerUnavailable)]
         assert in_doubt == [True] * 10 + [False] * 20
-        with pytest.raises(BrokerAway, match="this was not sent"):
+        with pytest.raises(BrokerUnavailable, match="this was not sent"):
             await publisher.publish(job(), BACKFILL)
 
         proxy.resume()

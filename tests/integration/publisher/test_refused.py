@@ -13,7 +13,7 @@ import pytest
 from switchyard.broker.dead.certificate import Reason, read
 from switchyard.broker.errors import (
     Blocked,
-    BrokerAway,
+    BrokerUnavailable,
     LaneFull,
     MessageTooLarge,
     NeverTaken,
@@ -311,7 +311,7 @@ async def test_a_broker_with_an_alarm_takes_nothing_and_says_so(
 
         # The broker tells a connection of the alarm when it publishes, and keeps what it sent.
         began = time.monotonic()
-        with pytest.raises(BrokerAway, match="blocks publishers") as held:
+        with pytest.raises(BrokerUnavailable, match="blocks publishers") as held:
             await publisher.publish(job("held"), HOT)
         assert held.value.maybe_accepted
         assert time.monotonic() - began < PATIENCE + 1

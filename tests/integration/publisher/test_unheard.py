@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.background import Background
+from switchyard.broker.background import TaskSupervisor
 from switchyard.broker.lanes import EVENTS_EXCHANGE
 from switchyard.broker.publish import unheard
 from switchyard.broker.publish.publisher import Publisher
@@ -114,7 +114,7 @@ async def test_a_feed_that_listens_hears_every_event_although_nobody_did_before(
             heard.append(int(event.job_id))
 
     feed = Hearing(of(lanes))
-    background = Background(feed._log)
+    background = TaskSupervisor(feed._log)
     told, first = 0, None
     async with Publisher(of(lanes)) as publisher:
         await unheard_once(publisher)

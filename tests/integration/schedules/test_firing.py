@@ -13,7 +13,7 @@ from switchyard.services.engine.ledger.jobs import JobRepository
 from switchyard.services.engine.ledger.schedules import ScheduleRepository
 from switchyard.services.engine.records.schedules import FiringOutcome
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from switchyard.services.engine.schedules.book import job_id_of
 from switchyard.services.engine.schedules.firing import AGAIN, ScheduleRunner
@@ -197,7 +197,10 @@ async def test_the_scheduler_fires_by_itself(broker310: TestBroker, sqlite_url: 
     async with open_system(broker310, sqlite_url) as system:
         await add(system, entry(cron="* * * * * *"))
         scheduler = Scheduler(
-            system.settings, system.registry, system.ledger, pace=Pace(turn=0.05, lease=1.0)
+            system.settings,
+            system.registry,
+            system.ledger,
+            pace=SchedulerIntervals(turn=0.05, lease=1.0),
         )
         running = asyncio.create_task(scheduler.run())
 

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.monitoring import schedule_status
 from switchyard.services.engine.monitoring.check import Finding
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.monitoring.checks.schedules import schedules as schedules_check
 from switchyard.services.engine.monitoring.schedule_status import schedule_samples
 from switchyard.services.engine.schedules.firing import ScheduleRunner
@@ -20,7 +20,7 @@ from tests.support.system import System
 async def test_the_doctor_finds_what_was_due_and_what_was_refused(
     system: System, time: Time
 ) -> None:
-    seen = cast("Examined", SimpleNamespace(need_ledger=lambda: system.ledger))
+    seen = cast("DoctorContext", SimpleNamespace(need_ledger=lambda: system.ledger))
     assert await schedules_check(seen) == []
     await add(system, entry(cron="0 13 10 3 *", grace=600))
     (well,) = await schedules_check(seen)
@@ -45,7 +45,7 @@ async def test_one_that_is_due_every_second_and_always_refused_is_as_late_as_its
     system: System, time: Time
 ) -> None:
     """Each due time has a row of its own, and the last is always a new one."""
-    seen = cast("Examined", SimpleNamespace(need_ledger=lambda: system.ledger))
+    seen = cast("DoctorContext", SimpleNamespace(need_ledger=lambda: system.ledger))
     await add(system, entry(cron="* * * * * *", grace=90))
     firing = ScheduleRunner(system.settings, Registry(), system.ledger, system.wire, look=0.05)
     with capture_logs() as said:

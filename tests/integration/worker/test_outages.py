@@ -2,14 +2,13 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from switchyard.broker.background import BackgroundFailed
 from switchyard.broker.lanes import JOBS_EXCHANGE
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -117,9 +116,8 @@ async def test_a_worker_that_can_not_give_signs_of_life_ends(
     async def fails(*_: Any, **__: Any) -> None:
         raise ValueError("a bug")
 
-    faulty = FaultyLedger(system.ledger)
-    faulty.beat = fails  # type: ignore[attr-defined]
-    worker = await system.start_worker("llm", ledger=cast("Ledger", faulty))
+    monkeypatch.setattr(system.ledger.workers, "beat", fails)
+    worker = await system.start_worker("llm", ledger=system.ledger)
     with pytest.raises(BackgroundFailed, match=r"beat.*a bug"):
         await asyncio.wait_for(asyncio.shield(worker.task), 15)
     system.workers.remove(worker)

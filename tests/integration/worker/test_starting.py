@@ -9,13 +9,13 @@ from structlog.testing import capture_logs
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.records.errors import LedgerRefuses
+from switchyard.services.engine.records.errors import LedgerAuthError
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.runtime.worker import (
     LANE_WORKER_PRIORITY,
-    Share,
     UnknownWorker,
-    share_of,
+    WorkerPlan,
+    plan_for,
 )
 from tests.support.brokers import TestBroker
 from tests.support.eventually import PATIENCE, eventually
@@ -28,22 +28,22 @@ from tests.support.workers import PATIENT, FaultyLedger, by
 
 def test_a_share_has_the_lanes_of_its_kind_and_one_reserved_slot() -> None:
     registry = Registry.load(JOB_MODULES)
-    share = share_of(registry, "llm", slots=4)
-    assert share == Share("llm", ("hot", "backfill"), 4, reserve=1, consumer_priority=0)
+    share = plan_for(registry, "llm", slots=4)
+    assert share == WorkerPlan("llm", ("hot", "backfill"), 4, reserve=1, consumer_priority=0)
     assert share.queues == ["hot.llm", "backfill.llm"]
-    assert share_of(registry, "link", slots=4).queues == ["hot.link", "maintenance.link"]
-    assert share_of(registry, "llm", slots=1).reserve == 0
-    assert share_of(registry, "llm", slots=3, reserve=9).reserve == 2
-    special = share_of(registry, "llm", slots=4, lanes=["backfill"])
+    assert plan_for(registry, "link", slots=4).queues == ["hot.link", "maintenance.link"]
+    assert plan_for(registry, "llm", slots=1).reserve == 0
+    assert plan_for(registry, "llm", slots=3, reserve=9).reserve == 2
+    special = plan_for(registry, "llm", slots=4, lanes=["backfill"])
     assert (special.queues, special.consumer_priority) == (["backfill.llm"], LANE_WORKER_PRIORITY)
 
 
 def test_a_kind_or_lane_without_work_is_refused_with_those_that_have() -> None:
     registry = Registry.load(JOB_MODULES)
     with pytest.raises(UnknownWorker, match="embed, link, llm"):
-        share_of(registry, "ocr", slots=1)
+        plan_for(registry, "ocr", slots=1)
     with pytest.raises(UnknownWorker, match="hot, backfill"):
-        share_of(registry, "llm", slots=1, lanes=["maintenance"])
+        plan_for(registry, "llm", slots=1, lanes=["maintenance"])
 
 
 async def test_a_worker_of_several_kinds_has_slots_for_each(system: System) -> None:
@@ -130,9 +130,9 @@ async def test_a_worker_that_waits_for_its_ledger_can_be_stopped(system: System)
 async def test_a_worker_does_not_start_with_a_ledger_that_refuses_it(system: System) -> None:
     faulty = FaultyLedger(system.ledger)
     faulty.away.add("register_worker")
-    faulty.error = LedgerRefuses("its tables are outdated")
+    faulty.error = LedgerAuthError("its tables are outdated")
     running = await system.start_worker("llm", ledger=faulty, wait=False)  # type: ignore[arg-type]
-    with pytest.raises(LedgerRefuses):
+    with pytest.raises(LedgerAuthError):
         await running.task
     system.workers.clear()
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from switchyard.broker.dead.scan import Letter
+from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.services.engine.ledger.sql.tables import attempts, jobs
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.states import FINISHED, State
@@ -102,9 +102,9 @@ async def settle(
     return account
 
 
-def deaths_in(letters: Sequence[Letter]) -> Counter[str]:
+def deaths_in(letters: Sequence[QueuedDeadLetter]) -> Counter[str]:
     """How many deaths the letters of each id tell of. A letter whose publish was cut off before its
-    confirm is there twice, and everything takes the two as one (`Letter.death`)."""
+    confirm is there twice, and everything takes the two as one (`QueuedDeadLetter.death`)."""
     return Counter(letter_id for letter_id, _ in {(each.id, each.death) for each in letters})
 
 

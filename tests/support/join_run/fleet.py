@@ -4,14 +4,14 @@ import asyncio
 from random import Random
 from typing import Self
 
-from switchyard.broker.closing import Closing
+from switchyard.broker.closing import AsyncCloseable
 from tests.support.worker_process import Process, Processes
 
 SCHEDULER = {"turn": 0.1, "lease": 1.0, "pending": 2.0, "silent": 3.0}
 ROLES = ("worker", "worker", "worker", "scheduler", "scheduler")
 
 
-class Fleet(Closing):
+class Fleet(AsyncCloseable):
     """Who is killed is started again; another of its role is always left."""
 
     def __init__(self, processes: Processes, random: Random) -> None:

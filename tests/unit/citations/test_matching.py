@@ -11,7 +11,7 @@ from switchyard.services.pipeline.citations.linking.matching import (
     score,
     title_likeness,
 )
-from switchyard.services.pipeline.citations.linking.questions import Means, questions_of
+from switchyard.services.pipeline.citations.linking.questions import LookupMethod, questions_of
 from switchyard.services.pipeline.citations.reference import Person, Reference
 from switchyard.services.pipeline.citations.works import CitedWork, LinkStatus
 
@@ -119,9 +119,9 @@ def test_what_is_asked_for_a_reference():
         )
     )
     assert [(each.means, each.value) for each in asked] == [
-        (Means.DOI, "10.1000/abc"),
-        (Means.ARXIV, "1706.03762"),
-        (Means.SEARCH, "etude of tides and harbours"),
+        (LookupMethod.DOI, "10.1000/abc"),
+        (LookupMethod.ARXIV, "1706.03762"),
+        (LookupMethod.SEARCH, "etude of tides and harbours"),
     ]
     assert asked[2].author == "muller"
     assert questions_of(Reference(text="", doi="10.48550/arXiv.1706.03762v2")) == [asked[1]]

@@ -6,7 +6,7 @@ import pytest
 
 from switchyard.services.pipeline.citations.engines.grobid import GrobidEngine
 from switchyard.services.pipeline.sources import xml
-from switchyard.services.pipeline.sources.errors import SourceNonsense
+from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 from switchyard.services.pipeline.sources.xml import xml_tree
 
 
@@ -23,7 +23,7 @@ def test_what_would_grow_is_refused(
     monkeypatch: pytest.MonkeyPatch, answer: bytes, wrong: str
 ) -> None:
     monkeypatch.setattr(xml, "MOST_ELEMENTS", 1_000)
-    with pytest.raises(SourceNonsense, match=wrong):
+    with pytest.raises(InvalidSourceResponse, match=wrong):
         xml_tree(answer, "GROBID")
 
 

@@ -11,37 +11,37 @@ with Client() as client:                                   # http://127.0.0.1:80
 
 from switchyard.api.client.clients import AsyncClient, Client
 from switchyard.api.client.errors import (
-    ApiAway,
     ApiError,
+    ApiUnavailable,
     Conflict,
     Forbidden,
     Invalid,
-    NotAnApi,
     NotFound,
     RateLimited,
-    TookTooLong,
     TooLarge,
     Unauthorized,
     Unavailable,
+    UnexpectedResponse,
     UnsupportedMedia,
+    WaitTimeout,
 )
 from switchyard.api.client.following import Event
 
 __all__ = [
-    "ApiAway",
     "ApiError",
+    "ApiUnavailable",
     "AsyncClient",
     "Client",
     "Conflict",
     "Event",
     "Forbidden",
     "Invalid",
-    "NotAnApi",
     "NotFound",
     "RateLimited",
     "TooLarge",
-    "TookTooLong",
     "Unauthorized",
     "Unavailable",
+    "UnexpectedResponse",
     "UnsupportedMedia",
+    "WaitTimeout",
 ]

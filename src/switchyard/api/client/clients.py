@@ -18,7 +18,7 @@ from switchyard.api.client.errors import ApiError, away, error_of
 from switchyard.api.client.following import (
     Event,
     EventReader,
-    Patience,
+    ReconnectBackoff,
     check_stream,
 )
 from switchyard.api.client.streams import streams
@@ -91,7 +91,7 @@ class Client(Common):
     # --- waiting and following ----------------------------------------------------------------
 
     def wait(self, job_id: str, *, timeout: float | None = None) -> JobDetails:
-        """The job as soon as it has ended, well or not. Raises TookTooLong after `timeout`
+        """The job as soon as it has ended, well or not. Raises WaitTimeout after `timeout`
         seconds; None waits for ever."""
         for pause in looks(f"job {job_id}", timeout):
             if self.job_status(job_id).state in FINISHED:
@@ -100,7 +100,7 @@ class Client(Common):
         return self.job(job_id)
 
     def wait_for_document(self, document_id: str, *, timeout: float | None = None) -> DocumentView:
-        """The document as soon as nothing happens to it any more. Raises TookTooLong."""
+        """The document as soon as nothing happens to it any more. Raises WaitTimeout."""
         for pause in looks(f"document {document_id}", timeout):
             found = self.document(document_id)
             if _has_ended(found):
@@ -110,7 +110,7 @@ class Client(Common):
 
     def text_of(self, file: Upload, *, timeout: float | None = None) -> dict[str, Any]:
         """The text of a file, page by page. Raises Conflict or Invalid when it can't be read,
-        TookTooLong."""
+        WaitTimeout."""
         ordered = self.extract_text(file)
         if ordered.result is not None:
             return ordered.result
@@ -161,7 +161,7 @@ class Client(Common):
     def _follow(
         self, path: str, query: dict[str, str | None], last_id: str | None, reconnects: int
     ) -> Generator[Event, None, None]:
-        reader, patience = EventReader(last_id), Patience(reconnects)
+        reader, patience = EventReader(last_id), ReconnectBackoff(reconnects)
         params = {name: value for name, value in query.items() if value is not None}
         while True:
             failure: ApiError | None = None
@@ -319,7 +319,7 @@ class AsyncClient(Common):
     async def _follow(
         self, path: str, query: dict[str, str | None], last_id: str | None, reconnects: int
     ) -> AsyncGenerator[Event, None]:
-        reader, patience = EventReader(last_id), Patience(reconnects)
+        reader, patience = EventReader(last_id), ReconnectBackoff(reconnects)
         params = {name: value for name, value in query.items() if value is not None}
         while True:
             failure: ApiError | None = None

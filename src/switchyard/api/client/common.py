@@ -16,11 +16,11 @@ from pydantic import ValidationError
 from switchyard.api.addresses import is_loopback
 from switchyard.api.client.call import Call
 from switchyard.api.client.errors import (
-    ApiAway,
     ApiError,
-    NotAnApi,
+    ApiUnavailable,
     RateLimited,
-    TookTooLong,
+    UnexpectedResponse,
+    WaitTimeout,
     error_of,
     shown_url,
 )
@@ -43,7 +43,7 @@ class Retries:
 
     def pause(self, call: Call[Any], tries: int, error: ApiError) -> float | None:
         """Seconds after which the call is made again; None when it is not."""
-        is_away = isinstance(error, ApiAway)
+        is_away = isinstance(error, ApiUnavailable)
         if tries >= self.most or not call.can_repeat(refused=not is_away):
             return None
         if is_away:
@@ -144,7 +144,7 @@ class Common(Operations, ABC):
         except ValidationError as error:
             if not answer.is_success:
                 raise error_of(answer) from error
-            raise NotAnApi(
+            raise UnexpectedResponse(
                 f"{shown_url(self.base_url)} does not answer {call.method} {call.path} as this "
                 "client expects it: is it the API, and of the same version?"
             ) from error
@@ -161,12 +161,12 @@ def _fits_header(text: str) -> bool:
 
 
 def looks(what: str, timeout: float | None) -> Iterator[float]:
-    """Seconds to wait after each look. Raises TookTooLong."""
+    """Seconds to wait after each look. Raises WaitTimeout."""
     until = None if timeout is None else time.monotonic() + timeout
     pause = FIRST_LOOK
     while True:
         left = pause if until is None else until - time.monotonic()
         yield max(0.0, min(pause, left))
         if until is not None and time.monotonic() >= until:
-            raise TookTooLong(f"{what} has not ended within {timeout:g} s")
+            raise WaitTimeout(f"{what} has not ended within {timeout:g} s")
         pause = min(pause * 1.5, LONGEST_LOOK)

@@ -1,18 +1,18 @@
 """What can go wrong when the API is called: one tree.
 
 ApiError
-├── ApiAway               no answer came: the network, or nothing listens there
-├── NotAnApi              something answered, but not this API: a redirect, a page, another version
-├── TookTooLong           `wait…` gave up; what was waited for goes on
-├── Unauthorized          401
-├── Forbidden             403
-├── NotFound              404
-├── Conflict              409
-├── TooLarge              413
-├── UnsupportedMedia      415
-├── Invalid               400, 405, 408, 422
-├── RateLimited           429
-└── Unavailable           500 and above: full, away, or a defect
+├── ApiUnavailable      no answer came: the network, or nothing listens there
+├── UnexpectedResponse  something answered, but not this API: a page, another version
+├── WaitTimeout         `wait…` gave up; what was waited for goes on
+├── Unauthorized        401
+├── Forbidden           403
+├── NotFound            404
+├── Conflict            409
+├── TooLarge            413
+├── UnsupportedMedia    415
+├── Invalid             400, 405, 408, 422
+├── RateLimited         429
+└── Unavailable         500 and above: full, away, or a defect
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class ApiError(Exception):
     """What this kind of problem says beside, such as `job_id`."""
 
 
-class ApiAway(ApiError):
+class ApiUnavailable(ApiError):
     """No answer came. The call may have been carried out all the same."""
 
 
-class NotAnApi(ApiError):
+class UnexpectedResponse(ApiError):
     """An answer that can't be read: something else listens there, or another version."""
 
 
-class TookTooLong(ApiError, TimeoutError):
+class WaitTimeout(ApiError, TimeoutError):
     """What was waited for has not ended in time. It goes on."""
 
 
@@ -130,11 +130,11 @@ def error_of(answer: httpx.Response) -> ApiError:
     return error
 
 
-def away(error: httpx.RequestError, url: httpx.URL) -> ApiAway:
+def away(error: httpx.RequestError, url: httpx.URL) -> ApiUnavailable:
     """The error for a call that got no answer."""
     place = f"{url.host}:{url.port}" if url.port else url.host
     reason = str(error) or type(error).__name__
-    return ApiAway(f"the API at {place} can't be reached: {reason}")
+    return ApiUnavailable(f"the API at {place} can't be reached: {reason}")
 
 
 def shown_url(url: httpx.URL) -> str:
@@ -147,7 +147,7 @@ def _class_of(status: int) -> type[ApiError]:
     if known is not None:
         return known
     if status < 400:
-        return NotAnApi
+        return UnexpectedResponse
     return Unavailable if status >= 500 else Invalid
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 
 from switchyard.api.client.errors import (
-    ApiAway,
     ApiError,
-    NotAnApi,
+    ApiUnavailable,
     RateLimited,
     Unavailable,
+    UnexpectedResponse,
     shown_url,
 )
 
@@ -44,7 +44,7 @@ class EventReader:
     _fields: dict[str, str] = field(default_factory=dict)
 
     def line(self, text: str) -> Event | None:
-        """Take a line in; the event that it ends, if it does. Raises NotAnApi."""
+        """Take a line in; the event that it ends, if it does. Raises UnexpectedResponse."""
         if text:
             name, _, value = text.partition(":")
             if name:  # else a comment, which is a sign of life
@@ -62,23 +62,28 @@ class EventReader:
 
 
 def check_stream(answer: httpx.Response) -> None:
-    """Raises NotAnApi for a success that is no stream of events: it would be opened for ever."""
+    """Raises UnexpectedResponse for a success that is no stream of events: it would be opened for
+    ever."""
     if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-        raise NotAnApi(f"{shown_url(answer.url)} answers with no stream of events: is it the API?")
+        raise UnexpectedResponse(
+            f"{shown_url(answer.url)} answers with no stream of events: is it the API?"
+        )
 
 
 def _data(text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise NotAnApi("an event that is not JSON came: is it the API?") from error
+        raise UnexpectedResponse("an event that is not JSON came: is it the API?") from error
     if not isinstance(data, dict):
-        raise NotAnApi("an event that is no object came: is it the API, of the same version?")
+        raise UnexpectedResponse(
+            "an event that is no object came: is it the API, of the same version?"
+        )
     return data
 
 
 @dataclass(slots=True)
-class Patience:
+class ReconnectBackoff:
     """How often in a row a stream is opened in vain."""
 
     most: int
@@ -89,12 +94,12 @@ class Patience:
     def pause(self, error: ApiError | None) -> float:
         """Seconds to wait before the stream is opened again after it ended, or could not be
         opened. Raises the error where that is no use."""
-        passing = isinstance(error, ApiAway | Unavailable | RateLimited)
+        passing = isinstance(error, ApiUnavailable | Unavailable | RateLimited)
         if error is not None and not (passing and self.opened):
             raise error
         self.failures += 1
         if self.failures > self.most:
-            raise error or ApiAway("the stream of events ends again and again")
+            raise error or ApiUnavailable("the stream of events ends again and again")
         wait: float = min(FIRST_PAUSE * 2 ** (self.failures - 1), LAST_PAUSE)
         if error is not None and error.retry_after is not None:
             wait = max(wait, min(error.retry_after, LAST_PAUSE))

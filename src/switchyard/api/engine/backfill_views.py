@@ -55,7 +55,7 @@ async def view_of(ledger: Ledger, operation: BulkOperation) -> BackfillView:
         note=progress.note,
         reason=operation.reason,
         created_by=operation.created_by,
-        created_at=moments.shown(operation.created_at),
+        created_at=moments.to_datetime(operation.created_at),
         started_at=moment(operation.started_at),
         finished_at=moment(operation.finished_at),
         rate=operation.rate,

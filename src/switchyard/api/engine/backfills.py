@@ -38,7 +38,7 @@ from switchyard.services.engine.backfill.spec import KIND, BackfillSpec
 from switchyard.services.engine.backfill.starting import Backfills
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.ledger.short_ids import Among
-from switchyard.services.engine.publishing.requests import Complaint
+from switchyard.services.engine.publishing.requests import RequestFieldError
 from switchyard.services.engine.records.bulk import BulkState
 
 router = Routes(prefix="/backfills", tags=["backfills"])
@@ -148,7 +148,7 @@ async def store_file(
             await state.storage.delete_async(key)
             raise
     except InvalidUpload as error:
-        raise invalid(Complaint((), str(error.text))) from error
+        raise invalid(RequestFieldError((), str(error.text))) from error
     return BackfillInput(key=key, format=wanted, name=form.filename)
 
 

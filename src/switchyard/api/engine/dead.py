@@ -10,7 +10,7 @@ from fastapi import Path, Query, Request, Response
 from switchyard.api.engine.bulk import BulkRoutes
 from switchyard.api.engine.redrive_views import plan_view, spec_of, view_of
 from switchyard.api.entry.access import needs, starter_of
-from switchyard.api.http.answers import JSONAnswer
+from switchyard.api.http.answers import JsonResponse
 from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.models.dead import (
@@ -77,7 +77,7 @@ async def dead_groups(
 )
 async def start_redrive(
     body: NewRedrive, state: Shared, request: Request, response: Response
-) -> RedriveView | JSONAnswer:
+) -> RedriveView | JsonResponse:
     """Start a redrive; a running `jobctl scheduler` executes it."""
     state.require_broker()
     spec = spec_of(body)
@@ -87,7 +87,7 @@ async def start_redrive(
         tally = await plan_redrive(
             state.settings, state.registry, state.ledger, spec, wait=wait_at_most(PATIENCE)
         )
-        return JSONAnswer(plan_view(tally).model_dump(mode="json"))
+        return JsonResponse(plan_view(tally).model_dump(mode="json"))
     operation = await redrive_spec.start_redrive(
         state.ledger,
         spec,

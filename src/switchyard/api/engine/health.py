@@ -15,7 +15,7 @@ from switchyard.api.models.service import ComponentView, Liveness, Readiness
 from switchyard.api.state import ApiState, BrokerSide
 from switchyard.services.engine.access.rate_limit import Rationed
 from switchyard.services.engine.monitoring.checks.host import require_room_for_ledger
-from switchyard.services.engine.monitoring.health import Check, Component, examine
+from switchyard.services.engine.monitoring.health import Dependency, Probe, examine
 
 router = Routes(prefix="/health", tags=["health"])
 
@@ -61,13 +61,13 @@ async def health(request: Request, response: Response) -> Readiness:
     return await ready(request, response)
 
 
-def examined(state: ApiState) -> Rationed[list[Component]]:
+def examined(state: ApiState) -> Rationed[list[Dependency]]:
     """How the components are: as the application shows it, `app.state.health`."""
     return Rationed(lambda: examine(_checks(state)), EXAMINATION_RATE, EXAMINATION_BURST)
 
 
-def _checks(state: ApiState) -> dict[str, Check]:
-    checks: dict[str, Check] = {
+def _checks(state: ApiState) -> dict[str, Probe]:
+    checks: dict[str, Probe] = {
         "ledger": partial(_ask_ledger, state),
         "storage": lambda: state.storage.put_async(_probe_key(), b"ok"),
     }
@@ -85,7 +85,8 @@ async def _ask_ledger(state: ApiState) -> None:
 
 
 async def _ask_broker(broker: BrokerSide) -> None:
-    """Raises BrokerAway; Blocked under an alarm, of which the broker tells those that publish."""
+    """Raises BrokerUnavailable; Blocked under an alarm, of which the broker tells those that
+    publish."""
     await broker.pressure.probe()
     await broker.publisher.probe()
 
@@ -96,5 +97,5 @@ def _probe_key() -> str:
     return f"health/probe-{socket.gethostname()}-{os.getpid()}"
 
 
-def _view(component: Component) -> ComponentView:
+def _view(component: Dependency) -> ComponentView:
     return ComponentView(state=component.state, latency_ms=round(component.latency * 1000, 1))

@@ -68,7 +68,7 @@ def _progress(said: ProgressRecord | None) -> ProgressView | None:
     if said is None:
         return None
     return ProgressView(
-        fraction=said.fraction, note=said.note, reported_at=moments.shown(said.reported_at)
+        fraction=said.fraction, note=said.note, reported_at=moments.to_datetime(said.reported_at)
     )
 
 
@@ -90,7 +90,7 @@ def _attempt(record: AttemptRecord) -> AttemptView:
         attempt=record.attempt,
         worker_id=record.worker_id,
         started_at=moment(record.started_at),
-        finished_at=moments.shown(record.finished_at),
+        finished_at=moments.to_datetime(record.finished_at),
         outcome=record.outcome,
         error_type=record.error_type,
         error_message=record.error_message,

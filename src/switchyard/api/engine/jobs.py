@@ -45,7 +45,7 @@ from switchyard.services.engine.records.results import (
 from switchyard.services.engine.records.states import State as JobState
 from switchyard.services.engine.runtime.control import send_cancel
 from switchyard.services.pipeline.citations.formats.export import Format
-from switchyard.services.pipeline.documents.reference_orders import ReferenceDesk
+from switchyard.services.pipeline.documents.reference_orders import ReferenceService
 
 
 async def _full_job_id(
@@ -249,7 +249,7 @@ async def release(job_id: JobIdInPath, state: Shared) -> models.ReleasedJob:
     return models.ReleasedJob(job_id=job_id, open=join.open, dead=join.dead)
 
 
-async def _stages(record: JobRecord, desk: ReferenceDesk) -> dict[str, Any]:
+async def _stages(record: JobRecord, desk: ReferenceService) -> dict[str, Any]:
     stages = await desk.stages(record)
     if stages is None:
         return {}

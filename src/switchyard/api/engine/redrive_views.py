@@ -6,7 +6,7 @@ from switchyard.api.models.dead import NewRedrive, RedriveDifference, RedrivePla
 from switchyard.api.models.values import moment
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkOperation
-from switchyard.services.engine.redrive.sending import Tally
+from switchyard.services.engine.redrive.sending import RedriveCounts
 from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, settled
 
 
@@ -22,7 +22,7 @@ def spec_of(order: NewRedrive) -> RedriveSpec:
     )
 
 
-def plan_view(tally: Tally) -> RedrivePlan:
+def plan_view(tally: RedriveCounts) -> RedrivePlan:
     return RedrivePlan(
         matched=tally.matched,
         redriven=tally.done,

@@ -12,9 +12,9 @@ from switchyard.api.http.routing import Routes
 from switchyard.api.models import schedules as models
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker import patterns
-from switchyard.broker.moments import shown
+from switchyard.broker.moments import to_datetime
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.publishing.requests import Complaint
+from switchyard.services.engine.publishing.requests import RequestFieldError
 from switchyard.services.engine.records.schedules import Firing, ScheduleRecord
 from switchyard.services.engine.schedules.book import Schedules
 from switchyard.services.engine.schedules.entry import ScheduleEntry
@@ -55,7 +55,7 @@ async def add(
     try:
         record = await _book(state).add(entry, remote=True, created_by=by)
     except InvalidSchedule as error:
-        raise invalid(Complaint((error.at,) if error.at else (), str(error))) from error
+        raise invalid(RequestFieldError((error.at,) if error.at else (), str(error))) from error
     response.headers["Location"] = f"/schedules/{record.name}"
     return _view(record)
 
@@ -105,7 +105,7 @@ async def run(name: Name, request: Request, state: Shared) -> models.FiringView:
     try:
         firing = await _book(state).run(name, starter_of(request))
     except InvalidSchedule as error:
-        raise invalid(Complaint((), str(error))) from error
+        raise invalid(RequestFieldError((), str(error))) from error
     return _firing(firing)
 
 
@@ -135,19 +135,19 @@ def _view(record: ScheduleRecord, last: Firing | None = None) -> models.Schedule
         grace=record.grace,
         origin=record.origin,
         created_by=record.created_by,
-        created_at=shown(record.created_at),
-        paused_at=None if record.paused_at is None else shown(record.paused_at),
-        next_at=shown(record.next_at),
+        created_at=to_datetime(record.created_at),
+        paused_at=None if record.paused_at is None else to_datetime(record.paused_at),
+        next_at=to_datetime(record.next_at),
         last=None if last is None else _firing(last),
     )
 
 
 def _firing(firing: Firing) -> models.FiringView:
     return models.FiringView(
-        due_at=shown(firing.due_at),
+        due_at=to_datetime(firing.due_at),
         outcome=firing.outcome,
         job_id=firing.job_id,
-        noted_at=shown(firing.noted_at),
+        noted_at=to_datetime(firing.noted_at),
         times=firing.times,
         note=firing.note,
     )

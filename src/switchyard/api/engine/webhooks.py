@@ -22,7 +22,7 @@ from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.publishing.requests import job_id_for
 from switchyard.services.engine.records.requests import spaced_key
-from switchyard.services.engine.webhooks.deliveries import Ignored, Wanted, github_job
+from switchyard.services.engine.webhooks.deliveries import DeliveryJob, Ignored, github_job
 
 router = Routes(prefix="/webhooks", tags=["webhooks"], include_in_schema=False)
 
@@ -61,7 +61,7 @@ async def of_source(
 
 
 async def _done(
-    state: Shared, response: Response, wanted: Wanted | Ignored, source: str
+    state: Shared, response: Response, wanted: DeliveryJob | Ignored, source: str
 ) -> DeliveryView:
     if isinstance(wanted, Ignored):
         return DeliveryView(ignored=wanted.why)
@@ -71,7 +71,7 @@ async def _done(
     return DeliveryView(job_id=done.job_id, duplicate=done.duplicate)
 
 
-async def _published(state: Shared, wanted: Wanted, source: str) -> Published:
+async def _published(state: Shared, wanted: DeliveryJob, source: str) -> Published:
     """The job published, or recorded for later. Raises Problem, InvalidRequest, LedgerError."""
     broker = state.require_broker()
     job_type = wanted.routing_key.partition(".")[2]

@@ -15,7 +15,7 @@ from switchyard.api.addresses import is_loopback
 from switchyard.api.http.problems import Problem, try_later
 from switchyard.api.state import ApiState, state_of
 from switchyard.services.common.errors import Misconfigured
-from switchyard.services.engine.access.api_keys import KeyRing, Principal, Scope
+from switchyard.services.engine.access.api_keys import ApiKeyStore, Principal, Scope
 from switchyard.services.engine.access.rate_limit import Allowance
 from switchyard.services.engine.publishing.requests import check_source
 from switchyard.services.engine.records.errors import LedgerError, LedgerUnavailable
@@ -87,7 +87,7 @@ async def identify(request: Request) -> Principal:
     return principal
 
 
-async def _principal_of(keys: KeyRing, key: str | None) -> Principal:
+async def _principal_of(keys: ApiKeyStore, key: str | None) -> Principal:
     """Raises Problem (401), LedgerError."""
     if key is not None:
         principal = await keys.identify(key)
@@ -103,7 +103,7 @@ class KeyAdmission:
     """Whether a request that was let in would be let in again: its key may be revoked while it is
     answered, or the first key be made."""
 
-    def __init__(self, keys: KeyRing, key: str | None) -> None:
+    def __init__(self, keys: ApiKeyStore, key: str | None) -> None:
         self._keys = keys
         self._key = key
         self._confirmed_at = time.monotonic()

@@ -18,7 +18,7 @@ from switchyard.api.addresses import client_at
 from switchyard.api.entry.access import rate_limited
 from switchyard.api.entry.connections import UNREAD
 from switchyard.api.http.problems import Problem, render
-from switchyard.services.common.tracing import Spanned, span, tracing_by
+from switchyard.services.common.tracing import SpanHandle, span, tracing_by
 from switchyard.services.engine.access.rate_limit import Allowance, RateLimiter
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,100}")
@@ -34,7 +34,7 @@ SECURITY_HEADERS = {
 }
 
 
-class Edge:
+class RequestMiddleware:
     """The outermost layer. Bodies, queries and keys never reach the log."""
 
     def __init__(
@@ -110,14 +110,14 @@ class Edge:
         return None if allowance.allowed else rate_limited(allowance)
 
 
-def _request_span(scope: Scope) -> AbstractContextManager[Spanned]:
+def _request_span(scope: Scope) -> AbstractContextManager[SpanHandle]:
     # Under the name of its route, which is known later: a path has ids, and has no end.
     method = scope["method"]
     parent = Headers(scope=scope).get("traceparent")
     return span(method, kind="server", parent=parent, http__request__method=method)
 
 
-def _tell(spanned: Spanned, scope: Scope, status: int) -> None:
+def _tell(spanned: SpanHandle, scope: Scope, status: int) -> None:
     route = getattr(scope.get("route"), "path", None)
     if route is not None:
         spanned.rename(f"{scope['method']} {route}")

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 
-class JSONAnswer(JSONResponse):
+class JsonResponse(JSONResponse):
     """JSON also of what a handler has stored that JSON can't say: half of a surrogate pair stays
     escaped, NaN and infinity become null."""
 

@@ -24,8 +24,8 @@ from switchyard.api.http.problems import (
 )
 from switchyard.api.http.routing import check_length
 from switchyard.broker.errors import (
-    BrokerAway,
     BrokerError,
+    BrokerUnavailable,
     LaneFull,
     MessageTooLarge,
     NeverTaken,
@@ -34,13 +34,13 @@ from switchyard.broker.errors import (
 )
 from switchyard.broker.patterns import complaint
 from switchyard.services.common.errors import (
-    Failed,
+    ConflictError,
     InvalidInput,
     Misconfigured,
-    NotNow,
+    NotFoundError,
+    PermanentFailure,
     SwitchyardError,
-    Unknown,
-    WrongState,
+    TemporarilyUnavailable,
     kind_of,
 )
 from switchyard.services.common.files.errors import DocumentTooLarge, UnsupportedDocument
@@ -50,12 +50,12 @@ from switchyard.services.common.files.storage_errors import (
     FileTooLarge,
     InvalidKey,
     NotStored,
-    StorageAway,
+    StorageUnavailable,
 )
 from switchyard.services.engine.backfill.sources import InvalidBackfill, SourceAway
 from switchyard.services.engine.bulk.control import InvalidLimits
 from switchyard.services.engine.dead.changes import InvalidRedrive
-from switchyard.services.engine.publishing.requests import Complaint, InvalidRequest
+from switchyard.services.engine.publishing.requests import InvalidRequest, RequestFieldError
 from switchyard.services.engine.records.errors import (
     IdempotencyConflict,
     InvalidCursor,
@@ -68,11 +68,11 @@ from switchyard.services.pipeline.documents.extractions import ExtractionNotFini
 
 PROBLEM_OF: Mapping[type[SwitchyardError], str] = {
     InvalidInput: "invalid",
-    Unknown: "not-found",
-    WrongState: "wrong-state",
-    NotNow: "unavailable",
+    NotFoundError: "not-found",
+    ConflictError: "wrong-state",
+    TemporarilyUnavailable: "unavailable",
     Misconfigured: "internal-error",
-    Failed: "internal-error",
+    PermanentFailure: "internal-error",
 }
 """The kind of problem that each kind of error is, where `problem_of` has no better one for it."""
 
@@ -90,9 +90,9 @@ def problem_of(error: Exception) -> Problem:
         case InvalidRequest():
             return invalid(*error.complaints)
         case InvalidBackfill() | InvalidRedrive() | InvalidLimits():
-            return invalid(Complaint((), str(error)))
+            return invalid(RequestFieldError((), str(error)))
         case InvalidCursor():
-            return invalid(Complaint(("cursor",), str(error)), place="query")
+            return invalid(RequestFieldError(("cursor",), str(error)), place="query")
         case NotFinished() | ExtractionNotFinished():
             return unfinished(error)
         case FileTooLarge() | DocumentTooLarge():
@@ -103,7 +103,7 @@ def problem_of(error: Exception) -> Problem:
             return Problem("storage-full", str(error))
         case DiskFull() | LedgerFull():
             return try_later("storage-full", "a disk of the service is full; nothing was done")
-        case StorageAway():
+        case StorageUnavailable():
             return try_later("unavailable", "the file storage does not answer; try again later")
         case InvalidKey() | NotStored():
             return Problem("internal-error")  # clients name no keys: a record of ours is wrong
@@ -121,13 +121,13 @@ def problem_of(error: Exception) -> Problem:
         case MessageTooLarge():
             return Problem("too-large", f"nothing was done: {error}")
         case NeverTaken():
-            return invalid(Complaint((), str(error)))
+            return invalid(RequestFieldError((), str(error)))
         case NotPermitted():
             text = "nothing was done: the service may not publish this on its broker; its operator "
             return try_later("broker-away", text + "has to allow it (`jobctl doctor`)")
         case Unroutable():
             return try_later("no-queue", f"nothing was kept of the job: {error}")
-        case BrokerAway(maybe_accepted=True):
+        case BrokerUnavailable(maybe_accepted=True):
             text = "the job may be done nevertheless; try again later, nothing is done twice"
             return try_later("broker-away", text)
         case BrokerError():
@@ -153,7 +153,7 @@ def install(app: FastAPI) -> None:
         if problem.kind.name == "internal-error" and not isinstance(error, StarletteHTTPException):
             raise error  # to `entry.edge`, which logs it with its traceback
         trouble = error.__cause__ if isinstance(error, Problem) else error
-        if isinstance(trouble, LedgerError | BrokerError | NotNow):
+        if isinstance(trouble, LedgerError | BrokerError | TemporarilyUnavailable):
             request.state.trouble = f"{type(trouble).__name__}: {trouble}"
         if problem.kind.status is HTTPStatus.METHOD_NOT_ALLOWED:
             problem.headers = {"Allow": ", ".join(_methods(app.routes, request.scope))}
@@ -166,7 +166,7 @@ def install(app: FastAPI) -> None:
 def _of_kind(error: SwitchyardError) -> Problem:
     kind = kind_of(error)
     name = PROBLEM_OF[kind] if kind is not None else "internal-error"
-    if kind is NotNow:
+    if kind is TemporarilyUnavailable:
         return try_later(name, "try again later")
     return Problem(name, None if name == "internal-error" else str(error))
 

@@ -8,11 +8,11 @@ from typing import Any
 from fastapi import HTTPException
 from starlette.responses import Response
 
-from switchyard.api.http.answers import JSONAnswer
+from switchyard.api.http.answers import JsonResponse
 from switchyard.api.models.problems import KINDS, TYPE_BASE, Kind
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import lane_of
-from switchyard.services.engine.publishing.requests import Complaint
+from switchyard.services.engine.publishing.requests import RequestFieldError
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER = 5
@@ -40,7 +40,7 @@ class Problem(HTTPException):
         super().__init__(self.kind.status, detail, more or None)
 
 
-def invalid(*errors: Complaint, place: str = "body") -> Problem:
+def invalid(*errors: RequestFieldError, place: str = "body") -> Problem:
     """A request with invalid fields, which stand in that part of it."""
     listed = [{"location": [place, *each.at], "message": each.message} for each in errors]
     text = "; ".join(
@@ -81,7 +81,9 @@ def render(problem: Problem, request_id: str | None) -> Response:
         **problem.extra,
     }
     content = {key: value for key, value in body.items() if value is not None}
-    return JSONAnswer(content, problem.kind.status, headers=problem.headers, media_type=MEDIA_TYPE)
+    return JsonResponse(
+        content, problem.kind.status, headers=problem.headers, media_type=MEDIA_TYPE
+    )
 
 
 def responses(*names: str) -> dict[int | str, dict[str, Any]]:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.params import Depends
 from fastapi.routing import APIRoute
 
-from switchyard.api.http.answers import JSONAnswer
+from switchyard.api.http.answers import JsonResponse
 from switchyard.api.http.event_stream import EventStream, admission_of
 from switchyard.api.http.openapi import operation_id
 
@@ -87,7 +87,7 @@ class Routes(APIRouter):
             tags=list(tags),
             dependencies=dependencies,
             include_in_schema=include_in_schema,
-            default_response_class=JSONAnswer,
+            default_response_class=JsonResponse,
             route_class=GuardedRoute,
             generate_unique_id_function=operation_id,
         )

@@ -31,7 +31,7 @@ from switchyard.api.state import ApiState, Shared
 from switchyard.broker.errors import LaneFull
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.jobs.registry import InvalidPayload, UnknownJobType
-from switchyard.services.engine.monitoring.ending import ended
+from switchyard.services.engine.monitoring.ending import wait_for_end
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.engine.publishing.requests import job_id_for, refused
 from switchyard.services.engine.records.errors import LedgerError
@@ -141,7 +141,7 @@ async def _ask(
     response.headers["Location"] = f"/llm/requests/{accepted.job_id}"
     record = None
     if body.wait:
-        record = await ended(broker.feed, state.ledger, accepted.job_id, timeout=body.wait)
+        record = await wait_for_end(broker.feed, state.ledger, accepted.job_id, timeout=body.wait)
     if record is None:
         response.status_code = 202
         return models.AnswerOfModel(job_id=accepted.job_id, status=LlmStatus.WAITING)
@@ -173,7 +173,7 @@ async def answer(
             return _shown(await state.direct.result(job_id, timeout=wait), response)
         if wait:
             feed = state.require_broker().feed
-            record = await ended(feed, state.ledger, job_id, timeout=wait) or record
+            record = await wait_for_end(feed, state.ledger, job_id, timeout=wait) or record
     return await _view(record, state, response)
 
 

@@ -30,7 +30,7 @@ DocumentIdField = Annotated[str, Field(pattern=patterns.DOCUMENT_ID)]
 
 def moment(seconds: float | None) -> datetime | None:
     """Seconds since the epoch as a time; None stays None."""
-    return None if seconds is None else moments.shown(seconds)
+    return None if seconds is None else moments.to_datetime(seconds)
 
 
 def is_finite(value: Any) -> bool:

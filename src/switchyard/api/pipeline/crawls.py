@@ -13,11 +13,11 @@ from switchyard.api.http.routing import Routes
 from switchyard.api.models import crawls as models
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker import patterns
-from switchyard.broker.errors import BrokerAway
-from switchyard.broker.moments import shown
+from switchyard.broker.errors import BrokerUnavailable
+from switchyard.broker.moments import to_datetime
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.monitoring.levels import Pressure
-from switchyard.services.engine.publishing.requests import Complaint
+from switchyard.services.engine.publishing.requests import RequestFieldError
 from switchyard.services.pipeline.crawls.bounds import CrawlBounds, InvalidCrawl
 from switchyard.services.pipeline.crawls.desk import CrawlKeyTaken, Crawls
 from switchyard.services.pipeline.crawls.pages import crawl_pressure
@@ -122,7 +122,7 @@ def _bounds(body: models.NewCrawl, state: ApiState) -> CrawlBounds:
             most_pages=state.settings.crawl_max_pages,
         )
     except InvalidCrawl as error:
-        raise invalid(Complaint((error.at,), str(error))) from error
+        raise invalid(RequestFieldError((error.at,), str(error))) from error
 
 
 @router.get("", dependencies=READS, responses=responses("ledger-away"))
@@ -155,7 +155,7 @@ async def pages(
                 depth=each.page.depth,
                 job_id=each.page.job_id,
                 found_by=each.page.found_by,
-                due_at=shown(each.page.due_at),
+                due_at=to_datetime(each.page.due_at),
                 state=each.state,
                 outcome=each.outcome,
             )
@@ -175,7 +175,7 @@ async def _pressure(state: ApiState) -> Pressure | None:
     """None where it is not known: a crawl is recorded all the same, and published later."""
     try:
         return crawl_pressure(await state.require_broker().pressure.snapshot())
-    except BrokerAway:
+    except BrokerUnavailable:
         return None
 
 
@@ -192,9 +192,9 @@ def _view(progress: CrawlProgress) -> models.CrawlView:
         hosts=list(crawl.hosts),
         max_pages=crawl.max_pages,
         max_depth=crawl.max_depth,
-        deadline=shown(crawl.deadline),
+        deadline=to_datetime(crawl.deadline),
         created_by=crawl.created_by,
-        created_at=shown(crawl.created_at),
+        created_at=to_datetime(crawl.created_at),
         claimed=crawl.claimed,
         pages=dict(progress.pages),
     )

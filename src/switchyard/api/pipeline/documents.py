@@ -37,8 +37,8 @@ from switchyard.services.common.files.uploads import Upload
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.records.requests import MAX_NOTIFY_URL
 from switchyard.services.pipeline.citations.formats.export import Format
-from switchyard.services.pipeline.documents.desk import DocumentDesk, NotFinished
-from switchyard.services.pipeline.documents.inbox import About, Inbox, check_claim
+from switchyard.services.pipeline.documents.desk import DocumentService, NotFinished
+from switchyard.services.pipeline.documents.inbox import UploadIntake, UploadMetadata, check_claim
 from switchyard.services.pipeline.documents.status import DocumentStatus
 
 router = Routes(tags=["documents"])
@@ -80,16 +80,16 @@ FORM: dict[str, Any] = {
 }
 
 
-async def receive_upload(request: Request, inbox: Inbox) -> tuple[Upload, About]:
+async def receive_upload(request: Request, inbox: UploadIntake) -> tuple[Upload, UploadMetadata]:
     """The request's file, stored, and what was said of it.
 
-    Raises InvalidUpload, and as Inbox.receive and About.of do.
+    Raises InvalidUpload, and as UploadIntake.receive and About.of do.
     """
     form = UploadForm(request)
     upload = await inbox.receive(form.file(), lambda: form.filename, lambda: form.charset)
     try:
         await form.rest()
-        about = About.of(
+        about = UploadMetadata.of(
             form.filename,
             form.fields,
             asked_by=source_of(request, None),
@@ -286,7 +286,7 @@ async def document_figure(
 
 
 async def _result(
-    request: Request, documents: DocumentDesk, status: DocumentStatus
+    request: Request, documents: DocumentService, status: DocumentStatus
 ) -> dict[str, Any]:
     """Return the result for the answer to an upload. Raises Problem where it has failed."""
     if not status.is_finished:

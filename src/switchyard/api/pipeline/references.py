@@ -25,8 +25,8 @@ from switchyard.api.pipeline.documents import FORM, POLL_AFTER, receive_upload
 from switchyard.services.common.files.charsets import charset_of
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.pipeline.documents.extractions import ExtractionNotFinished
-from switchyard.services.pipeline.documents.inbox import About
-from switchyard.services.pipeline.documents.reference_orders import Order, ReferenceDesk
+from switchyard.services.pipeline.documents.inbox import UploadMetadata
+from switchyard.services.pipeline.documents.reference_orders import Order, ReferenceService
 
 router = Routes(tags=["references"])
 
@@ -105,7 +105,7 @@ class ReferenceSubmission:
 
 
 async def _ordered(
-    request: Request, desk: ReferenceDesk, order: Order, model: type[M]
+    request: Request, desk: ReferenceService, order: Order, model: type[M]
 ) -> ReferenceSubmission:
     asked_by = source_of(request, None)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -116,12 +116,12 @@ async def _ordered(
         upload = await desk.inbox.receive(
             request.stream(), charset=lambda: charset_of(request.headers.get("content-type"))
         )
-        about = About(filename="references.txt", asked_by=asked_by)
+        about = UploadMetadata(filename="references.txt", asked_by=asked_by)
         return ReferenceSubmission(await desk.order_from_file(order, upload, about), is_own=True)
     if kind == "application/json":
         body = _read(model, await request.body())
         payload = body.model_dump(exclude_none=True, exclude={"lane"})
-        about = About(lane="hot" if body.lane == "hot" else "backfill", asked_by=asked_by)
+        about = UploadMetadata(lane="hot" if body.lane == "hot" else "backfill", asked_by=asked_by)
         job_id = await desk.order_from_text(order, payload, about)
         return ReferenceSubmission(job_id, is_own="document_id" not in payload)
     raise Problem(
@@ -139,7 +139,7 @@ def _read(model: type[M], body: bytes) -> M:
 
 
 async def _answer(
-    ordered: ReferenceSubmission, request: Request, response: Response, desk: ReferenceDesk
+    ordered: ReferenceSubmission, request: Request, response: Response, desk: ReferenceService
 ) -> OrderedReferences:
     job_id = ordered.job_id
     response.headers["Location"] = f"/jobs/{job_id}"

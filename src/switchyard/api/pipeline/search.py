@@ -15,8 +15,8 @@ from switchyard.api.models.documents import HitView, SearchAnswer, SearchBody
 from switchyard.api.state import Shared
 from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.publishing.requests import Complaint
-from switchyard.services.pipeline.index.chunk_index import IndexAway, IndexMismatch
+from switchyard.services.engine.publishing.requests import RequestFieldError
+from switchyard.services.pipeline.index.chunk_index import IndexMismatch, IndexUnavailable
 from switchyard.services.pipeline.index.ranking import Hit
 from switchyard.services.pipeline.index.searching import Filters, UnknownWork, search_documents
 
@@ -52,14 +52,14 @@ async def search(
             per_document=body.per_document,
         )
     except UnknownWork as error:
-        raise invalid(Complaint(("filters", error.filter), str(error))) from error
+        raise invalid(RequestFieldError(("filters", error.filter), str(error))) from error
     except IndexMismatch as error:
         request.state.trouble = f"{type(error).__name__}: {error}"
         raise try_later("search-away", str(error)) from error
     except (RetryableError, PermanentError) as error:
         # Its text may name hosts: it stays in the log.
         request.state.trouble = f"{type(error).__name__}: {error}"
-        what = "index" if isinstance(error, IndexAway) else "embedder"
+        what = "index" if isinstance(error, IndexUnavailable) else "embedder"
         raise try_later("search-away", f"the {what} does not answer; try again later") from error
     unreadable = await documents.unreadable_pages({hit.document_id for hit in hits})
     views = [_view(hit, unreadable.get(hit.document_id, ())) for hit in hits]

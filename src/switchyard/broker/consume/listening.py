@@ -53,7 +53,7 @@ async def keep_listening(
 
     while not stopping.is_set():
         try:
-            connection = await unless(stopping, link.connection())
+            connection = await until_event(stopping, link.connection())
             if connection is None:
                 return
             if connection is not last:
@@ -61,7 +61,7 @@ async def keep_listening(
             await listen(connection, hears)
         except failures as error:
             log.warning(complaint, error=str(error), next_try_in=pause, **context)
-        await unless(stopping, asyncio.sleep(pause))
+        await until_event(stopping, asyncio.sleep(pause))
         pause = min(pause * 2, LAST_BACKOFF)
 
 
@@ -110,7 +110,7 @@ def end_of(channel: PipelinedChannel) -> asyncio.Event:
     return over
 
 
-async def unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+async def until_event(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of `work`, or None when `event` is set first; `work` is cancelled then."""
     task = asyncio.create_task(work)
     waiting = asyncio.create_task(event.wait())

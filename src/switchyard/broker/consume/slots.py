@@ -22,7 +22,7 @@ from typing import Literal
 from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.consume.delivery import Delivery
-from switchyard.broker.consume.listening import unless
+from switchyard.broker.consume.listening import until_event
 from switchyard.broker.wire.away import CHANNEL_ERRORS
 from switchyard.broker.wire.channel import PipelinedChannel
 from switchyard.broker.wire.depths import waiting_in
@@ -217,7 +217,7 @@ class Slots:
             self._log.error(
                 "the handler failed", queue=delivery.queue, traceback=_traceback_of(error)
             )
-            await unless(self._stopping, asyncio.sleep(DEFECT_PAUSE))
+            await until_event(self._stopping, asyncio.sleep(DEFECT_PAUSE))
             delivery.requeue()
         finally:
             if queue.held >= queue.prefetch:

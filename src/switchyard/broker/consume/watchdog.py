@@ -11,10 +11,10 @@ import asyncio
 
 from structlog.typing import FilteringBoundLogger
 
-from switchyard.broker.consume.listening import unless
+from switchyard.broker.consume.listening import until_event
 from switchyard.broker.consume.slots import LaneQueue
 from switchyard.broker.wire.away import CHANNEL_ERRORS
-from switchyard.broker.wire.depths import Waiting, waiting_in
+from switchyard.broker.wire.depths import QueueSize, waiting_in
 
 WATCH_SECONDS = 10.0
 """Seconds between two looks. A consumer is given up after two that found the same: a worker stands
@@ -28,7 +28,7 @@ async def watch(
     suspected_at: int | None = None
     """How many deliveries had arrived when it was found idle without a reason."""
     while not stopping.is_set():
-        await unless(stopping, asyncio.sleep(every))
+        await until_event(stopping, asyncio.sleep(every))
         arrived = queue.arrived
         waiting = await _ask(queue)
         if waiting is None or not _gets_too_little(queue, waiting) or arrived != queue.arrived:
@@ -46,14 +46,14 @@ async def watch(
             suspected_at = arrived
 
 
-def _gets_too_little(queue: LaneQueue, waiting: Waiting) -> bool:
+def _gets_too_little(queue: LaneQueue, waiting: QueueSize) -> bool:
     """Whether a consumer of that queue should be known, or have got something."""
     if queue.state != "consuming":
         return False
     return waiting.consumers == 0 or (waiting.ready > 0 and queue.held < queue.prefetch)
 
 
-async def _ask(queue: LaneQueue) -> Waiting | None:
+async def _ask(queue: LaneQueue) -> QueueSize | None:
     """The broker's numbers; None where nothing is consumed, or the channel has just ended, which
     the queue's own loop mends."""
     channel = queue.channel

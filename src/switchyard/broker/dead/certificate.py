@@ -84,7 +84,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DeathCertificate:
+class DeadLetterInfo:
     """What is known of a death."""
 
     reason: Reason
@@ -118,7 +118,7 @@ class DeathCertificate:
             del values["properties"]
         return {_PREFIX + name.replace("_", "-"): value for name, value in values.items()}
 
-    def shorter(self) -> Iterator[DeathCertificate]:
+    def shorter(self) -> Iterator[DeadLetterInfo]:
         """Certificates that say less, each less than the one before: for a broker whose frames are
         too small for this one."""
         kept = self.properties[:BRIEF_PROPERTIES]
@@ -129,10 +129,10 @@ class DeathCertificate:
         yield replace(brief, message="", worker="", properties=kept[:4])
 
 
-def unreadable_properties(delivery: Delivery, *, worker: str = "") -> DeathCertificate:
+def unreadable_properties(delivery: Delivery, *, worker: str = "") -> DeadLetterInfo:
     """The certificate of a message whose properties can't be read, wherever it was found."""
     kept = delivery.properties[:PROPERTIES_LIMIT]
-    return DeathCertificate(
+    return DeadLetterInfo(
         Reason.MALFORMED,
         delivery.routing_key,
         queue=delivery.queue,
@@ -143,7 +143,7 @@ def unreadable_properties(delivery: Delivery, *, worker: str = "") -> DeathCerti
     )
 
 
-def job_in(certificate: DeathCertificate, body: bytes) -> JobMessage | None:
+def job_in(certificate: DeadLetterInfo, body: bytes) -> JobMessage | None:
     """The job of a dead letter; None when it is none.
 
     A message whose properties could not be read is none, whatever its body says: this system has
@@ -152,13 +152,13 @@ def job_in(certificate: DeathCertificate, body: bytes) -> JobMessage | None:
     return None if _is_no_job(certificate) else _decoded(body)
 
 
-def _is_no_job(certificate: DeathCertificate) -> bool:
+def _is_no_job(certificate: DeadLetterInfo) -> bool:
     return bool(certificate.properties) or certificate.is_foreign
 
 
 def examine(
     headers: Mapping[str, Any], routing_key: str, body: bytes
-) -> tuple[DeathCertificate, JobMessage | None]:
+) -> tuple[DeadLetterInfo, JobMessage | None]:
     """The certificate of a message found in `jobs.dead`, whoever put it there, and its job, where
     it is one: see `job_in`. `routing_key` is the one that it was delivered with."""
     message = _decoded(body)
@@ -166,7 +166,7 @@ def examine(
     return certificate, None if _is_no_job(certificate) else message
 
 
-def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> DeathCertificate:
+def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> DeadLetterInfo:
     """The certificate as the headers have it.
 
     `job_type` is the one in the body, None where that is no job: a job that the broker took from
@@ -174,7 +174,7 @@ def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> 
     """
     if is_certified(headers):
         values: dict[str, Any] = {"routing_key": routing_key}
-        for name in DeathCertificate.__dataclass_fields__:
+        for name in DeadLetterInfo.__dataclass_fields__:
             value = headers.get(_PREFIX + name.replace("_", "-"))
             # Anybody may publish here: what is of another type does not count.
             if isinstance(value, int if name == "attempts" else str):
@@ -185,10 +185,10 @@ def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> 
         reason = _reason(values.get("reason"))
         if reason is Reason.DISPLACED:  # only the broker itself can do that, and says otherwise
             reason = Reason.OVERFLOWED
-        return DeathCertificate(**{**values, "reason": reason})
+        return DeadLetterInfo(**{**values, "reason": reason})
     last = _last_death(headers)
     if last is None:
-        return DeathCertificate(Reason.UNROUTABLE, routing_key, message="no queue took this key")
+        return DeadLetterInfo(Reason.UNROUTABLE, routing_key, message="no queue took this key")
     queue = _text(last.get("queue", ""))
     keys = last.get("routing-keys")
     original = routing_key
@@ -200,7 +200,7 @@ def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> 
     reason = {"expired": Reason.EXPIRED, "maxlen": Reason.OVERFLOWED}.get(
         str(last.get("reason")), Reason.EXHAUSTED
     )
-    return DeathCertificate(
+    return DeadLetterInfo(
         reason,
         original,
         queue=queue,

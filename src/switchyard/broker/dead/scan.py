@@ -11,18 +11,18 @@ from aiormq import Connection
 
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.dead.certificate import (
-    DeathCertificate,
+    DeadLetterInfo,
     examine,
     had_own_expiry,
     is_certified,
     letter_id,
     unreadable_properties,
 )
-from switchyard.broker.errors import BrokerAway
+from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.lanes import DEAD_QUEUE, JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.settings import Profile
-from switchyard.broker.wire.away import meaning_away
+from switchyard.broker.wire.away import raising_broker_unavailable
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.depths import waiting_in
@@ -49,18 +49,18 @@ IDLE_LIMIT = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class QueuedDeadLetter:
     """A message in `jobs.dead`."""
 
     delivery: Delivery
-    certificate: DeathCertificate
+    certificate: DeadLetterInfo
     message: JobMessage | None
     """None when it is no job message: see `broker.dead.certificate.job_in`."""
-    again: list[Letter] = field(default_factory=list, compare=False, repr=False)
+    again: list[QueuedDeadLetter] = field(default_factory=list, compare=False, repr=False)
     """Further letters of the same death, which go when this one does."""
 
     @classmethod
-    def of(cls, delivery: Delivery) -> Letter:
+    def of(cls, delivery: Delivery) -> QueuedDeadLetter:
         if delivery.unreadable:
             return cls(delivery, unreadable_properties(delivery), None)
         # What the alternate exchange has brought here was published by anybody, headers and all.
@@ -113,7 +113,7 @@ class Letter:
         return self.delivery.ack()
 
 
-class _Piece:
+class _ScanBatch:
     """Letters on a channel of their own. Complete before the first of them is handed out: what a
     quorum queue sends in the place of others that were acknowledged loses its place (measured on
     4.3.6), so nothing may be sent any more by then."""
@@ -149,7 +149,7 @@ class _Piece:
             except TimeoutError:
                 idle += 1
             if self._channel.closed.done():
-                raise BrokerAway(
+                raise BrokerUnavailable(
                     "the connection was lost during the scan; every letter that was not "
                     "handled is back in its place",
                     maybe_accepted=False,
@@ -209,15 +209,16 @@ class Scan:
         self._profile = profile
         self._channel = channel
         self._queue = queue
-        self._pieces: list[_Piece] = []
+        self._pieces: list[_ScanBatch] = []
         self.total = 0
         """Messages that waited in the queue when the scan began."""
 
     async def start(self) -> None:
         self.total = await self.depth(self._queue)
 
-    async def letters(self) -> AsyncIterator[Letter]:
-        """Those that waited when the scan began. Raises BrokerAway when the connection is lost."""
+    async def letters(self) -> AsyncIterator[QueuedDeadLetter]:
+        """Those that waited when the scan began. Raises BrokerUnavailable when the connection is
+        lost."""
         left = self.total
         following = await self._fetch(left)
         while following is not None:
@@ -229,9 +230,9 @@ class Scan:
             for number, delivery in enumerate(piece.deliveries):
                 if number % TOGETHER == 0:
                     await asyncio.sleep(0)  # others have their turn, too
-                yield Letter.of(delivery)
+                yield QueuedDeadLetter.of(delivery)
 
-    async def _fetch(self, left: int) -> _Piece | None:
+    async def _fetch(self, left: int) -> _ScanBatch | None:
         if left <= 0:
             return None
         if self._profile == "quorum":
@@ -240,7 +241,7 @@ class Scan:
             channel = await open_channel(self._connection, confirms=False)
             most = max(PIECE, self.total // MOST_CHANNELS + 1)
         tag = f"scan.{len(self._pieces):06}"
-        piece = _Piece(channel, self._queue, tag, min(left, most))
+        piece = _ScanBatch(channel, self._queue, tag, min(left, most))
         self._pieces.append(piece)
         await piece.fetch()
         return piece
@@ -254,7 +255,7 @@ class Scan:
         """Give back what was not acknowledged, the oldest first."""
         for piece in self._pieces:
             await piece.flush()
-        for give_back in (_Piece.give_back, _Piece.give_back_newer):
+        for give_back in (_ScanBatch.give_back, _ScanBatch.give_back_newer):
             for piece in self._pieces:
                 waiting = await self._ready()
                 number = give_back(piece)
@@ -280,10 +281,10 @@ async def scanning(
     """Scan a queue; at the end, what was not acknowledged is returned in its old order. That of
     the profile `quorum` works for every queue; `classic` is quicker for classic ones.
 
-    Raises BrokerAway; the queue must be there (`jobctl topology apply`).
+    Raises BrokerUnavailable; the queue must be there (`jobctl topology apply`).
     """
     async with connected(url, f"scan of {queue}") as connection:
-        with meaning_away(f"can't scan {queue}"):
+        with raising_broker_unavailable(f"can't scan {queue}"):
             channel = await open_channel(underlying(connection), confirms=False)
             scan = Scan(underlying(connection), channel, queue, profile)
             await scan.start()

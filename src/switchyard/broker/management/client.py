@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import httpx
 
-from switchyard.broker.closing import Closing
+from switchyard.broker.closing import AsyncCloseable
 from switchyard.broker.errors import ManagementError, ManagementForbidden
 from switchyard.broker.management.http import ManagementHttp
 from switchyard.broker.management.live import (
@@ -39,7 +39,7 @@ _BEING_MADE = (0.1, 0.2, 0.4, 0.8, 1.6, 0.0)
 """Seconds after each try to declare a queue that another process is just making."""
 
 
-class ManagementClient(Closing):
+class ManagementClient(AsyncCloseable):
     """Reads and declares exchanges, queues, bindings and policies of one virtual host.
 
     `url` is the address of the API with user and password, `http://user:password@host:15672`; of a

@@ -16,7 +16,7 @@ from typing import Self
 
 from switchyard.broker.addresses import nodes_of
 from switchyard.broker.errors import (
-    BrokerAway,
+    BrokerUnavailable,
     LaneFull,
     PublishError,
     Refused,
@@ -26,7 +26,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import (
     PATIENCE,
     Accepted,
-    Outage,
+    ConnectionFailureMemo,
     Outgoing,
     Result,
     SizeLimit,
@@ -85,7 +85,7 @@ class BlockingPublisher:
     def publish(self, message: JobMessage, routing_key: str) -> Accepted:
         """Publish one job and wait for its confirm.
 
-        Raises LaneFull, Unroutable, NeverTaken, NotPermitted, Blocked or BrokerAway (all
+        Raises LaneFull, Unroutable, NeverTaken, NotPermitted, Blocked or BrokerUnavailable (all
         PublishError).
         """
         result = self.publish_many([Outgoing(message, routing_key)])[0]
@@ -103,7 +103,7 @@ class BlockingPublisher:
         Holds at most a window of them in memory.
         """
         waiting: deque[tuple[Outgoing, Sent | PublishError]] = deque()
-        outage = Outage()
+        outage = ConnectionFailureMemo()
         for job in jobs:
             if len(waiting) >= self._window:
                 for _ in range(max(len(waiting) // 2, 1)):
@@ -144,7 +144,7 @@ class BlockingPublisher:
         try:
             try:
                 self._confirmed(sent)
-            except BrokerAway as error:
+            except BrokerUnavailable as error:
                 if not error.perhaps_refused:
                     raise
                 self._send_alone(JOBS_EXCHANGE, job.routing_key, envelope_of(job.message))
@@ -169,7 +169,7 @@ class BlockingPublisher:
                 raise no_room(self._timeout)
             session = self._open()  # another one where that was lost
         except PublishError as error:  # it had been sent before
-            raise BrokerAway(str(error), maybe_accepted=True) from error
+            raise BrokerUnavailable(str(error), maybe_accepted=True) from error
         self._confirmed(session.publish(exchange, routing_key, envelope))
 
     def _lane_full(self, job: Outgoing) -> LaneFull:

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 
 from aiormq.connection import Connection
 
-from switchyard.broker.errors import BrokerAway
+from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.wire.away import CHANNEL_ERRORS
 
-AWAY = (BrokerAway, *CHANNEL_ERRORS)
+AWAY = (BrokerUnavailable, *CHANNEL_ERRORS)
 """What it means that nobody answered."""
 THERE_FOR, MISSING_FOR = 30.0, 0.5
 """Seconds for which an answer is believed: queues seldom go, and come as soon as somebody has read

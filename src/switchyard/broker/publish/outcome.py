@@ -10,10 +10,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
 from switchyard.broker.errors import (
     Blocked,
-    BrokerAway,
+    BrokerUnavailable,
     LaneFull,
     MessageTooLarge,
     NeverTaken,
@@ -67,7 +67,7 @@ _OUTCOMES: tuple[tuple[type, str], ...] = (
     (NeverTaken, "invalid"),
     (NotPermitted, "forbidden"),
     (Blocked, "blocked"),
-    (BrokerAway, "away"),
+    (BrokerUnavailable, "away"),
 )
 
 
@@ -117,9 +117,9 @@ def broker_parks_overflow(profile: Profile) -> bool:
     return profile == "classic"
 
 
-def overflowed(routing_key: str) -> DeathCertificate:
+def overflowed(routing_key: str) -> DeadLetterInfo:
     """The certificate of a job that its full lane refused."""
-    return DeathCertificate(Reason.OVERFLOWED, routing_key, message="the lane was full")
+    return DeadLetterInfo(Reason.OVERFLOWED, routing_key, message="the lane was full")
 
 
 _PARKING_LANES = frozenset(lane.name for lane in LANES if lane.dead_letters_overflow)
@@ -148,43 +148,43 @@ def blocked() -> Blocked:
     )
 
 
-def held() -> BrokerAway:
+def held() -> BrokerUnavailable:
     """A publish that was on its way when the broker raised an alarm."""
-    return BrokerAway(
+    return BrokerUnavailable(
         "the broker blocks publishers (memory or disk alarm) and holds what was sent until then, "
         "which it may take yet: see `jobctl doctor`, free memory or disk",
         maybe_accepted=True,
     )
 
 
-def unconfirmed(timeout: float) -> BrokerAway:
+def unconfirmed(timeout: float) -> BrokerUnavailable:
     """A publish that the broker did not confirm in time."""
-    return BrokerAway(f"no confirm within {timeout:g} s", maybe_accepted=True)
+    return BrokerUnavailable(f"no confirm within {timeout:g} s", maybe_accepted=True)
 
 
-def no_room(timeout: float) -> BrokerAway:
+def no_room(timeout: float) -> BrokerUnavailable:
     """A publish that was not sent, because no earlier one was confirmed in time."""
-    return BrokerAway(
+    return BrokerUnavailable(
         f"the broker confirmed nothing within {timeout:g} s; this was not sent",
         maybe_accepted=False,
     )
 
 
-class Outage:
+class ConnectionFailureMemo:
     """Spares the rest of a batch from looking for a broker that is away, one time-out each."""
 
     def __init__(self) -> None:
-        self._error: BrokerAway | None = None
+        self._error: BrokerUnavailable | None = None
         self._until = 0.0
 
     def note(self, error: object) -> None:
         """What became of a job that was to be sent."""
-        if isinstance(error, BrokerAway) and error is not self._error:
+        if isinstance(error, BrokerUnavailable) and error is not self._error:
             self._error = error
             self._until = time.monotonic() + OUTAGE_PAUSE
 
     @property
-    def error(self) -> BrokerAway | None:
+    def error(self) -> BrokerUnavailable | None:
         """The error of the last job, if it is so fresh that the next one would meet it too."""
         if self._error is not None and time.monotonic() >= self._until:
             self._error = None

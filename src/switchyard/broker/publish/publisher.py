@@ -18,9 +18,9 @@ from aiormq.connection import Connection
 from aiormq.exceptions import ChannelAccessRefused
 
 from switchyard.broker.addresses import nodes_of
-from switchyard.broker.closing import Closing
+from switchyard.broker.closing import AsyncCloseable
 from switchyard.broker.errors import (
-    BrokerAway,
+    BrokerUnavailable,
     LaneFull,
     NeverTaken,
     PublishError,
@@ -34,7 +34,7 @@ from switchyard.broker.publish.known_queues import KnownQueues
 from switchyard.broker.publish.outcome import (
     PATIENCE,
     Accepted,
-    Outage,
+    ConnectionFailureMemo,
     Outgoing,
     Result,
     SizeLimit,
@@ -48,9 +48,9 @@ from switchyard.broker.publish.outcome import (
     outcome_name,
     unconfirmed,
 )
-from switchyard.broker.publish.unheard import Unheard
+from switchyard.broker.publish.unheard import NoListenerCache
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire.away import ANSWER_LIMIT, meaning_away
+from switchyard.broker.wire.away import ANSWER_LIMIT, raising_broker_unavailable
 from switchyard.broker.wire.channel import PipelinedChannel, leave, open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, is_blocked
 from switchyard.broker.wire.depths import HiddenQueues, ask_queue, is_unbound
@@ -68,7 +68,7 @@ class _Sent:
     """Seconds, on the monotonic clock."""
 
 
-class Publisher(Closing):
+class Publisher(AsyncCloseable):
     """Publishes to the broker; safe to use from many coroutines at once.
 
     Use it as an async context manager, or call `close`. It connects at the first publish and
@@ -112,7 +112,7 @@ class Publisher(Closing):
         connection of its own, which is made when it is needed."""
         self._one_alone = asyncio.Lock()
         self._queues = KnownQueues(self._is_there, _is_unbound)
-        self._unheard = Unheard()
+        self._unheard = NoListenerCache()
 
     def _begin_in_child(self) -> None:
         """Connect anew where the process that has made it was forked: what it had is its own."""
@@ -133,7 +133,7 @@ class Publisher(Closing):
     async def publish(self, message: JobMessage, routing_key: str) -> Accepted:
         """Publish one job and wait for its confirm.
 
-        Raises LaneFull, Unroutable, NeverTaken, NotPermitted, Blocked or BrokerAway (all
+        Raises LaneFull, Unroutable, NeverTaken, NotPermitted, Blocked or BrokerUnavailable (all
         PublishError).
         """
         result = (await self.publish_many([Outgoing(message, routing_key)]))[0]
@@ -151,7 +151,7 @@ class Publisher(Closing):
         Holds at most a window of them in memory.
         """
         waiting: list[tuple[Outgoing, _Sent | PublishError]] = []
-        outage = Outage()
+        outage = ConnectionFailureMemo()
         async for job in jobs:
             if len(waiting) >= self._window:
                 half = max(len(waiting) // 2, 1)
@@ -168,7 +168,7 @@ class Publisher(Closing):
         """Publish anything to any exchange and wait for the confirm.
 
         For retries, dead letters and redrives. Raises Refused, Unroutable, NeverTaken,
-        NotPermitted, Blocked, BrokerAway.
+        NotPermitted, Blocked, BrokerUnavailable.
         """
         self._size_limit.check(len(envelope.body))
         channel = self._ready() or await self._until_ready()
@@ -183,7 +183,7 @@ class Publisher(Closing):
 
     async def probe(self) -> None:
         """See that the broker takes something in: a message for nobody, confirmed. Raises Blocked
-        under a memory or disk alarm, BrokerAway."""
+        under a memory or disk alarm, BrokerUnavailable."""
         channel = self._ready() or await self._until_ready()
         nothing = Envelope(body=b"", message_id="probe")
         confirm = channel.publish(EVENTS_EXCHANGE, "probe", nothing, mandatory=False)
@@ -319,7 +319,7 @@ class Publisher(Closing):
         try:
             try:
                 await self._confirmed(sent)
-            except BrokerAway as error:
+            except BrokerUnavailable as error:
                 if not error.perhaps_refused:
                     raise
                 await self._send_alone(exchange, routing_key, make(), queue)
@@ -331,7 +331,7 @@ class Publisher(Closing):
         self, exchange: str, routing_key: str, envelope: Envelope, queue: str | None
     ) -> None:
         """Publish with nothing beside it: if the broker closes this channel, it is the fault of
-        this message. Raises as `send`; BrokerAway without the queue, as of `Outgoing`."""
+        this message. Raises as `send`; BrokerUnavailable without the queue, as of `Outgoing`."""
         async with self._one_alone:
             self._size_limit.check(len(envelope.body))
             try:
@@ -339,7 +339,7 @@ class Publisher(Closing):
                 if queue is not None and await self._lacks(channel, queue):
                     raise Unroutable(exchange, routing_key, queue=queue)
             except PublishError as error:  # it had been sent before
-                raise BrokerAway(str(error), maybe_accepted=True) from error
+                raise BrokerUnavailable(str(error), maybe_accepted=True) from error
             confirm = channel.publish(exchange, routing_key, envelope)
             await self._confirmed(_Sent(confirm, channel, time.monotonic()))
 
@@ -393,7 +393,7 @@ class Publisher(Closing):
         connection = await (link or self._link).connection_now()
         if is_blocked(connection):
             raise blocked()
-        with meaning_away("can't open a channel"):
+        with raising_broker_unavailable("can't open a channel"):
             return await open_channel(connection, confirms=True, limit=CONNECT_TIMEOUT)
 
 

@@ -26,7 +26,7 @@ from pika.exceptions import ChannelWrongStateError, ConnectionOpenAborted
 from pika.spec import Basic
 
 from switchyard.broker.addresses import AMQP_PORTS, address_of, nodes_of, vhost_of
-from switchyard.broker.errors import BrokerAway, PublishError
+from switchyard.broker.errors import BrokerUnavailable, PublishError
 from switchyard.broker.forking import Owner, keep_from_children
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.away import away
@@ -90,8 +90,9 @@ class Session:
 
     @classmethod
     def opened(cls, settings: BrokerSettings, name: str) -> Self:
-        """Connect to one of the broker's nodes, in an order of chance. Raises BrokerAway after
-        CONNECT_TIMEOUT seconds at the latest, of which each node gets its part; LimitReached."""
+        """Connect to one of the broker's nodes, in an order of chance. Raises BrokerUnavailable
+        after CONNECT_TIMEOUT seconds at the latest, of which each node gets its part;
+        LimitReached."""
         nodes = list(nodes_of(settings.require_amqp_url()))
         random.shuffle(nodes)
         deadline = time.monotonic() + CONNECT_TIMEOUT
@@ -135,8 +136,8 @@ class Session:
     def publish(self, exchange: str, routing_key: str, envelope: Envelope) -> Sent:
         """Send one persistent, mandatory message.
 
-        Raises BrokerAway when the channel is closed, NeverTaken when the message does not fit into
-        AMQP.
+        Raises BrokerUnavailable when the channel is closed, NeverTaken when the message does not
+        fit into AMQP.
         """
         # pika sends headers of any size, for which a broker closes the connection.
         encode_head(exchange, routing_key, envelope, self._connection.params.frame_max)
@@ -150,13 +151,13 @@ class Session:
             type=envelope.type,
         )
         if self._channel is None or self._loss:
-            raise BrokerAway("the channel is closed", maybe_accepted=False)
+            raise BrokerUnavailable("the channel is closed", maybe_accepted=False)
         try:
             self._channel.basic_publish(
                 exchange, routing_key, envelope.body, properties, mandatory=True
             )
         except ChannelWrongStateError as error:
-            raise BrokerAway("the channel is closed", maybe_accepted=False) from error
+            raise BrokerUnavailable("the channel is closed", maybe_accepted=False) from error
         sent = Sent(self, time.monotonic())
         size = len(envelope.body)
         self._unconfirmed.sent(sent, envelope.message_id, exchange, routing_key, size)
@@ -187,7 +188,7 @@ class Session:
         self._turn()
 
     def close(self) -> None:
-        """Close the connection; what waits for a confirm fails with BrokerAway."""
+        """Close the connection; what waits for a confirm fails with BrokerUnavailable."""
         if not self.is_here:
             self._lose(_OF_THE_PARENT)
             return

@@ -31,7 +31,7 @@ class _Rest:
     """When the next one is sent: at the end at the latest, and then while one is on its way."""
 
 
-class Unheard:
+class NoListenerCache:
     """What one publisher knows of that."""
 
     def __init__(self) -> None:

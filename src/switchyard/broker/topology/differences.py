@@ -19,7 +19,7 @@ from switchyard.broker.lanes import (
 )
 from switchyard.broker.management.live import LiveQueue, LiveTopology
 from switchyard.broker.management.model import Arguments, Binding, Exchange, Policy, Queue, Topology
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 
 _DEAD_QUEUES = (DEAD_QUEUE, DEAD_LOG_QUEUE)
 _OPEN_EXCHANGES = frozenset({EVENTS_EXCHANGE, CONTROL_EXCHANGE})
@@ -321,7 +321,7 @@ def _shown(settings: Mapping[str, object], key: str) -> str:
 
 
 def _holding(queue: LiveQueue) -> str:
-    return f" ({counted(queue.messages, 'message')} in it)"
+    return f" ({pluralize(queue.messages, 'message')} in it)"
 
 
 def _missing(kind: str, item: Exchange | Queue | Binding | Policy) -> Difference:

@@ -24,7 +24,7 @@ from aiormq.exceptions import (
     ChannelPreconditionFailed,
 )
 
-from switchyard.broker.errors import BrokerAway, BrokerError
+from switchyard.broker.errors import BrokerError, BrokerUnavailable
 from switchyard.broker.lanes import SYSTEM_EXCHANGE
 from switchyard.broker.wire.away import library_calls, within
 from switchyard.broker.wire.channel import open_channel
@@ -41,7 +41,7 @@ _TURN, _LOOK = 5.0, 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class SystemMarker:
     """The system that a broker belongs to."""
 
     id: str
@@ -57,7 +57,7 @@ class MarkHidden(BrokerError):
     """Whose broker it is can't be told: our user may not ask, or the mark is none of ours."""
 
 
-async def read_mark(connection: Connection) -> Mark | None:
+async def read_mark(connection: Connection) -> SystemMarker | None:
     """Whose broker it is; None where nobody has marked it.
 
     Raises MarkHidden, or one of CHANNEL_ERRORS.
@@ -81,7 +81,7 @@ async def read_mark(connection: Connection) -> Mark | None:
     except ChannelPreconditionFailed as error:
         if (found := _CURRENT.search(str(error))) is None:
             raise MarkHidden(f"the exchange {SYSTEM_EXCHANGE} does not say whose it is") from error
-        return Mark(found[1], int(found[2]), found[3] or "unnamed")
+        return SystemMarker(found[1], int(found[2]), found[3] or "unnamed")
     await closed(channel)
     return None
 
@@ -91,7 +91,8 @@ async def marking_alone(connection: Connection) -> AsyncIterator[None]:
     """Have the mark for oneself, of all connections: what is read here is there still when the
     next one is written. An exclusive queue says so, which goes with its connection.
 
-    Raises MarkHidden where our user may not, BrokerAway when somebody else has it for too long.
+    Raises MarkHidden where our user may not, BrokerUnavailable when somebody else has it for too
+    long.
     """
     until = time.monotonic() + _TURN
     while True:
@@ -103,7 +104,7 @@ async def marking_alone(connection: Connection) -> AsyncIterator[None]:
             break
         except ChannelLockedResource as error:
             if time.monotonic() > until:
-                raise BrokerAway(
+                raise BrokerUnavailable(
                     "another process is marking the broker, and does not end",
                     maybe_accepted=False,
                 ) from error
@@ -119,7 +120,7 @@ async def marking_alone(connection: Connection) -> AsyncIterator[None]:
         await closed(channel)
 
 
-async def write_mark(connection: Connection, mark: Mark) -> None:
+async def write_mark(connection: Connection, mark: SystemMarker) -> None:
     """Mark the broker, in the place of whatever mark it has: within `marking_alone`.
 
     Raises MarkHidden where our user may not, or one of CHANNEL_ERRORS.

@@ -32,7 +32,7 @@ from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE, STAND_IN, lane_o
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.management.model import Binding, Exchange, Policy, Queue, Topology
 from switchyard.broker.topology.moving import moving
-from switchyard.broker.wire.away import meaning_away
+from switchyard.broker.wire.away import raising_broker_unavailable
 from switchyard.broker.wire.channel import open_channel
 
 LOCK = "jobs.migrate"
@@ -130,8 +130,8 @@ class Migration:
     settled: float = SETTLED
 
     async def lane(self, steps: Iterable[Step]) -> AsyncIterator[Migrated]:
-        """Remake the queues of one lane, and then its policy. Raises ManagementError, BrokerAway:
-        run it again."""
+        """Remake the queues of one lane, and then its policy. Raises ManagementError,
+        BrokerUnavailable: run it again."""
         complete, steps = True, list(steps)
         names = [step.name for step in steps]
         for step in steps:
@@ -250,7 +250,7 @@ class Migration:
 @asynccontextmanager
 async def alone(connection: Connection) -> AsyncIterator[None]:
     """Raises MigrationRefused while another one is under way in this virtual host."""
-    with meaning_away("can't ask whether another migration is under way"):
+    with raising_broker_unavailable("can't ask whether another migration is under way"):
         channel = await open_channel(connection, confirms=False)
         try:
             await channel.queue_declare(LOCK, exclusive=True)
@@ -261,5 +261,5 @@ async def alone(connection: Connection) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        with meaning_away("can't say that the migration is over"):
+        with raising_broker_unavailable("can't say that the migration is over"):
             await channel.queue_delete(LOCK)

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 from aiormq import Connection
 
-from switchyard.broker.errors import BrokerAway, PublishError
-from switchyard.broker.wire.away import meaning_away
+from switchyard.broker.errors import BrokerUnavailable, PublishError
+from switchyard.broker.wire.away import raising_broker_unavailable
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.depths import waiting_in
 from switchyard.broker.wire.envelope import Forwarded
@@ -25,7 +25,7 @@ LOOK = 0.05
 """Seconds between two looks into the queue."""
 
 
-class Mover:
+class QueueShovel:
     """Takes from a queue, before all other consumers, and publishes to an exchange.
 
     Routing key, properties, headers and body stay as they were. A message is acknowledged when the
@@ -54,7 +54,7 @@ class Mover:
         while not self._channel.closed.done():
             try:
                 await self._channel.publish(self._exchange, message.routing_key, copy)
-            except BrokerAway:
+            except BrokerUnavailable:
                 return  # the channel is gone: the broker has the message back
             except PublishError:
                 # The target is full. To give it back would cost the message its priority.
@@ -66,23 +66,23 @@ class Mover:
 
     async def until_empty(self) -> None:
         """Wait until nothing is left in the queue that could be moved, and nothing under way."""
-        with meaning_away(f"can't move what is in {self._queue}"):
+        with raising_broker_unavailable(f"can't move what is in {self._queue}"):
             quiet = 0
             while quiet < 2:
                 if self._channel.closed.done():
-                    raise BrokerAway("the connection was lost", maybe_accepted=False)
+                    raise BrokerUnavailable("the connection was lost", maybe_accepted=False)
                 waiting = await waiting_in(self._channel, self._queue)
                 quiet = 0 if waiting.ready or self._sending else quiet + 1
                 await asyncio.sleep(LOOK)
 
 
 @asynccontextmanager
-async def moving(connection: Connection, queue: str, exchange: str) -> AsyncIterator[Mover]:
+async def moving(connection: Connection, queue: str, exchange: str) -> AsyncIterator[QueueShovel]:
     """Move what is in the queue, and what comes into it, for as long as the context lasts. Raises
-    BrokerAway."""
-    with meaning_away(f"can't move what is in {queue}"):
+    BrokerUnavailable."""
+    with raising_broker_unavailable(f"can't move what is in {queue}"):
         channel = await open_channel(connection, confirms=True)
-        mover = Mover(channel, queue, exchange)
+        mover = QueueShovel(channel, queue, exchange)
         await mover._start()
     try:
         yield mover
@@ -90,9 +90,9 @@ async def moving(connection: Connection, queue: str, exchange: str) -> AsyncIter
         await _end(channel, mover)
 
 
-async def _end(channel: PipelinedChannel, mover: Mover) -> None:
+async def _end(channel: PipelinedChannel, mover: QueueShovel) -> None:
     for task in tuple(mover._sending):
         task.cancel()
     await asyncio.gather(*mover._sending, return_exceptions=True)
-    with meaning_away("can't close the channel"):
+    with raising_broker_unavailable("can't close the channel"):
         await channel.close()

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 
 from switchyard.broker.errors import (
-    BrokerAway,
     BrokerError,
+    BrokerUnavailable,
     LimitReached,
     MessageTooLarge,
     NeverTaken,
@@ -81,16 +81,16 @@ on 3.10 and 4.3. It closes the connection with the code that it has for a vhost 
 there."""
 
 
-def away(text: str) -> BrokerAway:
+def away(text: str) -> BrokerUnavailable:
     """The error of a connection that could not be made or used, by what is known of the reason;
     nothing was published."""
-    kind = LimitReached if _LIMIT.search(text) else BrokerAway
+    kind = LimitReached if _LIMIT.search(text) else BrokerUnavailable
     return kind(text, maybe_accepted=False)
 
 
 @contextmanager
-def meaning_away(what: str) -> Iterator[None]:
-    """Let CHANNEL_ERRORS mean BrokerAway: "`what`: the reason". Nothing was published."""
+def raising_broker_unavailable(what: str) -> Iterator[None]:
+    """Let CHANNEL_ERRORS mean BrokerUnavailable: "`what`: the reason". Nothing was published."""
     try:
         yield
     except CHANNEL_ERRORS as error:
@@ -136,7 +136,7 @@ class Loss:
         told = f"{routing_key!r} was not confirmed: {self.reason}"
         code = next((code for name, code in _NAMES.items() if name in self.reason), None)
         if code is None or _CONSUMING.search(self.reason) is not None:
-            return BrokerAway(
+            return BrokerUnavailable(
                 f"the connection was lost before {routing_key!r} was confirmed: {self.reason}",
                 maybe_accepted=True,
             )
@@ -149,7 +149,7 @@ class Loss:
         else:
             is_it = alone
         if not is_it:
-            return BrokerAway(told, maybe_accepted=True, perhaps_refused=True)
+            return BrokerUnavailable(told, maybe_accepted=True, perhaps_refused=True)
         if sizes is not None:
             return MessageTooLarge(size, int(sizes[2]))
         if code == _NAMES["ACCESS_REFUSED"]:

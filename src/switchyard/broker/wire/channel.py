@@ -26,7 +26,7 @@ from aiormq.connection import Connection
 from pamqp import commands as spec
 from structlog.typing import FilteringBoundLogger
 
-from switchyard.broker.errors import BrokerAway, PublishError
+from switchyard.broker.errors import BrokerUnavailable, PublishError
 from switchyard.broker.wire.away import ANSWER_LIMIT, library_calls, within
 from switchyard.broker.wire.confirms import Unconfirmed
 from switchyard.broker.wire.envelope import Envelope, Forwarded, encode_publish
@@ -85,12 +85,12 @@ class PipelinedChannel(Channel):
     ) -> asyncio.Future[None]:
         """Send one persistent message; the future ends with its confirm.
 
-        The future fails with Unroutable, Refused (nack), NeverTaken, NotPermitted, or BrokerAway.
-        Raises BrokerAway at once when the channel is closed, NeverTaken when the message does not
-        fit into AMQP.
+        The future fails with Unroutable, Refused (nack), NeverTaken, NotPermitted, or
+        BrokerUnavailable. Raises BrokerUnavailable at once when the channel is closed, NeverTaken
+        when the message does not fit into AMQP.
         """
         if self.closed.done():
-            raise BrokerAway("the channel is closed", maybe_accepted=False)
+            raise BrokerUnavailable("the channel is closed", maybe_accepted=False)
         frames = encode_publish(
             self.number,
             exchange,
@@ -291,8 +291,8 @@ async def _opened(connection: Connection, confirms: bool) -> PipelinedChannel:
 
 
 async def leave(channel: PipelinedChannel) -> None:
-    """Cut the channel's connection: what waits for a confirm on it fails with BrokerAway, and
-    whoever goes on connects anew."""
+    """Cut the channel's connection: what waits for a confirm on it fails with BrokerUnavailable,
+    and whoever goes on connects anew."""
     if isinstance(channel.connection, Connection) and not channel.closed.done():
         await _give_up(channel.connection)
 

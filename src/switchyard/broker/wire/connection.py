@@ -22,9 +22,9 @@ from aiormq.exceptions import (
 from yarl import URL
 
 from switchyard.broker.addresses import address_of, nodes_of
-from switchyard.broker.errors import BrokerAway, BrokerRefuses, LimitReached
-from switchyard.broker.racing import HEAD_START, NoneOf, quickest
-from switchyard.broker.wire.away import away, library_calls, meaning_away
+from switchyard.broker.errors import BrokerAuthError, BrokerUnavailable, LimitReached
+from switchyard.broker.racing import HEAD_START, AllAttemptsFailed, first_connected
+from switchyard.broker.wire.away import away, library_calls, raising_broker_unavailable
 from switchyard.broker.wire.frame_tap import TappedTransport
 
 CONNECT_TIMEOUT = 2.0
@@ -38,9 +38,9 @@ _CANT_CONNECT = "can't connect to the broker at "
 async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> AbstractConnection:
     """Open one connection, shown on the broker as `name`, to any of the address's nodes.
 
-    Raises BrokerAway when none can be reached or answers within `timeout` seconds, LimitReached
-    when one takes no more connections and none takes this one, BrokerRefuses when one refuses the
-    credentials or the vhost and none takes them.
+    Raises BrokerUnavailable when none can be reached or answers within `timeout` seconds,
+    LimitReached when one takes no more connections and none takes this one, BrokerAuthError when
+    one refuses the credentials or the vhost and none takes them.
 
     The nodes are tried in an order of chance, so that clients spread over a cluster; the next one
     as soon as one fails, or after HEAD_START seconds beside it: one that is switched off, or frozen
@@ -57,13 +57,13 @@ async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> A
         return lambda: _connect_to(node, name, deadline - loop.time())
 
     try:
-        return await quickest(
+        return await first_connected(
             [attempt(node) for node in nodes],
             head_start=min(HEAD_START, timeout / (len(nodes) + 1)),
-            failures=BrokerAway,
+            failures=BrokerUnavailable,
             close=closed,
         )
-    except NoneOf as error:
+    except AllAttemptsFailed as error:
         raise _why_none(error.errors) from error
 
 
@@ -74,13 +74,13 @@ async def _connect_to(url: str, name: str, timeout: float) -> AbstractConnection
     connection = aio_pika.Connection(URL(url), client_properties={"connection_name": name})
     transport = connection.kwargs["transport_factory"] = TappedTransport()
     try:
-        with meaning_away(f"{_CANT_CONNECT}{address_of(url)}"), library_calls():
+        with raising_broker_unavailable(f"{_CANT_CONNECT}{address_of(url)}"), library_calls():
             await asyncio.wait_for(connection.connect(), timeout)
-    except BrokerAway as error:
+    except BrokerUnavailable as error:
         await closed(connection)
         close_reason = transport.tap.close_reason if transport.tap is not None else ""
         if (refused := _refused(error.__cause__, close_reason)) is not None:
-            raise BrokerRefuses(
+            raise BrokerAuthError(
                 f"{_CANT_CONNECT}{address_of(url)}: it refuses {refused} in JOBS_AMQP_URL",
                 maybe_accepted=False,
             ) from error
@@ -94,13 +94,13 @@ async def _connect_to(url: str, name: str, timeout: float) -> AbstractConnection
     return connection
 
 
-def _why_none(failed: Sequence[Exception]) -> BrokerAway:
+def _why_none(failed: Sequence[Exception]) -> BrokerUnavailable:
     for error in failed:
-        if isinstance(error, BrokerRefuses):
+        if isinstance(error, BrokerAuthError):
             return error
     reasons = "; ".join(str(error).removeprefix(_CANT_CONNECT) for error in failed)
     is_limit = any(isinstance(error, LimitReached) for error in failed)
-    kind = LimitReached if is_limit else BrokerAway
+    kind = LimitReached if is_limit else BrokerUnavailable
     return kind(f"{_CANT_CONNECT}any of its addresses: {reasons}", maybe_accepted=False)
 
 
@@ -121,7 +121,7 @@ def underlying(connection: AbstractConnection) -> Connection:
     """The aiormq connection below an aio-pika one."""
     transport = connection.transport
     if transport is None or not isinstance(transport.connection, Connection):
-        raise BrokerAway("the connection is closed", maybe_accepted=False)
+        raise BrokerUnavailable("the connection is closed", maybe_accepted=False)
     return transport.connection
 
 
@@ -149,7 +149,7 @@ async def closed(open_one: AbstractConnection | AbstractChannel) -> None:
 
 @asynccontextmanager
 async def connected(url: str, name: str, **options: Any) -> AsyncIterator[AbstractConnection]:
-    """An aio-pika connection for one piece of work, closed at its end. Raises BrokerAway."""
+    """An aio-pika connection for one piece of work, closed at its end. Raises BrokerUnavailable."""
     connection = await connect(url, name, **options)
     try:
         yield connection

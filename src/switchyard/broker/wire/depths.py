@@ -20,10 +20,15 @@ from aiormq.exceptions import (
 )
 from pydantic import SecretStr
 
-from switchyard.broker.errors import BrokerAway, ManagementError
+from switchyard.broker.errors import BrokerUnavailable, ManagementError
 from switchyard.broker.lanes import STAND_IN, UNBOUND
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire.away import ANSWER_LIMIT, library_calls, meaning_away, within
+from switchyard.broker.wire.away import (
+    ANSWER_LIMIT,
+    library_calls,
+    raising_broker_unavailable,
+    within,
+)
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import closed, connected, underlying
 
@@ -34,7 +39,7 @@ SHOWN_FOR, TROUBLE_FOR = 0.5, 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueueSize:
     """What a passive declaration tells."""
 
     ready: int
@@ -44,15 +49,15 @@ class Waiting:
 
 async def waiting_in(
     channel: PipelinedChannel, queue: str, *, limit: float | None = ANSWER_LIMIT
-) -> Waiting:
+) -> QueueSize:
     """A queue's numbers. Raises one of CHANNEL_ERRORS, also where there is no such queue or no
     answer within `limit` seconds; either ends the channel, and all that it holds goes back."""
     async with within(limit):
         declared = await channel.queue_declare(queue, passive=True)
-    return Waiting(declared.message_count or 0, declared.consumer_count or 0)
+    return QueueSize(declared.message_count or 0, declared.consumer_count or 0)
 
 
-async def ask_queue(connection: Connection, queue: str) -> Waiting | None:
+async def ask_queue(connection: Connection, queue: str) -> QueueSize | None:
     """A queue's numbers; None where there is no such queue. Raises one of CHANNEL_ERRORS."""
     # A channel for each: the broker closes the channel on which one was not found.
     channel = await open_channel(connection, confirms=False)
@@ -78,7 +83,7 @@ async def is_unbound(connection: Connection, queue: str) -> bool:
     return True
 
 
-async def ask_lane_queue(connection: Connection, queue: str, limit: int | None) -> Waiting | None:
+async def ask_lane_queue(connection: Connection, queue: str, limit: int | None) -> QueueSize | None:
     """The same of a lane's queue, whose length limit that is. While it is remade with another type
     it takes nothing, or is not there: then, of the queue that stands in for it."""
     found = await ask_queue(connection, queue)
@@ -90,13 +95,13 @@ async def ask_lane_queue(connection: Connection, queue: str, limit: int | None) 
         return found
 
 
-async def ask_queues(url: str, queues: Iterable[str]) -> dict[str, Waiting | None]:
+async def ask_queues(url: str, queues: Iterable[str]) -> dict[str, QueueSize | None]:
     """Each queue's numbers; None for one that is not there. What AMQP hides from our user is asked
-    of the management API of the environment. Raises BrokerAway."""
+    of the management API of the environment. Raises BrokerUnavailable."""
     names = list(queues)
     async with connected(url, "queue depths") as connection:
         transport = underlying(connection)
-        with meaning_away("can't ask for the depths of queues"):
+        with raising_broker_unavailable("can't ask for the depths of queues"):
             try:
                 return {queue: await ask_queue(transport, queue) for queue in names}
             except ChannelAccessRefused:
@@ -110,18 +115,18 @@ class HiddenQueues:
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
-        self._shown: Mapping[str, Waiting] = {}
+        self._shown: Mapping[str, QueueSize] = {}
         self._trouble: str | None = None
         self._until = 0.0
 
-    async def waiting(self, *, fresh: bool = False) -> Mapping[str, Waiting]:
+    async def waiting(self, *, fresh: bool = False) -> Mapping[str, QueueSize]:
         """The numbers of all queues of the virtual host, by name, at most half a second old, or
-        `fresh`. Raises BrokerAway where they can't be had; that is found out anew after half a
-        minute."""
+        `fresh`. Raises BrokerUnavailable where they can't be had; that is found out anew after half
+        a minute."""
         if time.monotonic() >= self._until or (fresh and self._trouble is None):
             await self._ask()
         if self._trouble is not None:
-            raise BrokerAway(
+            raise BrokerUnavailable(
                 "the broker shows this user no depths of queues over AMQP, and the management API "
                 f"can't be asked instead: {self._trouble}",
                 maybe_accepted=False,
@@ -140,23 +145,23 @@ class HiddenQueues:
         except (ManagementError, ValueError) as error:
             self._trouble, self._until = str(error), time.monotonic() + TROUBLE_FOR
             return
-        self._shown = {name: Waiting(*numbers) for name, numbers in found.items()}
+        self._shown = {name: QueueSize(*numbers) for name, numbers in found.items()}
         self._until = time.monotonic() + SHOWN_FOR
 
 
 @asynccontextmanager
 async def queue_depths(url: str) -> AsyncIterator[Callable[[str], Awaitable[int]]]:
-    """A function that tells how many messages wait in a queue. Raises BrokerAway, also where there
-    is no such queue."""
+    """A function that tells how many messages wait in a queue. Raises BrokerUnavailable, also where
+    there is no such queue."""
     async with connected(url, "queue depths") as connection:
-        with meaning_away("can't ask for the depths of queues"):
+        with raising_broker_unavailable("can't ask for the depths of queues"):
             channel = await open_channel(underlying(connection), confirms=False)
 
             async def depth(queue: str) -> int:
                 try:
                     return (await waiting_in(channel, queue)).ready
                 except ChannelNotFoundEntity as error:
-                    raise BrokerAway(
+                    raise BrokerUnavailable(
                         f"there is no queue {queue!r} on the broker: run `jobctl topology apply`",
                         maybe_accepted=False,
                     ) from error

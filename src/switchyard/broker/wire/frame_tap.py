@@ -21,7 +21,7 @@ from yarl import URL
 
 from switchyard.broker.forking import keep_from_children
 from switchyard.broker.wire.frames import FRAME_OVERHEAD, METHOD
-from switchyard.broker.wire.silence import notice_silence
+from switchyard.broker.wire.silence import set_tcp_user_timeout
 
 _frame_start = struct.Struct(">BHI")
 _PROTOCOL_HEADER = ord("A")
@@ -145,7 +145,7 @@ class TappedTransport(TransportFactory):
             )
         except OSError as error:
             raise AMQPConnectionError(*error.args) from error
-        notice_silence(transport.get_extra_info("socket"))
+        set_tcp_user_timeout(transport.get_extra_info("socket"))
         tap.connected = transport
         keep_from_children(tap)
         return tap, asyncio.StreamWriter(transport, protocol, tap, loop)

@@ -12,11 +12,11 @@ from aiormq.connection import Connection
 from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.addresses import address_of
-from switchyard.broker.errors import BrokerAway, LimitReached
+from switchyard.broker.errors import BrokerUnavailable, LimitReached
 from switchyard.broker.wire.connection import closed, connect, underlying
 
 Guard = Callable[[Connection], Awaitable[None]]
-"""Says whether a connection may be used; raises BrokerAway where not."""
+"""Says whether a connection may be used; raises BrokerUnavailable where not."""
 
 FIRST_BACKOFF, LAST_BACKOFF = 0.1, 5.0
 """Seconds between attempts at what was refused: doubled from the first to the last."""
@@ -54,7 +54,7 @@ class Link:
         while True:
             try:
                 return await self.connection_now()
-            except BrokerAway as error:
+            except BrokerUnavailable as error:
                 if time.monotonic() >= self._tell_from:
                     self._tell_from = time.monotonic() + TELL_AGAIN
                     is_limit = isinstance(error, LimitReached)
@@ -65,7 +65,7 @@ class Link:
                 delay = min(delay * 2, LAST_CONNECT)
 
     async def connection_now(self) -> Connection:
-        """The open connection, after at most one attempt to connect. Raises BrokerAway."""
+        """The open connection, after at most one attempt to connect. Raises BrokerUnavailable."""
         async with self._lock:
             if self._connection is None or self._connection.is_closed:
                 await self._drop()

@@ -34,7 +34,7 @@ class _Socket(Protocol):
     def setsockopt(self, level: int, option: int, value: int, /) -> object: ...
 
 
-def notice_silence(connected: _Socket | None) -> None:
+def set_tcp_user_timeout(connected: _Socket | None) -> None:
     """Have the kernel notice within CUT_OFF_AFTER seconds that the peer is cut off, as far as this
     system can."""
     if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):

@@ -20,7 +20,7 @@ SHORT_PAUSE = 1.0
 
 
 @contextmanager
-def calling(*, retries: int = 2) -> Iterator[Client]:
+def api_client(*, retries: int = 2) -> Iterator[Client]:
     """A client of the API at JOBS_API_URL, which asks again so often, and says so. Its errors, and
     those of files, become CommandFailed."""
     _start_light()
@@ -60,9 +60,9 @@ def _start_light() -> None:
 
 def advice(error: ApiError) -> str:
     """What went wrong, and what to do."""
-    from switchyard.api.client import ApiAway, Unauthorized
+    from switchyard.api.client import ApiUnavailable, Unauthorized
 
-    if isinstance(error, ApiAway):
+    if isinstance(error, ApiUnavailable):
         return f"{error}; `jobctl api` serves it, and JOBS_API_URL says where"
     if isinstance(error, Unauthorized):
         return f"{error}; jobctl sends the one in JOBS_API_KEY; `jobctl keys create NAME` makes one"

@@ -136,13 +136,13 @@ async def open_ledger(settings: Settings, *, wait: bool = False) -> AsyncIterato
     Raises LedgerError, which says `jobctl db upgrade`.
     """
     from switchyard.services.engine.ledger import Ledger
-    from switchyard.services.engine.monitoring.waiting import once_there
+    from switchyard.services.engine.monitoring.waiting import wait_until_available
 
     async def opened() -> Ledger:
         on_wait = None if wait else _say_what_is_waited_for
         return await Ledger.open(settings.ledger_url, check=True, on_wait=on_wait)
 
-    ledger = await (once_there("ledger", opened) if wait else opened())
+    ledger = await (wait_until_available("ledger", opened) if wait else opened())
     measure_by(ledger.clock.time)
     try:
         yield ledger

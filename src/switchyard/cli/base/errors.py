@@ -30,11 +30,11 @@ EXIT_CODES: Mapping[type[Exception], int] = {
     BrokerError: FAILED,
     # Not USAGE: what is invalid or unknown may be so by what broker and ledger have.
     errors.InvalidInput: FAILED,
-    errors.Unknown: FAILED,
-    errors.WrongState: FAILED,
-    errors.NotNow: FAILED,
+    errors.NotFoundError: FAILED,
+    errors.ConflictError: FAILED,
+    errors.TemporarilyUnavailable: FAILED,
     errors.Misconfigured: FAILED,
-    errors.Failed: FAILED,
+    errors.PermanentFailure: FAILED,
 }
 """The first that an error is of counts. Any other error is a bug of ours."""
 

@@ -24,7 +24,7 @@ SHORT_TYPES = {
 }
 
 
-class Later(TyperCommand):
+class LazyCommand(TyperCommand):
     """A command or group of commands, known by name and summary until somebody uses it.
 
     `place` is where it is, as in `cli.pipeline.search:search`: a function, or a `typer.Typer` with

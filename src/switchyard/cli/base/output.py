@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.broker.moments import shown
+from switchyard.broker.moments import to_datetime
 from switchyard.services.common.printable import printable, printable_json
 
 if TYPE_CHECKING:
@@ -230,4 +230,4 @@ def _is_time(key: str, value: Any) -> bool:
 
 
 def _moment(seconds: float) -> str:
-    return shown(seconds).isoformat(timespec="milliseconds")
+    return to_datetime(seconds).isoformat(timespec="milliseconds")

@@ -8,7 +8,7 @@ from switchyard.cli.base.errors import CommandFailed
 
 
 async def require_queues(url: str, names: Iterable[str]) -> None:
-    """Raises CommandFailed naming the queues that are not there, BrokerAway."""
+    """Raises CommandFailed naming the queues that are not there, BrokerUnavailable."""
     from switchyard.broker.wire.depths import ask_queues
 
     found = await ask_queues(url, names)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.demo.story import DocumentStory, Story, has_ended
+from switchyard.cli.demo.story import DemoDocument, DemoRun, has_ended
 from switchyard.cli.demo.view import View, demo_view
 from switchyard.cli.system.assembly import System, start_all
 from switchyard.cli.system.supervisor import Supervisor
@@ -31,7 +31,7 @@ SAMPLE_QUERY = "why does the sea rise and fall twice a day"
 HITS = 3
 
 
-async def play(system: System, directory: Path, files: list[Path]) -> Story:
+async def play(system: System, directory: Path, files: list[Path]) -> DemoRun:
     """Run the demo; at its end, and also when it is interrupted, all workers have stopped."""
     from switchyard.broker.publish.publisher import Publisher
     from switchyard.services.engine.ledger import Ledger
@@ -46,12 +46,12 @@ async def play(system: System, directory: Path, files: list[Path]) -> Story:
     ledger = await Ledger.open(system.settings.ledger_url, check=True)
     try:
         start_all(supervisor, system.registry)
-        story = Story([DocumentStory(str(file.name)) for file in files], are_samples)
+        story = DemoRun([DemoDocument(str(file.name)) for file in files], are_samples)
         async with Publisher(system.settings, name="demo") as publisher:
             fair_from = system.settings.fair_from
             jobs = JobPublisher(system.registry, ledger, publisher, fair_from=fair_from)
             with demo_view(system, ledger, story) as view:
-                await _Play(system, supervisor, ledger, jobs, story, view).run(files)
+                await _DemoRunner(system, supervisor, ledger, jobs, story, view).run(files)
         await _collect(ledger, story)
         await _search(system, story)
         return story
@@ -61,12 +61,12 @@ async def play(system: System, directory: Path, files: list[Path]) -> Story:
 
 
 @dataclass(slots=True)
-class _Play:
+class _DemoRunner:
     system: System
     supervisor: Supervisor
     ledger: Ledger
     publisher: JobPublisher
-    story: Story
+    story: DemoRun
     view: View
     flaky_id: str = ""
     strict_id: str = ""
@@ -183,7 +183,7 @@ class _Play:
             )
 
 
-async def _collect(ledger: Ledger, story: Story) -> None:
+async def _collect(ledger: Ledger, story: DemoRun) -> None:
     for document in story.documents:
         for job in document.jobs:
             record = await ledger.job_reads.get(job.id)
@@ -194,7 +194,7 @@ async def _collect(ledger: Ledger, story: Story) -> None:
             story.states[str(state)] = story.states.get(str(state), 0) + number
 
 
-async def _search(system: System, story: Story) -> None:
+async def _search(system: System, story: DemoRun) -> None:
     from switchyard.services.common.errors import PermanentError, RetryableError
     from switchyard.services.pipeline.index.modes import Mode
     from switchyard.services.pipeline.index.opening import open_index

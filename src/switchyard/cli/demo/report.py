@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from switchyard.cli.base.output import add_row, cell, console, echo, styled, table
 from switchyard.cli.demo.play import FAILURES, FIXED_PARTS
-from switchyard.cli.demo.story import DocumentStory, Story
+from switchyard.cli.demo.story import DemoDocument, DemoRun
 
 if TYPE_CHECKING:
     from switchyard.services.engine.records.results import JobRecord
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 NEEDS_OCR = "needs OCR"
 
 
-def print_summary(story: Story, seconds: float) -> None:
+def print_summary(story: DemoRun, seconds: float) -> None:
     """Print documents, jobs, what failed on purpose, and the search."""
     screen = console()
     rows = table(
@@ -59,7 +59,7 @@ def print_summary(story: Story, seconds: float) -> None:
     screen.print()
 
 
-def judge(story: Story) -> list[str]:
+def judge(story: DemoRun) -> list[str]:
     """What is not as it should be, in words; empty when all is well."""
     problems = []
     failed = [document.name for document in story.documents if error_of(document)]
@@ -82,7 +82,7 @@ def judge(story: Story) -> list[str]:
     return problems
 
 
-def error_of(document: DocumentStory) -> str:
+def error_of(document: DemoDocument) -> str:
     """Why a document failed; empty when it did not."""
     if document.problem:
         return document.problem
@@ -92,7 +92,7 @@ def error_of(document: DocumentStory) -> str:
     return "" if document.jobs else "its job was never seen"
 
 
-def _cells(document: DocumentStory) -> tuple[str, ...]:
+def _cells(document: DemoDocument) -> tuple[str, ...]:
     records = document.records
     if error_of(document):
         return ("[red]failed[/]", "", "", "", "", "", _seconds(document))
@@ -116,7 +116,7 @@ def _result(record: JobRecord | None) -> dict[str, Any]:
     return (record.result if record is not None else None) or {}
 
 
-def _seconds(document: DocumentStory) -> str:
+def _seconds(document: DemoDocument) -> str:
     ends = [job.finished_at for job in document.jobs if job.finished_at is not None]
     return f"{max(ends) - document.jobs[0].created_at:.1f} s" if ends else ""
 
@@ -125,7 +125,7 @@ def _failures(record: JobRecord) -> int:
     return sum(1 for attempt in record.timeline if attempt.outcome == "retry")
 
 
-def _retries(story: Story) -> int:
+def _retries(story: DemoRun) -> int:
     records = [record for document in story.documents for record in document.records.values()]
     records += [record for record in (story.flaky, story.strict) if record is not None]
     return sum(_failures(record) for record in records)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class DocumentStory:
+class DemoDocument:
     """One document's way."""
 
     name: str
@@ -30,10 +30,10 @@ class DocumentStory:
 
 
 @dataclass(slots=True)
-class Story:
+class DemoRun:
     """Everything that the summary tells."""
 
-    documents: list[DocumentStory]
+    documents: list[DemoDocument]
     are_samples: bool
     flaky: JobRecord | None = None
     strict: JobRecord | None = None

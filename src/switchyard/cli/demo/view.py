@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from switchyard.cli.demo.story import Story
+    from switchyard.cli.demo.story import DemoRun
     from switchyard.cli.system.assembly import System
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.monitoring.lane_report import Report
@@ -25,7 +25,7 @@ LINE_SECONDS = 1.0
 class View:
     """A table that is drawn again and again on a terminal; elsewhere, a line now and then."""
 
-    def __init__(self, system: System, ledger: Ledger, story: Story, live: Live | None) -> None:
+    def __init__(self, system: System, ledger: Ledger, story: DemoRun, live: Live | None) -> None:
         self._system = system
         self._ledger = ledger
         self._story = story
@@ -72,7 +72,7 @@ class View:
 
 
 @contextmanager
-def demo_view(system: System, ledger: Ledger, story: Story) -> Iterator[View]:
+def demo_view(system: System, ledger: Ledger, story: DemoRun) -> Iterator[View]:
     """A view on stdout, whatever that is."""
     screen = console()
     if not screen.is_terminal:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import load_settings, open_ledger, run
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import JsonOption, echo, plain, print_json
@@ -39,5 +39,5 @@ def resume(
     elif not ended.paused_for:
         echo(f"{server} is not paused")
     else:
-        jobs = counted(ended.jobs, "waiting job is", "waiting jobs are")
+        jobs = pluralize(ended.jobs, "waiting job is", "waiting jobs are")
         echo(f"{server} is asked again; {jobs} published again by the scheduler")

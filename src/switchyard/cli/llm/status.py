@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import load_registry, load_settings, open_ledger, run
 from switchyard.cli.base.output import (
     JsonOption,
@@ -74,10 +74,10 @@ def status(as_json: JsonOption = False) -> None:
         _print_limits(limits)
     _print_budgets(budgets, settings.prices.currency)
     for (server, state), number in counts.items():
-        say(f"{counted(number, 'question')} for batches of {server}: {state}")
+        say(f"{pluralize(number, 'question')} for batches of {server}: {state}")
     for each in batches:
         note = f", {each.note}" if each.note else ""
-        asked = counted(each.questions, "question")
+        asked = pluralize(each.questions, "question")
         say(f"Batch {each.id} of {each.provider}: {asked}, {each.state}{note}")
 
 

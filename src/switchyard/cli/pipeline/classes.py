@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from switchyard.cli.base.calling import calling
+from switchyard.cli.base.calling import api_client
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import JsonOption, echo, print_json_line, say
 
@@ -69,7 +69,7 @@ def classify(
     """
     if every == bool(documents):
         raise WrongUsage("give the ids of documents, or --all")
-    with calling() as client:
+    with api_client() as client:
         if every:
             backfill = client.start_backfill(
                 "documents",

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from switchyard.broker.moments import clock
-from switchyard.broker.moments import shown as moment
+from switchyard.broker.moments import format_local
+from switchyard.broker.moments import to_datetime as moment
 from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
 from switchyard.cli.base.durations import age, parse_duration
 from switchyard.cli.base.output import (
@@ -110,7 +110,7 @@ def start(
 
 async def _must_wait(settings: Settings) -> bool:
     """Whether the lane is full; no where that can't be told."""
-    from switchyard.broker.errors import BrokerAway
+    from switchyard.broker.errors import BrokerUnavailable
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.monitoring.lane_pressure import LanePressure
     from switchyard.services.engine.monitoring.levels import Pressure
@@ -121,7 +121,7 @@ async def _must_wait(settings: Settings) -> bool:
     async with LanePressure(settings, Registry.load()) as lanes:
         try:
             return crawl_pressure(await lanes.snapshot()) is Pressure.FULL
-        except BrokerAway:
+        except BrokerUnavailable:
             return False
 
 
@@ -177,7 +177,7 @@ def show(
     for each in shown:
         add_row(
             rows,
-            clock(each.page.due_at),
+            format_local(each.page.due_at),
             styled(each.state),
             str(each.page.depth),
             cell(each.page.url),
@@ -201,7 +201,7 @@ def _tell(progress: CrawlProgress) -> None:
     states = ", ".join(f"{number:,} {state}" for state, number in sorted(progress.pages.items()))
     echo(f"{crawl.id} {progress.state}: {crawl.claimed:,} of {crawl.max_pages:,} pages ({states})")
     echo(f"begins at {' '.join(crawl.start[:3])}; hosts {' '.join(crawl.hosts[:10])}")
-    echo(f"depth {crawl.max_depth} at most, until {clock(crawl.deadline)}")
+    echo(f"depth {crawl.max_depth} at most, until {format_local(crawl.deadline)}")
 
 
 def _ended(progress: CrawlProgress) -> int:

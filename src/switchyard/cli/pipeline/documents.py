@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.broker.moments import clock
-from switchyard.cli.base.calling import advice, calling, file_trouble
+from switchyard.broker.moments import format_local
+from switchyard.cli.base.calling import advice, api_client, file_trouble
 from switchyard.cli.base.common import NotifyOption
 from switchyard.cli.base.durations import optional_duration
 from switchyard.cli.base.errors import FAILED, WrongUsage, one_line
@@ -95,20 +95,20 @@ def upload(
     jobctl documents upload *.pdf --wait --timeout 10m
     ```
     """
-    from switchyard.api.client import ApiAway, ApiError, Unauthorized
+    from switchyard.api.client import ApiError, ApiUnavailable, Unauthorized
 
     if len(files) > 1 and (source is not None or title is not None):
         raise WrongUsage("--source and --title are of one document: send one file")
     seconds = seconds_to_wait(timeout, waits=wait)
     trouble = 0
     sent: list[tuple[str, Path]] = []
-    with calling() as client:
+    with api_client() as client:
         for path in files:
             try:
                 document = client.upload(
                     path, source=source, title=title, lane=lane.value, notify_url=notify
                 )
-            except (ApiAway, Unauthorized):
+            except (ApiUnavailable, Unauthorized):
                 raise  # the others would fare no better
             except (ApiError, OSError) as error:
                 say(_refusal(path, error))
@@ -137,7 +137,7 @@ def list_documents(
     """List documents, newest first."""
     from itertools import islice
 
-    with calling() as client:
+    with api_client() as client:
         found = list(
             islice(client.documents(state=state, source=source, classes=classes), limit + 1)
         )
@@ -155,7 +155,7 @@ def list_documents(
             rows,
             cell(document.document_id),
             styled(document.state),
-            clock(document.created_at.timestamp()),
+            format_local(document.created_at.timestamp()),
             cell(document.title or document.filename),
             cell(document.source),
         )
@@ -167,7 +167,7 @@ def list_documents(
 @app.command()
 def show(document_id: DocumentIdArgument, as_json: JsonOption = False) -> None:
     """Show the state of a document; if it failed, also the error and the job to redrive."""
-    with calling() as client:
+    with api_client() as client:
         _print_status(client.document(document_id), as_json)
 
 
@@ -176,7 +176,7 @@ def wait(
     document_id: DocumentIdArgument, timeout: TimeoutOption = None, as_json: JsonOption = False
 ) -> None:
     """Wait until the pipeline of a document has ended. Exit code 1: it failed, or timed out."""
-    with calling() as client:
+    with api_client() as client:
         if not _wait(client, document_id, optional_duration(timeout), as_json):
             raise typer.Exit(FAILED)
 
@@ -188,7 +188,7 @@ def result(
     as_json: JsonOption = False,
 ) -> None:
     """Show the results of a document: summary, links to similar documents, counts."""
-    with calling() as client:
+    with api_client() as client:
         made = client.document_result(document_id, with_text=text)
     if as_json:
         print_json(made)
@@ -215,7 +215,7 @@ def page(
     as_json: JsonOption = False,
 ) -> None:
     """Print the text of one page of a document, as Markdown."""
-    with calling() as client:
+    with api_client() as client:
         found = client.document_page(document_id, number)
     if as_json:
         print_json(found.model_dump(mode="json"))
@@ -231,7 +231,7 @@ def text(
 ) -> None:
     """Print the text of a file, without storing it as a document."""
     refuse_id(file, "jobctl documents page {} 1")
-    with calling() as client:
+    with api_client() as client:
         made = client.text_of(file, timeout=optional_duration(timeout))
     if as_json:
         print_json(made)
@@ -289,7 +289,10 @@ def _print_status(document: DocumentView, as_json: bool) -> None:
             *(("Class", shown(each)) for each in document.classes),
             ("Unreadable", page_ranges(document.unreadable_pages)),
             ("Job", document.job_id or ""),
-            ("Taken in", clock(document.created_at.timestamp()) if document.created_at else ""),
+            (
+                "Taken in",
+                format_local(document.created_at.timestamp()) if document.created_at else "",
+            ),
         )
     )
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from switchyard.cli.base.calling import calling
+from switchyard.cli.base.calling import api_client
 from switchyard.cli.base.output import JsonOption, add_row, cell, console, print_json, say, table
 from switchyard.cli.pipeline.options import DocumentIdArgument
 
@@ -26,7 +26,7 @@ def figures(
     as_json: JsonOption = False,
 ) -> None:
     """Show the figures of a document, after a job `describe_figures` has run for it."""
-    with calling() as client:
+    with api_client() as client:
         found = client.document_figures(document_id).figures
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)

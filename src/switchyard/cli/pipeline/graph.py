@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from switchyard.broker.wording import counted
-from switchyard.cli.base.calling import calling
+from switchyard.broker.wording import pluralize
+from switchyard.cli.base.calling import api_client
 from switchyard.cli.base.common import load_settings, open_ledger, run
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import (
@@ -67,7 +67,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a node of the graph with all its keys; without NODE, the size of the graph."""
-    with calling() as client:
+    with api_client() as client:
         if node is None:
             _print_summary(client.graph(), as_json)
             return
@@ -111,7 +111,7 @@ def neighbours(
     from itertools import islice
 
     kinds = kind or ()
-    with calling() as client:
+    with api_client() as client:
         if depth > 1:
             near = client.neighbourhood(
                 node, depth=depth, kinds=kinds, direction=direction, limit=limit
@@ -158,7 +158,7 @@ def path(
     ```
     """
     kinds = kind or ()
-    with calling() as client:
+    with api_client() as client:
         found = client.graph_paths(
             start, end, kinds=kinds, direction=direction, longest=longest, limit=limit
         )
@@ -186,7 +186,7 @@ def cocited(
     as_json: JsonOption = False,
 ) -> None:
     """List works that are cited together with a work, most frequent first."""
-    with calling() as client:
+    with api_client() as client:
         _print_related(client.cocited(node, limit=limit), "CITE BOTH", as_json)
 
 
@@ -197,7 +197,7 @@ def coupled(
     as_json: JsonOption = False,
 ) -> None:
     """List works that share references with a work, by number of shared references."""
-    with calling() as client:
+    with api_client() as client:
         _print_related(client.coupled(node, limit=limit), "BOTH CITE", as_json)
 
 
@@ -220,7 +220,7 @@ def cited(
     """List the most cited works."""
     from itertools import islice
 
-    with calling() as client:
+    with api_client() as client:
         listing = client.most_cited(
             kind=None if kind is None else kind.value, community=community, by_rank=by_rank
         )
@@ -265,12 +265,12 @@ def draw(
     if out.suffix.lower() != ".svg":
         raise WrongUsage(f"{out.name}: its name must end with .svg")
     kinds = kind or ()
-    with calling() as client:
+    with api_client() as client:
         found = client.neighbourhood(
             node, depth=depth, kinds=kinds, direction=direction, limit=limit
         )
         out.write_text(drawn(_as_records(found)), encoding="utf-8")
-    say(f"{out}: {counted(len(found.nodes), 'node')}, {counted(len(found.edges), 'edge')}")
+    say(f"{out}: {pluralize(len(found.nodes), 'node')}, {pluralize(len(found.edges), 'edge')}")
 
 
 @app.command()
@@ -296,9 +296,9 @@ def export(
 
     nodes, edges = run(work())
     say(
-        f"{file}: {counted(nodes, 'node')}, {counted(edges, 'edge')}"
+        f"{file}: {pluralize(nodes, 'node')}, {pluralize(edges, 'edge')}"
         if nodes
-        else f"{file}: {counted(edges, 'edge')}"
+        else f"{file}: {pluralize(edges, 'edge')}"
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import (
     load_registry,
     load_settings,
@@ -46,7 +46,7 @@ def show(as_json: JsonOption = False) -> None:
         return
     print_rows([("where", told["where"]), ("embedder of the settings", told["wanted"])])
     for each in told["generations"]:
-        chunks = "" if each["chunks"] is None else f", {counted(each['chunks'], 'chunk')}"
+        chunks = "" if each["chunks"] is None else f", {pluralize(each['chunks'], 'chunk')}"
         echo(f"{each['role']}: {each['embedder']}{chunks} ({each['table']})")
     active = told["generations"][0]["embedder"]
     building = [each for each in told["generations"] if each["role"] == "building"]
@@ -155,7 +155,7 @@ async def _abandon() -> str | None:
 def _publish(
     routing_key: str, payload: dict[str, Any], *, wait: bool, timeout: str | None, as_json: bool
 ) -> None:
-    from switchyard.cli.engine.jobs.publishing import Options, Wait
+    from switchyard.cli.engine.jobs.publishing import Options, WaitMode
 
     quiet_logs()
     options = Options(
@@ -165,7 +165,7 @@ def _publish(
         delay=0,
         expires_in=None,
         key=None,
-        wait=Wait.PIPELINE if wait else None,
+        wait=WaitMode.PIPELINE if wait else None,
         timeout=seconds_to_wait(timeout, waits=wait),
         as_json=as_json,
     )

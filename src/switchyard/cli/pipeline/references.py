@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from switchyard.broker.wording import counted
-from switchyard.cli.base.calling import calling
+from switchyard.broker.wording import pluralize
+from switchyard.cli.base.calling import api_client
 from switchyard.cli.base.durations import optional_duration
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import (
@@ -44,7 +44,7 @@ def references(
     """Show the references of a document, after a job `process_references` has run for it."""
     if written is not None and as_json:
         raise WrongUsage("--format and --json are two formats: give one of them")
-    with calling() as client:
+    with api_client() as client:
         if written is not None:
             echo(client.bibliography(document_id, written.value).removesuffix("\n"))
             return
@@ -68,7 +68,7 @@ def bibliography(
     refuse_id(file, "jobctl documents references {}")
     if written is not None and as_json:
         raise WrongUsage("--format and --json are two formats: give one of them")
-    with calling() as client:
+    with api_client() as client:
         ordered = client.process_references(file)
         if ordered.result is None:
             client.wait(ordered.job_id, timeout=optional_duration(timeout))
@@ -105,6 +105,6 @@ def _print_references(made: dict[str, Any]) -> None:
         )
     console().print(rows)
     say(
-        f"{counted(len(made['references']), 'reference')}, "
-        f"cited at {counted(len(made['citations']), 'place')}"
+        f"{pluralize(len(made['references']), 'reference')}, "
+        f"cited at {pluralize(len(made['citations']), 'place')}"
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from switchyard.cli.base.calling import calling, file_trouble
+from switchyard.cli.base.calling import api_client, file_trouble
 from switchyard.cli.base.errors import CommandFailed, one_line
 from switchyard.cli.base.output import JsonOption, echo, print_json, print_json_line, say
 
@@ -106,7 +106,7 @@ def generate_documents(
     `jobctl jobs show JOB` lists the documents. For kinds and languages see
     `jobctl samples generate --help`.
     """
-    with calling() as client:
+    with api_client() as client:
         made = client.generate_documents(count, seed=seed, kinds=kind, languages=language)
     if as_json:
         print_json(made.model_dump(mode="json"))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from switchyard.cli.base.calling import calling
+from switchyard.cli.base.calling import api_client
 from switchyard.cli.base.output import (
     JsonOption,
     cell,
@@ -85,7 +85,7 @@ def search(
     jobctl search tides --mode keyword --since 2026-01-01 --limit 20
     ```
     """
-    with calling(retries=0) as client:  # who waits for it had better be told what is away
+    with api_client(retries=0) as client:  # who waits for it had better be told what is away
         answer = client.search(
             query,
             mode=mode.value,

@@ -57,7 +57,7 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
     from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
     from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
-    from switchyard.services.engine.monitoring.waiting import once_there
+    from switchyard.services.engine.monitoring.waiting import wait_until_available
     from switchyard.services.engine.scheduler.bulk_handlers import bulk_handlers
     from switchyard.services.engine.scheduler.scheduler import Scheduler
     from switchyard.services.engine.schedules.file import read_file
@@ -66,10 +66,10 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
         read_file(settings.schedules, registry)  # what is wrong with it is said at once
     queues = [DEAD_LOG_QUEUE]
     url = settings.require_amqp_url()
-    await once_there("broker", lambda: require_queues(url, queues))
+    await wait_until_available("broker", lambda: require_queues(url, queues))
     settle_memory()
     async with open_ledger(settings, wait=True) as ledger:
-        await once_there("broker", lambda: require_same_system(settings, ledger))
+        await wait_until_available("broker", lambda: require_same_system(settings, ledger))
         metrics = Metrics() if settings.metrics_port is not None else None
         if metrics is not None:
             ledger.observe(watch_ledger(metrics))

@@ -249,7 +249,7 @@ def _given(directory: Path) -> Settings:
 
 
 @dataclass(slots=True)
-class NodeKeeper:
+class NodeWatchdog:
     """Starts our broker again when it has ended, for as long as it takes: a full disk, or a machine
     that is too busy to start it in time, ends nothing."""
 
@@ -276,7 +276,7 @@ class NodeKeeper:
 def _watch(
     found: FoundBroker, supervisor: Supervisor, autoscaler: Autoscaler | None, api: ApiStart
 ) -> None:
-    keeper = None if found.node is None else NodeKeeper(found.node)
+    keeper = None if found.node is None else NodeWatchdog(found.node)
     while True:
         if api.look():
             say("The HTTP API has started.")

@@ -22,7 +22,7 @@ from switchyard.cli.base.common import (
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.jobs.registry import Registry
-    from switchyard.services.engine.runtime.worker import Share
+    from switchyard.services.engine.runtime.worker import WorkerPlan
 
 ALL = "all"
 
@@ -113,14 +113,14 @@ def shares_of(
     lanes: list[str] | None = None,
     concurrency: int | None = None,
     reserve: int | None = None,
-) -> list[Share]:
+) -> list[WorkerPlan]:
     """One share for each kind, once. Raises UnknownWorker."""
-    from switchyard.services.engine.runtime.worker import share_of
+    from switchyard.services.engine.runtime.worker import plan_for
 
     if ALL in kinds:
         kinds = sorted({job_type.worker for job_type in registry})
     return [
-        share_of(
+        plan_for(
             registry,
             kind,
             lanes=lanes,
@@ -131,22 +131,22 @@ def shares_of(
     ]
 
 
-async def _work(settings: Settings, registry: Registry, shares: list[Share]) -> None:
+async def _work(settings: Settings, registry: Registry, shares: list[WorkerPlan]) -> None:
     from switchyard.cli.base.long_running import settle_memory, showing_metrics
     from switchyard.cli.base.queues import require_queues
     from switchyard.cli.base.stopping import retire_on_signal, stop_on_signals
     from switchyard.services.engine.identity.broker import require_same_system
     from switchyard.services.engine.identity.claiming import claiming
     from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
-    from switchyard.services.engine.monitoring.waiting import once_there
+    from switchyard.services.engine.monitoring.waiting import wait_until_available
     from switchyard.services.engine.runtime.worker import Worker
 
     queues = [queue for share in shares for queue in share.queues]
     url = settings.require_amqp_url()
-    await once_there("broker", lambda: require_queues(url, queues))
+    await wait_until_available("broker", lambda: require_queues(url, queues))
     settle_memory()
     async with open_ledger(settings, wait=True) as ledger:
-        await once_there("broker", lambda: require_same_system(settings, ledger))
+        await wait_until_available("broker", lambda: require_same_system(settings, ledger))
         metrics = Metrics() if settings.metrics_port is not None else None
         if metrics is not None:
             ledger.observe(watch_ledger(metrics))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.services.llm.ledger.ledger import LlmLedger
 
@@ -65,7 +65,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class ScalingPatience:
+class ScalingCooldowns:
     """When it is too much, and too little."""
 
     wait: float
@@ -84,7 +84,7 @@ class Verdict:
 
 
 def decide(
-    seen: KindLoad, span: Span, memory: Memory, patience: ScalingPatience, now: float
+    seen: KindLoad, span: Span, memory: Memory, patience: ScalingCooldowns, now: float
 ) -> Verdict:
     """How many processes there are to be: at most one more or one less than there are, but for the
     bounds."""
@@ -150,7 +150,7 @@ class Autoscaler:
         self._supervisor = supervisor
         self._spans = dict(spans)
         settings = system.settings
-        self._patience = ScalingPatience(settings.autoscale_wait, settings.autoscale_calm)
+        self._patience = ScalingCooldowns(settings.autoscale_wait, settings.autoscale_calm)
         self._memory = dict.fromkeys(spans, Memory())
         self._next_look = 0.0
         self._running: dict[str, int] = {}
@@ -175,7 +175,7 @@ class Autoscaler:
             before = seen[kind].processes
             if verdict.processes != before:
                 self._set(kind, verdict.processes)
-                after = counted(verdict.processes, "process", "processes")
+                after = pluralize(verdict.processes, "process", "processes")
                 news.append(f"{kind}: {before} → {after}; {verdict.why}")
         return news
 

@@ -95,7 +95,7 @@ def _given(settings: Settings) -> FoundBroker:
 
 async def _on_localhost() -> bool:
     """Whether a broker with its management API takes guest on localhost."""
-    from switchyard.broker.errors import BrokerAway, ManagementError
+    from switchyard.broker.errors import BrokerUnavailable, ManagementError
     from switchyard.broker.management.client import ManagementClient
     from switchyard.broker.wire.connection import connected
 
@@ -104,7 +104,7 @@ async def _on_localhost() -> bool:
             pass
         async with ManagementClient("http://guest:guest@localhost:15672", timeout=2) as client:
             await client.version()
-    except (BrokerAway, ManagementError):
+    except (BrokerUnavailable, ManagementError):
         return False
     return True
 
@@ -214,7 +214,7 @@ def _container(tell: Tell) -> Iterator[FoundBroker]:
 
 
 async def _until_ready(url: str) -> None:
-    from switchyard.broker.errors import BrokerAway
+    from switchyard.broker.errors import BrokerUnavailable
     from switchyard.broker.wire.connection import connected
 
     deadline = time.monotonic() + CONTAINER_TIMEOUT
@@ -222,7 +222,7 @@ async def _until_ready(url: str) -> None:
         try:
             async with connected(url, "jobctl"):
                 return
-        except BrokerAway as error:
+        except BrokerUnavailable as error:
             if time.monotonic() > deadline:
                 raise CommandFailed(f"the container is not ready: {error}") from error
         await asyncio.sleep(0.5)

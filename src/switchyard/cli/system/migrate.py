@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import (
     IncludeOption,
     load_registry,
@@ -86,7 +86,7 @@ def migrate(
         # Also on the way to classic: a publisher of that profile leaves it to the broker to keep
         # what a full hot lane refuses, which a quorum queue does not do.
         say("Run all processes with JOBS_PROFILE=quorum while this goes on.")
-        confirm(f"Remake {counted(len(steps), 'queue')}?", abort=True)
+        confirm(f"Remake {pluralize(len(steps), 'queue')}?", abort=True)
     stop_by_interrupt()
     try:
         ended = run(_migrated(settings, wanted, steps, seconds, quiet=as_json))
@@ -163,7 +163,7 @@ async def _migrated(
             async for each in migration.lane(list(of_lane)):
                 ended.append(each)
                 if each.done and not quiet:
-                    moved = counted(each.moved, "message")
+                    moved = pluralize(each.moved, "message")
                     echo(f"{each.name}: remade as {wanted.profile}, {moved} moved")
                 elif not each.done:
                     say(

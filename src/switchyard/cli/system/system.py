@@ -62,14 +62,14 @@ async def _is_settled(settings: Settings) -> bool:
     from switchyard.broker.errors import WrongSystem
     from switchyard.broker.topology.mark import MarkHidden
     from switchyard.services.engine.identity.broker import read_broker, require_same_system
-    from switchyard.services.engine.identity.places import WrongPlace, claim_places
+    from switchyard.services.engine.identity.places import WrongStorage, claim_places
 
     async with open_ledger(settings) as ledger:
         try:
             await require_same_system(settings, ledger)
             is_marked = await read_broker(settings) is not None
             return is_marked and not await claim_places(settings, ledger)
-        except (WrongSystem, WrongPlace, MarkHidden):
+        except (WrongSystem, WrongStorage, MarkHidden):
             return False
 
 

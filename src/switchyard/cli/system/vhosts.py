@@ -47,9 +47,9 @@ async def own_vhost(found: FoundBroker, settings: Settings) -> str:
     that is marked as another's. Raises CommandFailed when this user may not make it.
     """
     from switchyard.broker.addresses import with_vhost
-    from switchyard.broker.errors import BrokerAway
+    from switchyard.broker.errors import BrokerUnavailable
     from switchyard.broker.topology.mark import read_mark
-    from switchyard.broker.wire.away import meaning_away
+    from switchyard.broker.wire.away import raising_broker_unavailable
     from switchyard.broker.wire.connection import connected, underlying
     from switchyard.cli.base.common import open_ledger
     from switchyard.services.engine.ledger import upgrade
@@ -63,9 +63,9 @@ async def own_vhost(found: FoundBroker, settings: Settings) -> str:
     if not await has_vhost(found, own):
         try:
             async with connected(with_vhost(found.amqp_url, VHOST), "jobctl") as connection:
-                with meaning_away("can't ask whose broker it is"):
+                with raising_broker_unavailable("can't ask whose broker it is"):
                     mark = await read_mark(underlying(connection))
-        except BrokerAway:
+        except BrokerUnavailable:
             pass  # there is none
         else:
             if mark.id == system.id if mark is not None else has_jobs:

@@ -1,14 +1,14 @@
 """Everything that can go wrong in services/, in six kinds; each error is of exactly one.
 
 SwitchyardError
-├── InvalidInput     what was asked for can't be right: ask otherwise          (a ValueError, too)
-├── Unknown          there is nothing of that name here                       (a LookupError, too)
-├── WrongState       right in itself, but not in the state that things are in
-├── NotNow           something that is needed is away, busy or full: the same later can succeed
-│   └── RetryableError     a handler's word: try the job again
-├── Misconfigured    settings, tables or declarations don't fit together: an operator has to act
-└── Failed           it was tried and can't be done: no repeat helps
-    └── PermanentError     a handler's word: give the job up
+├── InvalidInput            what was asked for can't be right: ask otherwise     (a ValueError, too)
+├── NotFoundError           there is nothing of that name here                  (a LookupError, too)
+├── ConflictError           right in itself, but not in the state that things are in
+├── TemporarilyUnavailable  something that is needed is away, busy or full: try again later
+│   └── RetryableError      a handler's word: try the job again
+├── Misconfigured           settings, tables or declarations don't fit: an operator has to act
+└── PermanentFailure        it was tried and can't be done: no repeat helps
+    └── PermanentError      a handler's word: give the job up
 
 A caller catches the kind, or the class, whichever says what it can do about it. What a kind means
 to those outside is said once for HTTP (`api.http.errors`) and once for the command line
@@ -28,15 +28,15 @@ class InvalidInput(SwitchyardError, ValueError):
     """What was asked for can't be right, whatever the state of the system: ask otherwise."""
 
 
-class Unknown(SwitchyardError, LookupError):
+class NotFoundError(SwitchyardError, LookupError):
     """There is nothing of that name here, or no more."""
 
 
-class WrongState(SwitchyardError):
+class ConflictError(SwitchyardError):
     """It can't be done in the state that things are in; the text says in which they are."""
 
 
-class NotNow(SwitchyardError):
+class TemporarilyUnavailable(SwitchyardError):
     """Something that is needed is away, busy or full: the same can succeed later.
 
     The text may name hosts: it is for logs and operators.
@@ -47,11 +47,11 @@ class Misconfigured(SwitchyardError):
     """Settings, tables or declarations don't fit together; the text says what to set or run."""
 
 
-class Failed(SwitchyardError):
+class PermanentFailure(SwitchyardError):
     """It was tried and can't be done, and trying again would not help."""
 
 
-class PermanentError(Failed):
+class PermanentError(PermanentFailure):
     """Raised by a handler when no further attempt can help (a corrupt document, a bad id)."""
 
 
@@ -59,7 +59,7 @@ class Expired(PermanentError):
     """Raised by a handler when the job's `expires_at` has passed: it is dead as `expired`."""
 
 
-class RetryableError(NotNow):
+class RetryableError(TemporarilyUnavailable):
     """Raised by a handler to be tried again; `after` seconds is the least delay (Retry-After).
 
     With `counts=False` it uses up no attempt: what is needed is away or busy, through no fault of
@@ -85,11 +85,11 @@ class DependencyUnavailable(RetryableError):
 
 KINDS: tuple[type[SwitchyardError], ...] = (
     InvalidInput,
-    Unknown,
-    WrongState,
-    NotNow,
+    NotFoundError,
+    ConflictError,
+    TemporarilyUnavailable,
     Misconfigured,
-    Failed,
+    PermanentFailure,
 )
 
 

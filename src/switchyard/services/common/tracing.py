@@ -40,7 +40,7 @@ Value = str | int | float | bool
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
 
 
-class Spanned(Protocol):
+class SpanHandle(Protocol):
     """A span that is open."""
 
     @property
@@ -136,7 +136,7 @@ def span(
     kind: Kind = "internal",
     parent: str | None = None,
     **attributes: Value | None,
-) -> Iterator[Spanned]:
+) -> Iterator[SpanHandle]:
     """A span around what is done within; whatever begins there is its child.
 
     Its own parent is `parent`, a traceparent, or else the span around it. An exception that leaves
@@ -162,7 +162,7 @@ def span(
 
 def begin(
     name: str, *, kind: Kind = "internal", parent: str | None = None, **attributes: Value | None
-) -> Spanned:
+) -> SpanHandle:
     """A span that is nobody's surroundings, one of many at once: `end` it."""
     keeps = tracer()
     return _NOTHING if keeps is None else _begun(keeps, name, kind, parent, None, attributes)

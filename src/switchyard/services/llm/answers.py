@@ -20,18 +20,18 @@ from typing import Any
 
 import structlog
 
-from switchyard.broker.background import Background
+from switchyard.broker.background import TaskSupervisor
 from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.files.storage_errors import DiskFull, NotStored, StorageAway
+from switchyard.services.common.files.storage_errors import DiskFull, NotStored, StorageUnavailable
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.llm.errors import LlmBusy
+from switchyard.services.llm.errors import LlmSaturated
 from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.reading import Answer
-from switchyard.services.llm.records.llm import AnswerClaimed, AnswerKept
+from switchyard.services.llm.reading import Completion
+from switchyard.services.llm.records.llm import CacheHit, LeaseAcquired
 from switchyard.services.llm.thoughts import without_thoughts
 
 CLAIM = 15.0
@@ -54,10 +54,10 @@ class Answers:
         self._holder = new_instance_id()
         self._asking: dict[str, tuple[asyncio.Lock, int]] = {}
         """Questions under way in this process, with how many wait for each."""
-        self._unwritten: dict[str, tuple[Answer, bytes]] = {}
+        self._unwritten: dict[str, tuple[Completion, bytes]] = {}
         """Answers that the storage did not take, and their files."""
         self._log = structlog.get_logger("llm")
-        self._writing: Background | None = None
+        self._writing: TaskSupervisor | None = None
 
     @classmethod
     def of(cls, settings: Settings, ledger: Ledger | None) -> Answers:
@@ -72,15 +72,15 @@ class Answers:
     async def get(
         self,
         question: Mapping[str, Any],
-        ask: Callable[[float], Awaitable[Answer]],
+        ask: Callable[[float], Awaitable[Completion]],
         *,
         within: float,
         fresh: bool = False,
-    ) -> tuple[Answer, bool]:
+    ) -> tuple[Completion, bool]:
         """The answer, and whether it was there already. `ask` asks within so many seconds.
 
         `fresh` asks anew whatever is kept, and keeps the new answer. Raises what `ask` raises,
-        LlmBusy when another asks the same for longer than `within` seconds, LedgerError.
+        LlmSaturated when another asks the same for longer than `within` seconds, LedgerError.
         """
         key = content_hash(question)
         deadline = time.monotonic() + within
@@ -97,7 +97,7 @@ class Answers:
                 answer = await ask(max(0.1, deadline - time.monotonic()))
                 return await self._keep(key, question, answer), False
 
-    async def keep(self, question: Mapping[str, Any], answer: Answer) -> None:
+    async def keep(self, question: Mapping[str, Any], answer: Completion) -> None:
         """Keep an answer that came another way. Raises StorageError."""
         key = content_hash(question)
         await self._write(key, self._file_of(question, answer))
@@ -123,7 +123,7 @@ class Answers:
             if waiting > 1:
                 self._asking[key] = lock, waiting - 1
 
-    async def _find_or_claim(self, key: str, patience: float) -> Answer | None:
+    async def _find_or_claim(self, key: str, patience: float) -> Completion | None:
         """The kept answer; None when this process is to ask."""
         deadline = time.monotonic() + patience
         if self._ledger is None:
@@ -133,20 +133,20 @@ class Answers:
             claim = await LlmLedger(self._ledger).answers.claim_llm_answer(
                 key, self._holder, ttl=CLAIM, max_age=self._max_age, lost=lost
             )
-            if isinstance(claim, AnswerKept):
+            if isinstance(claim, CacheHit):
                 answer = await self._stored(key)
                 if answer is not None:
                     return answer
                 lost = True  # somebody has deleted the file
                 continue
-            if isinstance(claim, AnswerClaimed):
+            if isinstance(claim, LeaseAcquired):
                 # Whoever asked before may have died between keeping the answer and saying so.
                 answer = None if lost else await self._stored(key)
                 if answer is not None:
                     await LlmLedger(self._ledger).answers.give_up_llm_answer(key, self._holder)
                 return answer
             if time.monotonic() + pause > deadline:
-                raise LlmBusy("another process asks the same", after=5.0)
+                raise LlmSaturated("another process asks the same", after=5.0)
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(pause * 1.5, LAST_LOOK)
 
@@ -157,7 +157,7 @@ class Answers:
         if ledger is None:
             yield
             return
-        background = Background(self._log)
+        background = TaskSupervisor(self._log)
         background.start("keep the claim of a question", partial(self._renew, ledger, key))
         try:
             yield
@@ -180,23 +180,23 @@ class Answers:
             except LedgerError as error:
                 self._log.warning("can't renew a claim", error=str(error))
 
-    async def _keep(self, key: str, question: Mapping[str, Any], answer: Answer) -> Answer:
+    async def _keep(self, key: str, question: Mapping[str, Any], answer: Completion) -> Completion:
         """Where the storage does not take it, it is kept here until the storage does."""
         encoded = self._file_of(question, answer)
         self._unwritten.pop(key, None)  # an older one
         try:
             await self._write(key, encoded)
-        except (StorageAway, DiskFull) as error:
+        except (StorageUnavailable, DiskFull) as error:
             if len(self._unwritten) >= MOST_UNWRITTEN:
                 raise
             self._log.warning("an answer could not be stored; it is tried again", error=str(error))
             self._unwritten[key] = answer, encoded
             if self._writing is None:
-                self._writing = Background(self._log)
+                self._writing = TaskSupervisor(self._log)
                 self._writing.start("write answers", self._write_again)
         return answer
 
-    def _file_of(self, question: Mapping[str, Any], answer: Answer) -> bytes:
+    def _file_of(self, question: Mapping[str, Any], answer: Completion) -> bytes:
         body = {"made_at": self._time(), "answer": asdict(answer), "servers": question["servers"]}
         return json.dumps(body, ensure_ascii=False).encode()
 
@@ -225,19 +225,19 @@ class Answers:
                         await self._write(key, kept[1])
                         if self._unwritten.get(key) is kept:
                             del self._unwritten[key]
-            except (LedgerError, StorageAway, DiskFull, TimeoutError) as error:
+            except (LedgerError, StorageUnavailable, DiskFull, TimeoutError) as error:
                 self._log.warning("answers could not be stored yet", error=str(error) or "time-out")
 
     def _time(self) -> float:
         return time.time() if self._ledger is None else self._ledger.clock.time()
 
-    async def _stored(self, key: str) -> Answer | None:
+    async def _stored(self, key: str) -> Completion | None:
         """The answer in the storage, if it is not too old."""
         try:
             body: Any = json.loads(await self._storage.get_async(_file(key)))
             if body["made_at"] <= self._time() - self._max_age:
                 return None
-            answer = Answer(**body["answer"])
+            answer = Completion(**body["answer"])
             # Earlier versions kept reasoning as part of answers, and streams without an end.
             text = without_thoughts(answer.text)
             return replace(answer, text=text) if text and answer.finish_reason != "" else None

@@ -12,8 +12,8 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.llm.batches import may_batch
 from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.lane import LlmLane, lane_of
-from switchyard.services.llm.reading import Answer
+from switchyard.services.llm.lane import ModelClient, model_client_of
+from switchyard.services.llm.reading import Completion
 from switchyard.services.llm.requests import LlmQuestion, LlmRequest
 from switchyard.services.llm.spending import asked_by
 from switchyard.services.llm.structured import checked
@@ -29,11 +29,11 @@ async def answer_request(
     """The result of a job that asks: `text`, `value` where there is a schema, `model`, `usage`, ….
 
     With `batch` it may go through a Batch API, for a job that asks nothing else. Raises Expired
-    when the job's time is over, LlmUnusable, and what `LlmLane.answer` raises.
+    when the job's time is over, LlmUnusable, and what `ModelClient.answer` raises.
     """
     left = _left(ctx, within)
     try:
-        async with lane_of(ctx) as lane:
+        async with model_client_of(ctx) as lane:
             return await _answered(lane, request, ctx, left, batch=batch and may_batch(ctx))
     except RetryableError as error:
         expires_at = ctx.message.metadata.expires_at
@@ -59,13 +59,13 @@ def _left(ctx: JobContext, within: float) -> float:
 
 
 async def _answered(
-    lane: LlmLane, request: LlmRequest, ctx: JobContext, within: float, *, batch: bool
+    lane: ModelClient, request: LlmRequest, ctx: JobContext, within: float, *, batch: bool
 ) -> dict[str, Any]:
     question = request.question()
     urgency = Urgency.of(ctx.lane, ctx.message.priority)
     deadline = time.monotonic() + within
 
-    async def ask(*more: dict[str, str]) -> tuple[Answer, bool]:
+    async def ask(*more: dict[str, str]) -> tuple[Completion, bool]:
         left = max(0.1, deadline - time.monotonic())
         asked = question.asked(*more)
         return await lane.answer(
@@ -101,7 +101,7 @@ async def _answered(
     return _result(second, reused) | {"value": value, "repaired": True}
 
 
-def _result(answer: Answer, reused: bool) -> dict[str, Any]:
+def _result(answer: Completion, reused: bool) -> dict[str, Any]:
     return {
         "text": answer.text,
         "model": answer.model,
@@ -111,7 +111,7 @@ def _result(answer: Answer, reused: bool) -> dict[str, Any]:
     }
 
 
-def _repair(answer: Answer, complaint: str) -> list[dict[str, str]]:
+def _repair(answer: Completion, complaint: str) -> list[dict[str, str]]:
     wanted = f"This can't be used: {complaint}. Answer again, with JSON alone that fits the schema."
     return [
         {"role": "assistant", "content": answer.text},
@@ -119,7 +119,7 @@ def _repair(answer: Answer, complaint: str) -> list[dict[str, str]]:
     ]
 
 
-async def _forget(lane: LlmLane, question: LlmQuestion, repair: list[dict[str, str]]) -> None:
+async def _forget(lane: ModelClient, question: LlmQuestion, repair: list[dict[str, str]]) -> None:
     """A redrive is to get other answers."""
     await lane.forget(question.asked())
     await lane.forget(question.asked(*repair))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from switchyard.services.common.settings import LlmServer
 from switchyard.services.llm.client import call, open_api
-from switchyard.services.llm.errors import LlmNonsense
+from switchyard.services.llm.errors import InvalidLlmResponse
 from switchyard.services.llm.reading import MAX_ANSWER, field_of
 
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ class RemoteBatch:
 
     @classmethod
     def of(cls, found: Any) -> RemoteBatch:
-        """Raises LlmNonsense."""
+        """Raises InvalidLlmResponse."""
         files = (_id(found, "output_file_id"), _id(found, "error_file_id"))
         remote_id = _id(found, "id")
         if remote_id is None:
-            raise LlmNonsense("the model server's batch has no id")
+            raise InvalidLlmResponse("the model server's batch has no id")
         errors = field_of(field_of(found, "errors"), "data")
         said = field_of(errors[0], "message") if isinstance(errors, list) and errors else None
         return cls(
@@ -95,7 +95,7 @@ class BatchApi:
             page = await self._page(path, {"limit": 100, **asked, **after})
             listed = field_of(page, "data")
             if not isinstance(listed, list):
-                raise LlmNonsense(f"the model server's list of {path[1:]} is none")
+                raise InvalidLlmResponse(f"the model server's list of {path[1:]} is none")
             for each in listed[:1000]:
                 yield each
             last = _id(listed[-1], "id") if listed else None
@@ -116,7 +116,7 @@ class BatchApi:
 
         found = _id(await _asked(made), "id")
         if found is None:
-            raise LlmNonsense("the model server's file has no id")
+            raise InvalidLlmResponse("the model server's file has no id")
         return found
 
     async def uploads(self, ours: str) -> list[str]:
@@ -182,7 +182,7 @@ def _id(found: Any, name: str) -> str | None:
     if value in (None, ""):
         return None
     if not isinstance(value, str) or not _ID.fullmatch(value):
-        raise LlmNonsense(f"the model server's {name} is none")
+        raise InvalidLlmResponse(f"the model server's {name} is none")
     return value
 
 

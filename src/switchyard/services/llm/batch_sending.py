@@ -37,12 +37,17 @@ from switchyard.services.llm.batches import (
     free,
     request_of,
 )
-from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmTimeout, LlmUnavailable
+from switchyard.services.llm.errors import (
+    InvalidLlmResponse,
+    LlmRefused,
+    LlmTimeout,
+    LlmUnavailable,
+)
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.reading import Reading
 from switchyard.services.llm.records.llm_batches import BatchItem, BatchState, ItemState, LlmBatch
 from switchyard.services.llm.records.spending import CallState
-from switchyard.services.llm.spending import Till
+from switchyard.services.llm.spending import BudgetAccount
 
 LOOK = 5.0
 """Seconds between turns."""
@@ -63,7 +68,7 @@ TIDY = 600.0
 KEPT = 7 * 24 * 3600.0
 """Seconds after which it is forgotten what nobody comes for."""
 
-Trouble = (LlmUnavailable, LlmNonsense, LlmRefused)
+Trouble = (LlmUnavailable, InvalidLlmResponse, LlmRefused)
 
 
 class BatchSender:
@@ -75,7 +80,7 @@ class BatchSender:
         self._publisher = publisher
         self._servers = {each.name: each for each in batch_servers(settings)}
         self._known = {each.name: each for each in settings.llm_servers}
-        self._till = Till.of(settings, ledger)
+        self._till = BudgetAccount.of(settings, ledger)
         self._answers = Answers.of(settings, ledger)
         self._looked_at: dict[str, float] = {}
         self._log = structlog.get_logger("llm")
@@ -176,7 +181,7 @@ class BatchSender:
                 raise  # a key, or a right, that somebody may mend
             await self._give_up(batch, str(error))
             return
-        except (LlmUnavailable, LlmNonsense) as error:
+        except (LlmUnavailable, InvalidLlmResponse) as error:
             if not over:
                 raise  # it may have got it all the same, and what it works on is to be paid
             await self._give_up(batch, f"it could not be sent: {error}")
@@ -257,7 +262,7 @@ class BatchSender:
         for file_id in files:
             try:
                 lines = await api.lines(file_id, most=_LINES * batch.questions)
-            except (LlmNonsense, LlmRefused) as error:
+            except (InvalidLlmResponse, LlmRefused) as error:
                 if not late:
                     raise
                 self._log.error("answers can't be read", batch=batch.id, error=str(error))

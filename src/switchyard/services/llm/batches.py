@@ -21,8 +21,8 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.parameters import Parameters
 from switchyard.services.llm.records.llm_batches import BatchItem, ItemState
-from switchyard.services.llm.records.spending import AskedBy, CallState, LlmCall
-from switchyard.services.llm.spending import Till
+from switchyard.services.llm.records.spending import CallState, LlmCall, Requester
+from switchyard.services.llm.spending import BudgetAccount
 
 DUE = 26 * 3600.0
 """Seconds after which a batch should have ended, from when its questions are chosen: a day is what
@@ -35,7 +35,7 @@ LOOK_AGAIN = 3600.0
 """Seconds after which a job looks by itself that was not called."""
 
 
-class Batched(RetryableError):
+class WaitingForBatch(RetryableError):
     """The question goes through a Batch API: its job waits for the answer, and grows no older."""
 
     def __init__(self, message: str) -> None:
@@ -63,23 +63,25 @@ def may_batch(ctx: JobContext) -> bool:
     return expires_at > ctx.ledger.clock.now() + needed
 
 
-class Collector:
+class BatchCollector:
     """Collects the questions of one process."""
 
-    def __init__(self, ledger: Ledger, server: LlmServer, till: Till) -> None:
+    def __init__(self, ledger: Ledger, server: LlmServer, till: BudgetAccount) -> None:
         self._ledger = ledger
         self._server = server
         self._till = till
 
     @classmethod
-    def of(cls, settings: Settings, ledger: Ledger | None, till: Till) -> Collector | None:
+    def of(
+        cls, settings: Settings, ledger: Ledger | None, till: BudgetAccount
+    ) -> BatchCollector | None:
         """None where no server gets batches."""
         servers = batch_servers(settings)
         return None if ledger is None or not servers else cls(ledger, servers[0], till)
 
-    async def collect(self, question: Mapping[str, Any], by: AskedBy) -> None:
-        """Raises Batched where a batch answers, or will answer; nothing where the question is to be
-        asked live. Raises NoBudget, LedgerError."""
+    async def collect(self, question: Mapping[str, Any], by: Requester) -> None:
+        """Raises WaitingForBatch where a batch answers, or will answer; nothing where the question
+        is to be asked live. Raises NoBudget, LedgerError."""
         if by.job_id is None:
             return
         key = content_hash(question)
@@ -97,11 +99,11 @@ class Collector:
             await LlmLedger(self._ledger).batches.collect_llm_question(
                 item, by.job_id, size=len(body.encode())
             )
-        raise Batched(
+        raise WaitingForBatch(
             f"its question waits for a batch of {self._server.name}: the answer comes within a day"
         )
 
-    async def came(self, question: Mapping[str, Any], by: AskedBy) -> bool:
+    async def came(self, question: Mapping[str, Any], by: Requester) -> bool:
         """The job has its answer; whether a batch has given it, for this job."""
         if by.job_id is None:
             return False

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from switchyard.services.llm.errors import LlmNonsense
+from switchyard.services.llm.errors import InvalidLlmResponse
 
 if TYPE_CHECKING:
     import openai
@@ -28,8 +28,8 @@ _ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
 
 
 def bounded_http(timeout: float) -> openai.DefaultAsyncHttpxClient:
-    """The SDK's HTTP client, in whose answers LlmNonsense is raised beyond that, and where they are
-    packed: they would grow behind any bound."""
+    """The SDK's HTTP client, in whose answers InvalidLlmResponse is raised beyond that, and where
+    they are packed: they would grow behind any bound."""
     import openai
 
     from switchyard.broker.authorities import authorities
@@ -44,9 +44,9 @@ def bounded_http(timeout: float) -> openai.DefaultAsyncHttpxClient:
 
 async def _bound(response: Any) -> None:
     if response.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
-        raise LlmNonsense("the model server packs its answer although it was asked not to")
+        raise InvalidLlmResponse("the model server packs its answer although it was asked not to")
     if response.has_redirect_location and not _is_within(response):
-        raise LlmNonsense(
+        raise InvalidLlmResponse(
             "the model server leads elsewhere, and questions and keys go to the address of the "
             "settings alone: name the other one there if it is right"
         )
@@ -75,7 +75,7 @@ async def _whole(parts: AsyncIterator[bytes], *, most: int) -> AsyncIterator[byt
     async for part in parts:
         size += len(part)
         if size > most:
-            raise LlmNonsense(f"the model server's answer is longer than {most:,} bytes")
+            raise InvalidLlmResponse(f"the model server's answer is longer than {most:,} bytes")
         yield part
 
 
@@ -87,7 +87,7 @@ async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         ended = max(joined.rfind(end) + len(end) if end in joined else 0 for end in _ENDS)
         size = len(joined) - ended if ended else size + len(part)
         if size > MAX_EVENT:
-            raise LlmNonsense(
+            raise InvalidLlmResponse(
                 f"an event of the model server's answer is longer than {MAX_EVENT:,} bytes"
             )
         last = joined[-3:]

@@ -18,7 +18,7 @@ from switchyard.services.common.settings import LlmServer
 from switchyard.services.common.tracing import span
 from switchyard.services.llm.bounded import bounded_http
 from switchyard.services.llm.errors import (
-    LlmNonsense,
+    InvalidLlmResponse,
     LlmRefused,
     LlmTimeout,
     LlmUnavailable,
@@ -26,7 +26,7 @@ from switchyard.services.llm.errors import (
 )
 from switchyard.services.llm.parameters import MAX_REPEATS, Parameters
 from switchyard.services.llm.quota import ServerQuota
-from switchyard.services.llm.reading import Answer, Reading, Timing, is_cut
+from switchyard.services.llm.reading import Completion, Reading, Timing, is_cut
 
 if TYPE_CHECKING:
     import openai
@@ -39,10 +39,10 @@ FIRST_WAIT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ModelResponse:
     """An answer, and what it tells of the server."""
 
-    answer: Answer
+    answer: Completion
     timing: Timing | None
     quota: ServerQuota
     """What the server says is left of its limits."""
@@ -80,7 +80,7 @@ class LlmClient:
         tell: Callable[[str], None] | None = None,
         restart: Callable[[], None] = lambda: None,
         broken: Callable[[], None] = lambda: None,
-    ) -> Said:
+    ) -> ModelResponse:
         """The model's answer to a chat: `messages`, and the parameters of the API.
 
         `within` is seconds for all tries together: keep it well under the job's time limit. `tell`
@@ -88,7 +88,7 @@ class LlmClient:
         last. `restart` is called when what `tell` got was not the answer, which begins anew.
         `broken` is called for each try but the last that may have been charged. Cancelling
         closes the request, so that the server stops.
-        Raises LlmUnavailable, LlmNonsense (try again later) or LlmRefused (do not).
+        Raises LlmUnavailable, InvalidLlmResponse (try again later) or LlmRefused (do not).
         """
         import openai
 
@@ -100,7 +100,7 @@ class LlmClient:
             if tell is not None:
                 tell(text)
 
-        async def create() -> Said:
+        async def create() -> ModelResponse:
             # The SDK's own limit is for each read: a stream that trickles would go on for ever.
             limit = asyncio.timeout(self._timeout)
             try:
@@ -138,7 +138,7 @@ class LlmClient:
         asked: Mapping[str, Any],
         tell: Callable[[str], None],
         restart: Callable[[], None],
-    ) -> Said:
+    ) -> ModelResponse:
         """The answer; asked again where the server refuses a parameter that can be sent otherwise,
         and from then on in the way that it took."""
         import openai
@@ -163,7 +163,7 @@ class LlmClient:
         body: Mapping[str, Any],
         tell: Callable[[str], None],
         restart: Callable[[], None],
-    ) -> Said:
+    ) -> ModelResponse:
         import openai
 
         reading = Reading(self.model, tell, restart, self._begins_within)
@@ -177,7 +177,7 @@ class LlmClient:
             quota = ServerQuota.of(stream.response.headers)
             answer = await reading.read(stream.response)
             self._begins_within = self._begins_within or reading.began_within
-            return Said(answer, reading.timing, quota)
+            return ModelResponse(answer, reading.timing, quota)
 
 
 @asynccontextmanager
@@ -264,10 +264,10 @@ async def call(
             return await tries(attempt)
     except openai.OpenAIError as error:
         raise translate(error) from error
-    except (LlmUnavailable, LlmNonsense, LlmRefused):
+    except (LlmUnavailable, InvalidLlmResponse, LlmRefused):
         raise
     except ValueError as error:  # JSON or UTF-8 that does not decode, past the SDK's own errors
-        raise LlmNonsense("the model server's answer is not JSON") from error
+        raise InvalidLlmResponse("the model server's answer is not JSON") from error
     except TimeoutError as error:
         if limit.expired():
             raise LlmTimeout(f"the model server did not answer within {within:g} s") from error

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from switchyard.broker.background import Background
+from switchyard.broker.background import TaskSupervisor
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import split_routing_key
 from switchyard.services.common.settings import Settings
@@ -59,7 +59,7 @@ class DirectRequests:
         self._runner = runner
         self._interval = settings.takeover_after / BEATS_PER_TAKEOVER
         self._log = structlog.get_logger("llm")
-        self._background = Background(self._log)
+        self._background = TaskSupervisor(self._log)
         self._registering = asyncio.Lock()
         self._is_registered = False
 

@@ -1,9 +1,9 @@
 """What the errors of an OpenAI-compatible server mean for a job.
 
 Of no concern to the job, and no attempt is used up: 429 and 503 (LlmLimited), a server that can't
-be connected to (LlmAway), no room to ask (LlmBusy). Tried again, with an attempt: 408, 409, 425,
-every other 5xx, cut connections, time-outs, and answers that make no sense (a server that is
-starting up, a proxy's error page). Not tried again: what the server will say again.
+be connected to (LlmUnreachable), no room to ask (LlmSaturated). Tried again, with an attempt: 408,
+409, 425, every other 5xx, cut connections, time-outs, and answers that make no sense (a server that
+is starting up, a proxy's error page). Not tried again: what the server will say again.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class LlmLimited(DependencyUnavailable, LlmUnavailable):
     may_cost = False
 
 
-class LlmAway(DependencyUnavailable, LlmUnavailable):
+class LlmUnreachable(DependencyUnavailable, LlmUnavailable):
     """There is no connection to the server."""
 
     may_cost = False
 
 
-class LlmBusy(DependencyUnavailable, LlmUnavailable):
+class LlmSaturated(DependencyUnavailable, LlmUnavailable):
     """The servers get as many requests as they may; `after` seconds there may be room."""
 
     may_cost = False
@@ -54,7 +54,7 @@ class LlmTimeout(LlmUnavailable):
     """The server did not answer in time."""
 
 
-class LlmNonsense(RetryableError):
+class InvalidLlmResponse(RetryableError):
     """The server answered 200 with something that is not an answer."""
 
     may_cost = True
@@ -83,25 +83,25 @@ class LlmRefused(PermanentError):
         super().__init__(message)
 
 
-def tell_which(error: Exception, server: str) -> None:
+def add_server_name(error: Exception, server: str) -> None:
     """Say which of several servers it was."""
     error.args = (f"{server}: {error}",)
 
 
-def translate(error: openai.OpenAIError) -> LlmUnavailable | LlmNonsense | LlmRefused:
+def translate(error: openai.OpenAIError) -> LlmUnavailable | InvalidLlmResponse | LlmRefused:
     """The error of this module that an error of the `openai` package stands for."""
     import openai
 
     if isinstance(error, openai.APITimeoutError):
         if _names(error) & _NOT_CONNECTED:
-            return LlmAway("the model server can't be reached in time")
+            return LlmUnreachable("the model server can't be reached in time")
         return LlmTimeout("the model server did not answer in time")
     if isinstance(error, openai.APIStatusError):
         return _of_status(error)
     if isinstance(error, openai.APIResponseValidationError):
-        return LlmNonsense(f"the model server's answer makes no sense: {error.message}")
+        return InvalidLlmResponse(f"the model server's answer makes no sense: {error.message}")
     if isinstance(error, openai.LengthFinishReasonError):
-        return LlmNonsense("the model server's answer ends in the middle")
+        return InvalidLlmResponse("the model server's answer ends in the middle")
     if isinstance(error, openai.ContentFilterFinishReasonError):
         return LlmRefused("the model declines to answer: content filter", may_cost=True)
     if isinstance(error, openai.APIConnectionError):
@@ -135,7 +135,7 @@ def _of_connection(error: openai.APIConnectionError) -> LlmUnavailable | LlmRefu
         return LlmRefused("the model server's redirects lead in a circle")
     detail = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
     text = f"the model server can't be reached{detail}"[:500]
-    return LlmAway(text) if names & _NOT_CONNECTED else LlmUnavailable(text)
+    return LlmUnreachable(text) if names & _NOT_CONNECTED else LlmUnavailable(text)
 
 
 def _names(error: BaseException) -> set[str]:

@@ -18,23 +18,23 @@ from itertools import count, groupby
 
 import structlog
 
-from switchyard.broker.background import Background
+from switchyard.broker.background import TaskSupervisor
 from switchyard.broker.lanes import HOT, LANES
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.llm.errors import LlmBusy
+from switchyard.services.llm.errors import LlmSaturated
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.pacing import (
-    Adaptive,
+    AdaptivePolicy,
     Bounds,
     CallSample,
+    ConcurrencyPolicy,
     Ended,
     Fixed,
-    Rule,
     ServerPace,
-    Steps,
+    StepPolicy,
     observe,
 )
 from switchyard.services.llm.reading import Timing
@@ -56,7 +56,11 @@ SHORT_PAUSE, LONG_PAUSE = 1.0, 30.0
 LONGEST_PAUSE = 3600.0
 """Seconds that a server may ask for."""
 
-RULES: dict[str, Rule] = {"adaptive": Adaptive(), "steps": Steps(), "fixed": Fixed()}
+RULES: dict[str, ConcurrencyPolicy] = {
+    "adaptive": AdaptivePolicy(),
+    "steps": StepPolicy(),
+    "fixed": Fixed(),
+}
 """By JOBS_LLM_PACING."""
 
 
@@ -88,7 +92,7 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class CallOutcome:
     """What a call has taught of its server."""
 
     ended: Ended
@@ -107,7 +111,7 @@ class LlmGate:
         self,
         ledger: Ledger,
         servers: Sequence[LlmServer],
-        rule: Rule,
+        rule: ConcurrencyPolicy,
         bounds: Mapping[str, Bounds],
     ) -> None:
         self._ledger = ledger
@@ -124,12 +128,12 @@ class LlmGate:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, ledger: Ledger, *, rule: Rule | None = None
+        cls, settings: Settings, ledger: Ledger, *, rule: ConcurrencyPolicy | None = None
     ) -> AsyncIterator[LlmGate]:
         """The gate of the settings' servers; its slots are given back at the end."""
         bounds = {each.name: bounds_of(settings, each) for each in settings.llm_servers}
         gate = cls(ledger, settings.llm_servers, rule or RULES[settings.llm_pacing], bounds)
-        background = Background(gate._log)
+        background = TaskSupervisor(gate._log)
         background.start("keep LLM slots", gate._keep)
         try:
             yield gate
@@ -143,8 +147,8 @@ class LlmGate:
     async def enter(
         self, urgency: Urgency, *, patience: float, without: Collection[str] = ()
     ) -> Admission:
-        """Wait for room at a server that is not in `without`. Raises LlmBusy when there is none
-        within `patience` seconds or when all servers are paused for long, and LedgerError."""
+        """Wait for room at a server that is not in `without`. Raises LlmSaturated when there is
+        none within `patience` seconds or when all servers are paused for long, and LedgerError."""
         deadline = time.monotonic() + patience
         with self._in_line(urgency) as (number, turn):
             while True:
@@ -158,14 +162,14 @@ class LlmGate:
                     return found
                 if isinstance(found, ServerPaused):
                     if found.seconds > min(BRIEF_PAUSE, left):
-                        raise LlmBusy(
+                        raise LlmSaturated(
                             f"the model server is paused: {found.reason}", after=found.seconds
                         )
                     await self._woken(turn, left, found.seconds * self._dice.uniform(1.0, 1.05))
                 else:
                     await self._woken(turn, left, LOOK * self._dice.uniform(0.5, 1.5))
 
-    async def leave(self, entry: Admission, lesson: Lesson | None) -> None:
+    async def leave(self, entry: Admission, lesson: CallOutcome | None) -> None:
         """Give the slot back, with what the call has taught; None where it was broken off."""
         self._held.pop(entry.slot, None)
         bounds, rule = self._bounds[entry.server.name], self._rule
@@ -202,10 +206,12 @@ class LlmGate:
             self._waiting[0][2].set()
 
     async def _woken(self, turn: asyncio.Event, left: float, most: float | None = None) -> None:
-        """Return when it is this one's turn to look, or after `most` seconds. Raises LlmBusy when
-        its time is over."""
+        """Return when it is this one's turn to look, or after `most` seconds. Raises LlmSaturated
+        when its time is over."""
         if left <= 0:
-            raise LlmBusy("the model servers get as many requests as they may", after=SHORT_PAUSE)
+            raise LlmSaturated(
+                "the model servers get as many requests as they may", after=SHORT_PAUSE
+            )
         try:
             async with asyncio.timeout(left if most is None else min(left, most)):
                 await turn.wait()
@@ -282,11 +288,11 @@ def bounds_of(settings: Settings, server: LlmServer) -> Bounds:
 
 def learned(
     state: LlmServerState,
-    lesson: Lesson,
+    lesson: CallOutcome,
     in_flight: int,
     now: float,
     *,
-    rule: Rule,
+    rule: ConcurrencyPolicy,
     bounds: Bounds,
     dice: float,
 ) -> LlmServerState:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from switchyard.broker.background import end_tasks
 from switchyard.services.common.errors import SwitchyardError
-from switchyard.services.engine.jobs.speech import Speech
+from switchyard.services.engine.jobs.speech import OutputStream
 
 ENOUGH = 20
 """Calls whose time to the first token is known before any gets a second request."""
@@ -64,14 +64,14 @@ class Hedges:
     async def race(
         self,
         patience: float,
-        speech: Speech | None,
-        first: Callable[[Speech], Coroutine[Any, Any, T]],
-        second: Callable[[Speech], Coroutine[Any, Any, T]],
+        speech: OutputStream | None,
+        first: Callable[[OutputStream], Coroutine[Any, Any, T]],
+        second: Callable[[OutputStream], Coroutine[Any, Any, T]],
     ) -> T:
         """The answer of the first that begins, of `first` and, when that has not begun after
         `patience` seconds and there is budget, `second`. Where one fails before it begins, it is
         the other's. Raises what `first` raises."""
-        start = _Start(speech)
+        start = _FirstTokenRace(speech)
         runs = [asyncio.create_task(first(start.runner(0)))]
         try:
             if await _any(patience, runs[0], start.given):
@@ -83,7 +83,7 @@ class Hedges:
         finally:
             await end_tasks(*runs)
 
-    async def _won(self, runs: list[asyncio.Task[T]], start: _Start) -> T:
+    async def _won(self, runs: list[asyncio.Task[T]], start: _FirstTokenRace) -> T:
         while start.winner is None and not any(_answered(run) for run in runs):
             left = [run for run in runs if not run.done()]
             if not left:
@@ -101,24 +101,24 @@ class Hedges:
         return await runs[winner]
 
 
-class _Start:
+class _FirstTokenRace:
     """Which of two has begun to answer first."""
 
-    def __init__(self, speech: Speech | None) -> None:
+    def __init__(self, speech: OutputStream | None) -> None:
         self.winner: int | None = None
         self.given = asyncio.Event()
         self.speech = speech
 
-    def runner(self, number: int) -> Speech:
-        return _Runner(self, number)
+    def runner(self, number: int) -> OutputStream:
+        return _HedgedStream(self, number)
 
 
-class _Runner(Speech):
+class _HedgedStream(OutputStream):
     """What one of two writes: passed on where it has begun first."""
 
     __slots__ = ("_number", "_start")
 
-    def __init__(self, start: _Start, number: int) -> None:
+    def __init__(self, start: _FirstTokenRace, number: int) -> None:
         super().__init__()
         self._start = start
         self._number = number

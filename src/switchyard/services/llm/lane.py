@@ -10,28 +10,28 @@ from typing import Any
 
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.speech import Speech
+from switchyard.services.engine.jobs.speech import OutputStream
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.metric_names import LLM_HEDGES, Metric, Samples
 from switchyard.services.llm.answers import Answers
-from switchyard.services.llm.batches import Collector
-from switchyard.services.llm.client import LlmClient, Said
+from switchyard.services.llm.batches import BatchCollector
+from switchyard.services.llm.client import LlmClient, ModelResponse
 from switchyard.services.llm.errors import (
-    LlmAway,
-    LlmBusy,
+    InvalidLlmResponse,
     LlmLimited,
-    LlmNonsense,
     LlmRefused,
+    LlmSaturated,
     LlmTimeout,
     LlmUnavailable,
-    tell_which,
+    LlmUnreachable,
+    add_server_name,
 )
-from switchyard.services.llm.gate import SHORT_PAUSE, Admission, Lesson, LlmGate, Urgency
+from switchyard.services.llm.gate import SHORT_PAUSE, Admission, CallOutcome, LlmGate, Urgency
 from switchyard.services.llm.hedging import Hedges
-from switchyard.services.llm.pacing import Ended, Rule
-from switchyard.services.llm.reading import Answer
-from switchyard.services.llm.records.spending import AskedBy
-from switchyard.services.llm.spending import NoBudget, Till
+from switchyard.services.llm.pacing import ConcurrencyPolicy, Ended
+from switchyard.services.llm.reading import Completion
+from switchyard.services.llm.records.spending import Requester
+from switchyard.services.llm.spending import BudgetAccount, NoBudget
 
 PATIENCE = 30.0
 """Seconds that a call waits for room; then its job goes back, with no attempt used up."""
@@ -39,11 +39,11 @@ HEDGE_PATIENCE = 1.0
 """Seconds that a second request waits for room."""
 ROUNDS = 10
 """How often one call is taken up again after a 429 or 503."""
-NOBODY = AskedBy()
+NOBODY = Requester()
 
 
-class LlmLane:
-    """Asks the servers of the settings. Open it with `LlmLane.open`, once for a process."""
+class ModelClient:
+    """Asks the servers of the settings. Open it with `ModelClient.open`, once for a process."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class LlmLane:
         clients: Mapping[str, LlmClient],
         gate: LlmGate | None,
         answers: Answers,
-        till: Till,
+        till: BudgetAccount,
         hedges: Hedges,
-        collector: Collector | None = None,
+        collector: BatchCollector | None = None,
     ) -> None:
         self._servers = servers
         self._clients = clients
@@ -73,8 +73,8 @@ class LlmLane:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, ledger: Ledger | None, *, rule: Rule | None = None
-    ) -> AsyncIterator[LlmLane]:
+        cls, settings: Settings, ledger: Ledger | None, *, rule: ConcurrencyPolicy | None = None
+    ) -> AsyncIterator[ModelClient]:
         """A lane; its connections end with the context. Without a ledger, only this process knows
         of its calls. Raises LlmRefused when no server is set, or its address is none."""
         servers = settings.llm_servers
@@ -88,8 +88,8 @@ class LlmLane:
             gate = None
             if ledger is not None:
                 gate = await stack.enter_async_context(LlmGate.open(settings, ledger, rule=rule))
-            till = Till.of(settings, ledger)
-            collector = Collector.of(settings, ledger, till)
+            till = BudgetAccount.of(settings, ledger)
+            collector = BatchCollector.of(settings, ledger, till)
             hedges = Hedges(settings.llm_hedge_share)
             answers = Answers.of(settings, ledger)
             stack.push_async_callback(answers.close)
@@ -102,10 +102,10 @@ class LlmLane:
         urgency: Urgency,
         within: float,
         fresh: bool = False,
-        speech: Speech | None = None,
-        by: AskedBy = NOBODY,
+        speech: OutputStream | None = None,
+        by: Requester = NOBODY,
         batch: bool = False,
-    ) -> tuple[Answer, bool]:
+    ) -> tuple[Completion, bool]:
         """The answer to a chat (`messages`, `max_tokens`, …), and whether it was there already:
         what was asked before, or is being asked, is not paid for again unless it is to be `fresh`.
 
@@ -117,7 +117,7 @@ class LlmLane:
         question = {"servers": self._asks, "asked": asked}
         collector = self._collector if batch and not fresh else None
 
-        async def ask(left: float) -> Answer:
+        async def ask(left: float) -> Completion:
             if collector is not None:
                 await collector.collect(question, by)
             return await self.ask(asked, urgency=urgency, within=left, speech=speech, by=by)
@@ -143,18 +143,18 @@ class LlmLane:
         *,
         urgency: Urgency,
         within: float,
-        speech: Speech | None = None,
-        by: AskedBy = NOBODY,
-    ) -> Answer:
+        speech: OutputStream | None = None,
+        by: Requester = NOBODY,
+    ) -> Completion:
         """The answer to a chat of the first server that can, paid for in any case.
 
-        `within` is seconds, waiting for room included. Raises LlmUnavailable, LlmNonsense (try
-        again later; `counts` says whether that is an attempt), LlmRefused, NoBudget, and
+        `within` is seconds, waiting for room included. Raises LlmUnavailable, InvalidLlmResponse
+        (try again later; `counts` says whether that is an attempt), LlmRefused, NoBudget, and
         LedgerError.
         """
         deadline = time.monotonic() + within
         tried: set[str] = set()
-        last: LlmUnavailable | LlmNonsense | LlmRefused | NoBudget | None = None
+        last: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
         for _ in range(ROUNDS + len(self._clients)):
             left = deadline - time.monotonic()
             if len(tried) == len(self._clients) or left <= 0:
@@ -163,7 +163,7 @@ class LlmLane:
                 # Half of its time is left for the call: one that began too late for an answer
                 # would be a time-out of the server, and an attempt of the job.
                 entry = await self._enter(urgency, min(PATIENCE, left / 2), tried)
-            except LlmBusy as error:
+            except LlmSaturated as error:
                 if isinstance(last, LlmRefused):  # by one of which another may not refuse it
                     raise
                 # What a server answered says more than that the others have no room.
@@ -174,7 +174,7 @@ class LlmLane:
                 )
             except LlmLimited as error:
                 last = error  # it is paused now; the gate knows whether another has room
-            except (LlmUnavailable, LlmNonsense, NoBudget) as error:
+            except (LlmUnavailable, InvalidLlmResponse, NoBudget) as error:
                 last = error
                 tried.add(entry.server.name)
             except LlmRefused as error:
@@ -195,11 +195,11 @@ class LlmLane:
         entry: Admission,
         asked: Mapping[str, Any],
         within: float,
-        speech: Speech | None,
-        by: AskedBy,
+        speech: OutputStream | None,
+        by: Requester,
         urgency: Urgency,
         tried: set[str],
-    ) -> Answer:
+    ) -> Completion:
         """`_call`; of a hot question that is late, by the first of two requests that begins to
         answer."""
         patience = self._hedges.patience() if urgency.lane == 0 else None
@@ -208,10 +208,10 @@ class LlmLane:
         deadline = time.monotonic() + within
         others = set(self._clients) - tried - {entry.server.name}
 
-        async def first(told: Speech) -> Answer:
+        async def first(told: OutputStream) -> Completion:
             return await self._call(entry, asked, within, told, by)
 
-        async def second(told: Speech) -> Answer:
+        async def second(told: OutputStream) -> Completion:
             without = tried | {entry.server.name} if others else tried
             left = deadline - time.monotonic()
             another = await self._enter(urgency, min(HEDGE_PATIENCE, left), without)
@@ -224,10 +224,10 @@ class LlmLane:
         entry: Admission,
         asked: Mapping[str, Any],
         within: float,
-        speech: Speech | None,
-        by: AskedBy,
-    ) -> Answer:
-        lesson: Lesson | None = None
+        speech: OutputStream | None,
+        by: Requester,
+    ) -> Completion:
+        lesson: CallOutcome | None = None
         if speech is not None:
             speech.begin()  # another server may have begun
         try:
@@ -236,7 +236,7 @@ class LlmLane:
                     asked,
                     within=within,
                     tell=None if speech is None else speech.write,
-                    restart=(speech or Speech()).begin,
+                    restart=(speech or OutputStream()).begin,
                     broken=bill.broke,
                 )
                 bill.answer = said.answer
@@ -244,10 +244,10 @@ class LlmLane:
             if said.timing is not None:
                 self._hedges.began(said.timing.first_token)
             return said.answer
-        except (LlmUnavailable, LlmNonsense, LlmRefused) as error:
+        except (LlmUnavailable, InvalidLlmResponse, LlmRefused) as error:
             lesson = lesson_of(error)
             if len(self._clients) > 1:
-                tell_which(error, entry.server.name)
+                add_server_name(error, entry.server.name)
             raise
         finally:
             if self._gate is not None:
@@ -255,37 +255,39 @@ class LlmLane:
                 await asyncio.shield(self._gate.leave(entry, lesson))
 
 
-def _from_answer(said: Said) -> Lesson:
+def _from_answer(said: ModelResponse) -> CallOutcome:
     spent = said.quota.wait
-    return Lesson(
+    return CallOutcome(
         Ended.ANSWERED, said.timing, pause=spent, reason="its limits are used up" if spent else ""
     )
 
 
-def lesson_of(error: LlmUnavailable | LlmNonsense | LlmRefused) -> Lesson:
+def lesson_of(error: LlmUnavailable | InvalidLlmResponse | LlmRefused) -> CallOutcome:
     """What an error tells of the server that gave it."""
     reason = str(error)[:200]
     match error:
         case LlmLimited():
             pause = SHORT_PAUSE if error.after is None else error.after
-            return Lesson(Ended.REFUSED, pause=pause, reason=reason)
+            return CallOutcome(Ended.REFUSED, pause=pause, reason=reason)
         case LlmTimeout():
-            return Lesson(Ended.TIMED_OUT, fails=True, reason=reason)
-        case LlmAway() | LlmUnavailable() | LlmNonsense() | LlmRefused(elsewhere=True):
-            return Lesson(Ended.FAILED, fails=True, reason=reason)
+            return CallOutcome(Ended.TIMED_OUT, fails=True, reason=reason)
+        case (
+            LlmUnreachable() | LlmUnavailable() | InvalidLlmResponse() | LlmRefused(elsewhere=True)
+        ):
+            return CallOutcome(Ended.FAILED, fails=True, reason=reason)
         case _:
-            return Lesson(Ended.FAILED)
+            return CallOutcome(Ended.FAILED)
 
 
 @asynccontextmanager
-async def lane_of(ctx: JobContext) -> AsyncIterator[LlmLane]:
+async def model_client_of(ctx: JobContext) -> AsyncIterator[ModelClient]:
     """The lane of the process that runs the job; one of its own where nothing is shared."""
 
     def opening() -> Any:
-        return LlmLane.open(ctx.settings, ctx.ledger)
+        return ModelClient.open(ctx.settings, ctx.ledger)
 
     if ctx.shared is not None:
-        yield await ctx.shared.get(LlmLane, opening)
+        yield await ctx.shared.get(ModelClient, opening)
         return
     async with opening() as lane:
         yield lane

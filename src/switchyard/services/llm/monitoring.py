@@ -10,8 +10,8 @@ from switchyard.broker.lanes import queue_name
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring import metric_names as names
-from switchyard.services.engine.monitoring.check import Check, Finding, warning, well, wrong
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.monitoring.doctor import DoctorStep
 from switchyard.services.engine.monitoring.marks import LLM_WORKER
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
@@ -26,7 +26,7 @@ LONG_PAUSE = 120.0
 """Seconds left of a pause from which it is told of: more than a server's limits per minute take."""
 
 
-async def model_servers(system: Examined) -> list[Check]:
+async def model_servers(system: DoctorContext) -> list[Diagnostic]:
     """Those of the settings that fail again and again, or have asked for a long pause; nothing
     where none was called yet."""
     names = {each.name for each in system.settings.model_servers}
@@ -37,7 +37,7 @@ async def model_servers(system: Examined) -> list[Check]:
     ]
     failing = [each for each in known if each.state.failures >= LASTING]
     paused = [each for each in known if each.paused_for >= LONG_PAUSE and each not in failing]
-    kind = warning if len(failing) < len(names) else wrong
+    kind = warning if len(failing) < len(names) else failure
     checks = [
         kind(
             "model servers",
@@ -63,7 +63,7 @@ async def model_servers(system: Examined) -> list[Check]:
     ]
     if checks or not known:
         return checks
-    return [well("model servers", f"{len(known):,} of {len(names):,} called, and none fails")]
+    return [ok("model servers", f"{len(known):,} of {len(names):,} called, and none fails")]
 
 
 def doctor_steps() -> Iterable[DoctorStep]:

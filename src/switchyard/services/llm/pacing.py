@@ -3,9 +3,9 @@
 All of it is pure: what is known of a server (`ServerPace`), and what becomes of that when a call
 has ended (`observe`). The ledger keeps one for each server, so the whole fleet has one limit.
 
-`Steps` is the rule of the requirements (L3): time-outs alone. `Adaptive`, the default, looks at the
-time to the first token and the time per token. An answer's whole time follows its length and
-misleads; these two follow the server's load (docs/adr/0012).
+`StepPolicy` is the rule of the requirements (L3): time-outs alone. `AdaptivePolicy`, the default,
+looks at the time to the first token and the time per token. An answer's whole time follows its
+length and misleads; these two follow the server's load (docs/adr/0012).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class ServerPace:
         return cls(limit, kept["began"], Window(**kept["window"]), dict(kept["memory"]))
 
 
-class Rule(Protocol):
+class ConcurrencyPolicy(Protocol):
     """Chooses the next limit when a window is over."""
 
     @property
@@ -133,7 +133,7 @@ class Rule(Protocol):
 
 
 def observe(
-    pace: ServerPace, sample: CallSample, rule: Rule, bounds: Bounds, now: float
+    pace: ServerPace, sample: CallSample, rule: ConcurrencyPolicy, bounds: Bounds, now: float
 ) -> ServerPace:
     """What is known of a server after a call has ended."""
     window = pace.window.plus(sample)
@@ -157,7 +157,7 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepPolicy:
     """L3: more than 10 % time-outs → x 0.7; under 2 % with more than 50 answers → x 1.2."""
 
     window: float = 10.0
@@ -172,7 +172,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Adaptive:
+class AdaptivePolicy:
     """Up while it is used and the server keeps its pace; down when it gets slow.
 
     Slow is a time per token of 2.2 times, or a time to the first token of three times,

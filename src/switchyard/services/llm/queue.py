@@ -12,14 +12,14 @@ from typing import Any, Protocol
 
 import structlog
 
-from switchyard.broker.background import Background
+from switchyard.broker.background import TaskSupervisor
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.common.errors import Unknown
+from switchyard.services.common.errors import NotFoundError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.monitoring.ending import ended
+from switchyard.services.engine.monitoring.ending import wait_for_end
 from switchyard.services.engine.monitoring.job_events import EventFeed, EventHub
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.monitoring.metrics import Metrics
@@ -69,7 +69,7 @@ class LlmResult:
         return None if self.result is None else self.result.get("value")
 
 
-class UnknownLlmRequest(Unknown):
+class UnknownLlmRequest(NotFoundError):
     """There is no request of that id."""
 
 
@@ -91,7 +91,7 @@ def result_of(record: JobRecord, now: float) -> LlmResult:
     return LlmResult(record.id, status, error=record.error_message)
 
 
-class Way(Protocol):
+class RequestBackend(Protocol):
     """Where requests are run: through the lanes, or here (DirectRequests)."""
 
     @property
@@ -120,14 +120,14 @@ class QueuedRequests:
         return await self._jobs.publish(request)
 
     async def ended(self, job_id: str, *, timeout: float) -> JobRecord | None:
-        return await ended(self._feed, self._ledger, job_id, timeout=timeout)
+        return await wait_for_end(self._feed, self._ledger, job_id, timeout=timeout)
 
 
 class LLMQueue:
     """Asks through the lanes, where workers answer; with JOBS_LLM_DIRECT in this process, without
     a broker. Open it with `LLMQueue.opened`."""
 
-    def __init__(self, ledger: Ledger, way: Way) -> None:
+    def __init__(self, ledger: Ledger, way: RequestBackend) -> None:
         self._ledger = ledger
         self._way = way
 
@@ -147,7 +147,7 @@ class LLMQueue:
             return
         log = structlog.get_logger("llm")
         feed = EventFeed(settings)
-        background = Background(log)
+        background = TaskSupervisor(log)
         async with (
             await Ledger.open(settings.ledger_url, check=True) as ledger,
             Publisher(settings, name="llm queue") as publisher,

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from switchyard.services.llm.errors import LlmNonsense, LlmRefused, LlmUnavailable
+from switchyard.services.llm.errors import InvalidLlmResponse, LlmRefused, LlmUnavailable
 from switchyard.services.llm.thoughts import ThoughtFilter
 
 MAX_ANSWER = 2_000_000
@@ -63,7 +63,7 @@ _COUNTS = ("prompt_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Completion:
     """What the model said."""
 
     text: str
@@ -120,8 +120,9 @@ class Reading:
     def __post_init__(self) -> None:
         self._filter = ThoughtFilter(self._pass_on, self._begin_anew)
 
-    async def read(self, response: Any) -> Answer:
-        """The answer of the SDK's HTTP response. Raises LlmNonsense, LlmRefused, LlmUnavailable."""
+    async def read(self, response: Any) -> Completion:
+        """The answer of the SDK's HTTP response. Raises InvalidLlmResponse, LlmRefused,
+        LlmUnavailable."""
         parts = response.aiter_bytes()
         if "event-stream" not in response.headers.get("content-type", ""):
             # Not every server streams, and not every one that does says so.
@@ -141,7 +142,7 @@ class Reading:
                 raise
         if self._finish_reason is None:
             if not (self._chunks or self._refusals):
-                raise LlmNonsense("the model server's answer is empty")
+                raise InvalidLlmResponse("the model server's answer is empty")
             if not self._is_ended:
                 raise LlmUnavailable("the model server's answer ends in the middle")
         return self._answer()
@@ -161,7 +162,7 @@ class Reading:
 
     def _take(self, chunk: Any) -> None:
         if not isinstance(chunk, dict):
-            raise LlmNonsense("the model server's answer has no choices")
+            raise InvalidLlmResponse("the model server's answer has no choices")
         if error := chunk.get("error"):
             said = field_of(error, "message") or error
             shown = " ".join(readable(str(said)[:3_000]).split())[:300]
@@ -171,7 +172,7 @@ class Reading:
         if choices is None or choices == []:
             return  # usage, a filter's report, or a sign of life
         if not isinstance(choices, list):
-            raise LlmNonsense("the model server's answer has no choices")
+            raise InvalidLlmResponse("the model server's answer has no choices")
         delta = field_of(choices[0], "delta")
         if delta is None and not self._chunks:  # a whole answer, in a single event
             delta = field_of(choices[0], "message")
@@ -183,12 +184,12 @@ class Reading:
             self._chunks += 1
         self._filter.take(text)
 
-    def whole(self, completion: Any) -> Answer:
-        """The answer of a completion as JSON has it. Raises LlmNonsense, LlmRefused,
+    def whole(self, completion: Any) -> Completion:
+        """The answer of a completion as JSON has it. Raises InvalidLlmResponse, LlmRefused,
         LlmUnavailable."""
         choices = field_of(completion, "choices")
         if not isinstance(choices, list) or not choices:
-            raise LlmNonsense("the model server's answer has no choices")
+            raise InvalidLlmResponse("the model server's answer has no choices")
         self._note(field_of(completion, "model"), field_of(completion, "usage"))
         message = field_of(choices[0], "message")
         self._end(field_of(choices[0], "finish_reason"))
@@ -250,12 +251,12 @@ class Reading:
             self._told = False
             self.restart()
 
-    def counted(self, answer: object) -> Answer:
+    def counted(self, answer: object) -> Completion:
         """What an answer without text, as one of vectors, says of itself."""
         self._note(field_of(answer, "model"), field_of(answer, "usage"))
-        return Answer("", self._model or self.asked_for, None, dict(self._usage))
+        return Completion("", self._model or self.asked_for, None, dict(self._usage))
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> Completion:
         text = readable(self._filter.end())
         refusal = "".join(self._refusals)
         if self._finish_reason == "content_filter" or (refusal and not text):
@@ -265,18 +266,20 @@ class Reading:
             raise self._empty()
         if self.tell is not None and not self._told:
             self.tell(text)
-        return Answer(text, self._model or self.asked_for, self._finish_reason, dict(self._usage))
+        return Completion(
+            text, self._model or self.asked_for, self._finish_reason, dict(self._usage)
+        )
 
-    def _empty(self) -> LlmNonsense | LlmRefused:
+    def _empty(self) -> InvalidLlmResponse | LlmRefused:
         if not (self._filter.had_thoughts or self._has_thoughts):
-            return LlmNonsense("the model server's answer is empty")
+            return InvalidLlmResponse("the model server's answer is empty")
         if self._finish_reason == "length":  # as it would be again
             return LlmRefused(
                 "the model used up max_tokens for its reasoning, and gave no answer: raise "
                 "max_tokens, or let the model reason less",
                 may_cost=True,
             )
-        return LlmNonsense("the model server's answer is reasoning alone, without an answer")
+        return InvalidLlmResponse("the model server's answer is reasoning alone, without an answer")
 
     def _note(self, model: object, usage: object) -> None:
         if isinstance(model, str) and model:
@@ -294,7 +297,9 @@ class Reading:
     def _grow(self, by: int) -> None:
         self._length += by
         if self._length > MAX_ANSWER:
-            raise LlmNonsense(f"the model server's answer is longer than {MAX_ANSWER:,} characters")
+            raise InvalidLlmResponse(
+                f"the model server's answer is longer than {MAX_ANSWER:,} characters"
+            )
 
 
 def readable(text: str) -> str:
@@ -356,7 +361,7 @@ def _json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise LlmNonsense("the model server's answer is not JSON") from error
+        raise InvalidLlmResponse("the model server's answer is not JSON") from error
 
 
 def _is_json(body: bytes | bytearray) -> bool:
@@ -372,5 +377,7 @@ async def _bounded(parts: AsyncIterator[bytes]) -> bytes:
     async for part in parts:
         body += part
         if len(body) > MAX_ANSWER:
-            raise LlmNonsense(f"the model server's answer is longer than {MAX_ANSWER:,} bytes")
+            raise InvalidLlmResponse(
+                f"the model server's answer is longer than {MAX_ANSWER:,} bytes"
+            )
     return bytes(body)

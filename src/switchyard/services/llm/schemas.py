@@ -44,16 +44,16 @@ def refuse_costly(schema: Mapping[str, Any]) -> None:
         raise ValueError(f"a JSON Schema may have {MOST_LEVELS} levels") from error
     if len(written) > MAX_SCHEMA:
         raise ValueError(f"a JSON Schema may have {MAX_SCHEMA:,} bytes")
-    _Parts(schema).count_all()
+    _SchemaComplexity(schema).count_all()
 
 
 def parts_of(schema: Mapping[str, Any]) -> int | None:
     """How many parts one that `refuse_costly` lets pass has, with its references followed; None
     where that never ends, or as good as."""
-    return _Parts(schema).followed(schema, 0, {})
+    return _SchemaComplexity(schema).followed(schema, 0, {})
 
 
-class _Parts:
+class _SchemaComplexity:
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
         self._counted: dict[int, int | None] = {}

@@ -26,13 +26,13 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.llm.errors import LlmRefused, LlmUnavailable
 from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.reading import Answer
+from switchyard.services.llm.reading import Completion
 from switchyard.services.llm.records.spending import (
-    AskedBy,
     BudgetState,
     CallState,
     LlmCall,
     NoBudgetLeft,
+    Requester,
 )
 
 LOOK_AGAIN = 300.0
@@ -56,11 +56,11 @@ class NoBudget(RetryableError):
         super().__init__(message, after=after, counts=False, ages=False)
 
 
-def asked_by(ctx: JobContext) -> AskedBy:
+def asked_by(ctx: JobContext) -> Requester:
     """The job as one who asks."""
     metadata = ctx.message.metadata
     document = ctx.message.payload.get("document_id")
-    return AskedBy(
+    return Requester(
         job_id=ctx.job_id,
         job_type=ctx.message.job_type,
         source=metadata.source,
@@ -90,10 +90,10 @@ def most_tokens(asked: Mapping[str, Any]) -> dict[str, int]:
 
 
 @dataclass(slots=True)
-class Bill:
+class CallCharge:
     """One call while it is made."""
 
-    answer: Answer | None = None
+    answer: Completion | None = None
     """Set when there is one."""
     broken: int = 0
     """Tries before the last that were broken off, and may have been charged too."""
@@ -103,18 +103,20 @@ class Bill:
 
 
 @dataclass(frozen=True, slots=True)
-class Purse:
+class EmbeddingBudget:
     """Pays for the vectors that somebody asks for."""
 
-    till: Till
-    asked_by: AskedBy
+    till: BudgetAccount
+    asked_by: Requester
 
-    def embedding(self, model: str, texts: Sequence[str]) -> AbstractAsyncContextManager[Bill]:
-        """As `Till.embedding`."""
+    def embedding(
+        self, model: str, texts: Sequence[str]
+    ) -> AbstractAsyncContextManager[CallCharge]:
+        """As `BudgetAccount.embedding`."""
         return self.till.embedding(model, texts, self.asked_by)
 
 
-class Till:
+class BudgetAccount:
     """Keeps the accounts of one process; without a ledger there are none."""
 
     def __init__(self, ledger: Ledger | None, prices: ModelPrices, per_day: float | None) -> None:
@@ -124,20 +126,22 @@ class Till:
         self._log = structlog.get_logger("llm")
 
     @classmethod
-    def of(cls, settings: Settings, ledger: Ledger | None) -> Till:
+    def of(cls, settings: Settings, ledger: Ledger | None) -> BudgetAccount:
         return cls(ledger, settings.prices, settings.llm_budget_per_day)
 
     @asynccontextmanager
     async def call(
-        self, server: LlmServer, asked: Mapping[str, Any], by: AskedBy
-    ) -> AsyncIterator[Bill]:
+        self, server: LlmServer, asked: Mapping[str, Any], by: Requester
+    ) -> AsyncIterator[CallCharge]:
         """Within it a call is made; its cost is set aside before, and noted after it. Raises
         NoBudget, LedgerError, before anything is paid for."""
         async with self._accounted(self.estimate(server, asked, by)) as bill:
             yield bill
 
     @asynccontextmanager
-    async def embedding(self, model: str, texts: Sequence[str], by: AskedBy) -> AsyncIterator[Bill]:
+    async def embedding(
+        self, model: str, texts: Sequence[str], by: Requester
+    ) -> AsyncIterator[CallCharge]:
         """The same for a call that asks for the vectors of texts."""
         length = sum(len(text.encode()) for text in texts)
         usage = {"prompt_tokens": -(-length // BYTES_PER_TOKEN), "completion_tokens": 0}
@@ -148,8 +152,8 @@ class Till:
             yield bill
 
     @asynccontextmanager
-    async def _accounted(self, call: LlmCall) -> AsyncIterator[Bill]:
-        bill = Bill()
+    async def _accounted(self, call: LlmCall) -> AsyncIterator[CallCharge]:
+        bill = CallCharge()
         try:
             await self.reserve(call)
         except asyncio.CancelledError:
@@ -169,7 +173,7 @@ class Till:
         await asyncio.shield(self._end(call, ended, bill))
 
     def estimate(
-        self, server: LlmServer, asked: Mapping[str, Any], by: AskedBy, *, batch: bool = False
+        self, server: LlmServer, asked: Mapping[str, Any], by: Requester, *, batch: bool = False
     ) -> LlmCall:
         """A call that is to be made, with what it costs at most."""
         usage = most_tokens(asked)
@@ -178,7 +182,7 @@ class Till:
         name = server.model
         return LlmCall(uuid4().hex, CallState.OPEN, by, server.name, name, usage, cost, batch=batch)
 
-    def paid(self, call: LlmCall, answer: Answer) -> LlmCall:
+    def paid(self, call: LlmCall, answer: Completion) -> LlmCall:
         """The call with what it did cost. Where the server does not count tokens, by the estimate
         of the question and the length of the answer."""
         usage: Mapping[str, int] = answer.usage
@@ -211,12 +215,12 @@ class Till:
                 "the cost of a call could not be recorded", call=call.id, error=str(error)
             )
 
-    async def _end(self, estimate: LlmCall, ended: LlmCall, bill: Bill) -> None:
+    async def _end(self, estimate: LlmCall, ended: LlmCall, bill: CallCharge) -> None:
         await self.settle(ended)
         for _ in range(bill.broken):
             await self.settle(replace(estimate, id=uuid4().hex, state=CallState.UNSURE))
 
-    async def saved(self, answer: Answer, by: AskedBy, models: list[str]) -> None:
+    async def saved(self, answer: Completion, by: Requester, models: list[str]) -> None:
         """An answer was there already: note what it would have cost. `models` may have given it."""
         price = self._prices.of(answer.model, *models)
         cost = None if price is None else price.cost(answer.usage)

@@ -9,7 +9,7 @@ from typing import Any
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.llm.lane import LlmLane
+from switchyard.services.llm.lane import ModelClient
 from switchyard.services.llm.prompts import framed
 
 VISION_VERSION = "vision-1"
@@ -27,7 +27,7 @@ class VisionNotSet(PermanentError):
     """There is no model that sees pictures."""
 
 
-class VisionLane(LlmLane):
+class VisionModel(ModelClient):
     """A lane of its own: its server is another one, and paced by itself."""
 
 
@@ -41,17 +41,17 @@ def require_vision(ctx: JobContext) -> None:
 
 
 @asynccontextmanager
-async def vision_lane_of(ctx: JobContext) -> AsyncIterator[LlmLane]:
+async def vision_lane_of(ctx: JobContext) -> AsyncIterator[ModelClient]:
     """The lane of the process that runs the job; one of its own where nothing is shared. Raises
     VisionNotSet."""
     require_vision(ctx)
     settings = ctx.settings.for_vision
 
     def opening() -> Any:
-        return VisionLane.open(settings or ctx.settings, ctx.ledger)
+        return VisionModel.open(settings or ctx.settings, ctx.ledger)
 
     if ctx.shared is not None:
-        yield await ctx.shared.get(VisionLane, opening)
+        yield await ctx.shared.get(VisionModel, opening)
         return
     async with opening() as lane:
         yield lane

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from switchyard.services.engine.monitoring.check import Check, Finding, warning
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding, warning
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.monitoring.doctor import DoctorStep
 from switchyard.services.pipeline.classes.checking import classes
 from switchyard.services.pipeline.index.checking import index
@@ -31,7 +31,7 @@ def doctor_steps() -> Iterable[DoctorStep]:
     ]
 
 
-async def sources(system: Examined) -> list[Check]:
+async def sources(system: DoctorContext) -> list[Diagnostic]:
     """Return a warning for each server of documents and catalogue that has asked to be left alone
     for long."""
     ledger = system.need_ledger()

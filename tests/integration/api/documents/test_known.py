@@ -12,7 +12,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.pipeline.documents.desk import open_desks
-from switchyard.services.pipeline.documents.inbox import About
+from switchyard.services.pipeline.documents.inbox import UploadMetadata
 from switchyard.services.pipeline.documents.runs import run_id
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.samples.articles import sample
@@ -142,7 +142,7 @@ async def test_a_pipeline_that_the_process_did_not_finish_goes_on_with_the_next_
         async with open_desks(settings, Registry.load(), ledger, None) as desks:
             inbox = desks.documents.inbox
             upload = await inbox.receive(in_parts(sample(0).content, 10_000))
-            submitting = asyncio.create_task(desks.documents.submit(upload, About()))
+            submitting = asyncio.create_task(desks.documents.submit(upload, UploadMetadata()))
 
             async def begun() -> bool:
                 return bool((await PipelineLedger(ledger).documents.list_documents()).items)

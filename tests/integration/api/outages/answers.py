@@ -12,7 +12,7 @@ from functools import partial
 import httpx
 
 from switchyard.cli.system.node import LocalNode
-from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.api_server import RunningApi
 from tests.support.system import System
@@ -39,7 +39,10 @@ def assert_prompt(times: list[float]) -> None:
 async def heal(system: System, pending: float = 0.5) -> Scheduler:
     """A scheduler that steps in soon."""
     return Scheduler(
-        system.settings, system.registry, system.ledger, pace=Pace(turn=0.1, pending=pending)
+        system.settings,
+        system.registry,
+        system.ledger,
+        pace=SchedulerIntervals(turn=0.1, pending=pending),
     )
 
 

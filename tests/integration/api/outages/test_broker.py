@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from switchyard.cli.system.node import LocalNode
 from switchyard.services.engine.monitoring.job_events import EventFeed
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.duties import Pace
+from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.integration.api.outages.answers import AT_MOST, NOOP, assert_prompt, heal, timed_publish
 from tests.support import peers
@@ -160,7 +160,7 @@ async def test_a_port_behind_which_is_no_broker_is_told_and_all_goes_on_when_it_
                 system.settings.model_copy(update=away),
                 system.registry,
                 system.ledger,
-                pace=Pace(turn=0.1, pending=0.5),
+                pace=SchedulerIntervals(turn=0.1, pending=0.5),
             )
             scheduling = asyncio.create_task(scheduler.run())
             await eventually(feed.is_listening.is_set)

@@ -22,8 +22,8 @@ from switchyard.services.pipeline.sources.arxiv.client import (
     payload_of,
 )
 from switchyard.services.pipeline.sources.errors import (
+    InvalidSourceResponse,
     SourceBusy,
-    SourceNonsense,
     SourceRefused,
     SourceUnavailable,
 )
@@ -172,7 +172,7 @@ async def test_an_empty_page_in_the_middle_is_asked_for_again(
     pages = await listed(client, from_date=MARCH, to_date=MARCH + timedelta(days=1))
     assert len(ids(pages)) == 7
     site.always(server.empty_page())
-    with pytest.raises(SourceNonsense, match="came empty 3 times"):
+    with pytest.raises(InvalidSourceResponse, match="came empty 3 times"):
         await listed(client, from_date=MARCH, to_date=MARCH + timedelta(days=1))
 
 
@@ -208,16 +208,16 @@ BILLION = b"""<?xml version="1.0"?><!DOCTYPE feed [<!ENTITY a "aaaaaaaaaa">
         (server.fails(503), SourceUnavailable, "answers 503"),
         (server.fails(301), SourceUnavailable, "answers 301"),
         (server.fails(403), SourceRefused, "with 403"),
-        (server.says(b"<html>", "text/html"), SourceNonsense, "text/html"),
-        (server.says(b"<feed"), SourceNonsense, "no XML"),
-        (server.says(b""), SourceNonsense, "no XML"),
-        (server.says(b"\xff\xfe<feed/>"), SourceNonsense, "no XML"),
-        (server.says(b"<rss/>"), SourceNonsense, "no Atom feed"),
-        (server.says(b"<a>" * 100_000), SourceNonsense, "nested too deeply"),
-        (server.says(BILLION), SourceNonsense, "DOCTYPE"),
+        (server.says(b"<html>", "text/html"), InvalidSourceResponse, "text/html"),
+        (server.says(b"<feed"), InvalidSourceResponse, "no XML"),
+        (server.says(b""), InvalidSourceResponse, "no XML"),
+        (server.says(b"\xff\xfe<feed/>"), InvalidSourceResponse, "no XML"),
+        (server.says(b"<rss/>"), InvalidSourceResponse, "no Atom feed"),
+        (server.says(b"<a>" * 100_000), InvalidSourceResponse, "nested too deeply"),
+        (server.says(BILLION), InvalidSourceResponse, "DOCTYPE"),
         (
             server.says(b'<feed xmlns="http://www.w3.org/2005/Atom"/>'),
-            SourceNonsense,
+            InvalidSourceResponse,
             "startIndex",
         ),
     ],
@@ -240,7 +240,7 @@ async def test_an_answer_without_an_end_is_not_read_to_its_end(
 ) -> None:
     client.client.server = replace(client.client.server, max_bytes=10_000)
     site.next(server.says(b"<a>" + b"a" * 100_000))
-    with pytest.raises(SourceNonsense, match="exceeds 10,000 bytes"):
+    with pytest.raises(InvalidSourceResponse, match="exceeds 10,000 bytes"):
         await client.entries(["1605.08386"])
 
 

@@ -7,7 +7,7 @@ import pytest
 from switchyard.services.common.files.fetching import FetchFailed, FetchRefused
 from switchyard.services.engine.jobs.outcomes import Next, Snooze
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-from switchyard.services.pipeline.sources.errors import SourceNonsense
+from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 from tests.integration.pipeline.arxiv.papers import ID, JOB, STAGES, the_document, whole_result
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import arxiv_server as server
@@ -172,7 +172,7 @@ async def test_a_page_in_the_place_of_a_pdf_is_tried_again(
     entry = server.answer_well
     for page in (b"<!doctype html><p>being made", b"being made"):
         site.next(entry, server.says(page, "text/html"))
-        with pytest.raises(SourceNonsense, match="PDF of 1605"):
+        with pytest.raises(InvalidSourceResponse, match="PDF of 1605"):
             await arxiv.one(JOB, {"id": ID, "full_text": True})
     site.next(entry, server.fails(500))
     with pytest.raises(FetchFailed, match="500"):

@@ -15,7 +15,7 @@ import pytest
 from switchyard.services.common.files.keys import stage_key
 from switchyard.services.engine.jobs.outcomes import Done, Next, Outcome, Snooze
 from switchyard.services.llm.errors import LlmRefused
-from switchyard.services.pipeline.workers.ingest.arxiv_documents import Taken, takes_over
+from switchyard.services.pipeline.workers.ingest.arxiv_documents import IngestedVersion, takes_over
 from switchyard.services.pipeline.workers.stages import INGEST
 from tests.integration.pipeline.arxiv.papers import (
     ID,
@@ -161,15 +161,17 @@ async def test_of_several_versions_at_once_the_newest_stays(
 @pytest.mark.parametrize(
     ("known", "offered", "replaces"),
     [
-        (None, Taken(9, True), False),
-        (Taken(1, False), Taken(1, False), False),
-        (Taken(1, False), Taken(2, False), True),
-        (Taken(10, False), Taken(9, True), False),
-        (Taken(9, False), Taken(10, False), True),
-        (Taken(1, False), Taken(1, True), True),
-        (Taken(1, True), Taken(1, False), False),
-        (Taken(1, True), Taken(2, False), True),
+        (None, IngestedVersion(9, True), False),
+        (IngestedVersion(1, False), IngestedVersion(1, False), False),
+        (IngestedVersion(1, False), IngestedVersion(2, False), True),
+        (IngestedVersion(10, False), IngestedVersion(9, True), False),
+        (IngestedVersion(9, False), IngestedVersion(10, False), True),
+        (IngestedVersion(1, False), IngestedVersion(1, True), True),
+        (IngestedVersion(1, True), IngestedVersion(1, False), False),
+        (IngestedVersion(1, True), IngestedVersion(2, False), True),
     ],
 )
-def test_what_replaces_what(known: Taken | None, offered: Taken, replaces: bool) -> None:
+def test_what_replaces_what(
+    known: IngestedVersion | None, offered: IngestedVersion, replaces: bool
+) -> None:
     assert takes_over(known, offered) is replaces

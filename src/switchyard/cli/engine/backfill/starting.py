@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import (
     load_registry,
     load_settings,
@@ -101,7 +101,7 @@ async def _tell(ledger: Ledger, operation: BulkOperation, common: CommonOptions)
     if common.as_json and not common.watch:
         print_json(public(progress))
         return True
-    items = "" if progress.total is None else f", {counted(progress.total, 'item')}"
+    items = "" if progress.total is None else f", {pluralize(progress.total, 'item')}"
     say(f"{operation.title}{items}")
     if common.watch:
         say(operation.id)
@@ -164,7 +164,7 @@ def _print_preview(preview: Preview, *, as_json: bool) -> None:
         )
         return
     items = (
-        "an unknown number of items" if preview.total is None else counted(preview.total, "item")
+        "an unknown number of items" if preview.total is None else pluralize(preview.total, "item")
     )
     say(f"{preview.title}: {items}. The first jobs would be:")
     for job in jobs:

@@ -36,7 +36,7 @@ from switchyard.cli.engine.dead.letters import bring_up_to_date
 from switchyard.cli.engine.dead.options import IdsArgument, full_letter_id
 
 if TYPE_CHECKING:
-    from switchyard.services.engine.dead.edits import Undone
+    from switchyard.services.engine.dead.edits import UndoResult
     from switchyard.services.engine.records.results import DeadLetter
 
 HEADER = "# Save and close to go on; leave it as it is to change nothing.\n"
@@ -177,7 +177,7 @@ def undo(
     registry = load_registry(settings, include)
     quiet_logs()
 
-    async def work() -> list[Undone]:
+    async def work() -> list[UndoResult]:
         from switchyard.broker.publish.publisher import Publisher
 
         async with (

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.broker.moments import clock
-from switchyard.broker.wording import counted
+from switchyard.broker.moments import format_local
+from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import (
     IncludeOption,
     load_registry,
@@ -144,7 +144,7 @@ def show(
 
 async def bring_up_to_date(settings: Settings, ledger: Ledger, registry: Registry) -> None:
     """Index what the broker has beyond the ledger. What is indexed is shown without a broker."""
-    from switchyard.broker.errors import BrokerAway, WrongSystem
+    from switchyard.broker.errors import BrokerUnavailable, WrongSystem
     from switchyard.services.engine.dead.indexing import index_waiting
     from switchyard.services.engine.identity.broker import require_same_system
     from switchyard.services.engine.monitoring.lane_report import unlisted_letters
@@ -155,12 +155,12 @@ async def bring_up_to_date(settings: Settings, ledger: Ledger, registry: Registr
         await index_waiting(settings, ledger, registry)
         if (more := await unlisted_letters(settings, ledger)) > 0:
             say(
-                f"jobs.dead has {counted(more, 'message')} more than the ledger lists: "
+                f"jobs.dead has {pluralize(more, 'message')} more than the ledger lists: "
                 "`jobctl dead index` lists them"
             )
     except WrongSystem:
         raise
-    except BrokerAway as error:
+    except BrokerUnavailable as error:
         say(f"the latest may be missing: {one_line(str(error))}")
 
 
@@ -213,7 +213,7 @@ def _print_letter(letter: DeadLetter, job: JobRecord | None, edits: Sequence[Let
             ("state", letter.state),
             ("error", error_of(letter)),
             ("tries", str(letter.attempts)),
-            ("redriven", counted(letter.redrives, "time") if letter.redrives else ""),
+            ("redriven", pluralize(letter.redrives, "time") if letter.redrives else ""),
             ("died", _when(letter.dead_at)),
             ("first died", _when(letter.first_at) if letter.first_at != letter.dead_at else ""),
             ("job is now", str(job.state) if job is not None else ""),
@@ -263,7 +263,7 @@ def _section(title: str) -> None:
 
 
 def _when(moment: float) -> str:
-    return f"{clock(moment)} ({age(moment)} ago)"
+    return f"{format_local(moment)} ({age(moment)} ago)"
 
 
 def hints(letter: DeadLetter, message: object) -> list[str]:

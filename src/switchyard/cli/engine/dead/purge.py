@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import (
     IncludeOption,
     load_registry,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from switchyard.services.engine.dead.letters import LetterFilter
     from switchyard.services.engine.dead.purge import PurgeProgress
     from switchyard.services.engine.ledger import Ledger
-    from switchyard.services.engine.ledger.leases import Wait
+    from switchyard.services.engine.ledger.leases import Sleep
     from switchyard.services.engine.records.bulk import BulkOperation
 
 DryRunOption = Annotated[
@@ -200,12 +200,12 @@ def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:
         print_json(plain(done))
         return
     echo(
-        f"{counted(done.letters, 'letter')} in {counted(done.messages, 'message')} of jobs.dead, "
-        f"all listed; {done.dropped:,} that the broker has no longer noted as dropped"
+        f"{pluralize(done.letters, 'letter')} in {pluralize(done.messages, 'message')} of "
+        f"jobs.dead, all listed; {done.dropped:,} that the broker has no longer noted as dropped"
     )
 
 
-def wait_aloud() -> Wait:
+def wait_aloud() -> Sleep:
     """To wait until nobody else goes through `jobs.dead`, and say so."""
     import asyncio
 

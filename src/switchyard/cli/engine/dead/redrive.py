@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import (
     IncludeOption,
     load_registry,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.bulk import BulkHold, BulkOperation
-    from switchyard.services.engine.redrive.sending import Tally
+    from switchyard.services.engine.redrive.sending import RedriveCounts
     from switchyard.services.engine.redrive.spec import RedriveSpec
 
 
@@ -268,7 +268,7 @@ def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> Non
     _fail_for(missing, progress.invalid)
 
 
-def report_plan(spec: RedriveSpec, tally: Tally, *, as_json: bool) -> None:
+def report_plan(spec: RedriveSpec, tally: RedriveCounts, *, as_json: bool) -> None:
     """Say what would go where. Raises CommandFailed for what could not go."""
     missing = max(0, len(spec.which.ids) - tally.matched) if spec.which.ids else 0
     if as_json:
@@ -315,7 +315,7 @@ def _fail_for(missing: int, invalid: int) -> None:
             "what only the ledger has goes back with --from-ledger"
         )
     if invalid:
-        still = counted(invalid, "dead letter is", "dead letters are")
+        still = pluralize(invalid, "dead letter is", "dead letters are")
         raise CommandFailed(f"{still} still in {'its' if invalid == 1 else 'their'} place")
 
 

@@ -16,7 +16,7 @@ from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import JsonOption, cell, console, echo, print_json
 
 if TYPE_CHECKING:
-    from switchyard.services.engine.monitoring.check import Check
+    from switchyard.services.engine.monitoring.check import Diagnostic
 
 MARKS = {"ok": "[green]✓[/]", "warning": "[yellow]![/]", "wrong": "[red]✗[/]"}
 
@@ -31,7 +31,7 @@ def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
     quiet_logs("error")
     settings = load_settings()
     require_broker(settings)
-    found: list[Check] = []
+    found: list[Diagnostic] = []
 
     async def check() -> None:
         async for each in diagnose(settings, include or (), on_demand=True):
@@ -54,7 +54,7 @@ def doctor(include: IncludeOption = None, as_json: JsonOption = False) -> None:
         echo("Everything is as it must be.")
 
 
-def _print(check: Check) -> None:
+def _print(check: Diagnostic) -> None:
     screen = console()
     screen.print(f"{MARKS[check.status]} [bold]{check.name}[/]: {cell(check.detail)}")
     if check.remedy:

@@ -22,7 +22,7 @@ from switchyard.cli.base.output import (
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
-    from switchyard.services.engine.records.results import Lacking, WorkerRecord
+    from switchyard.services.engine.records.results import UnknownTypeReport, WorkerRecord
 
 
 def workers(
@@ -39,7 +39,7 @@ def workers(
 
     settings = load_settings()
 
-    async def read(settings: Settings) -> tuple[list[WorkerRecord], list[Lacking], float]:
+    async def read(settings: Settings) -> tuple[list[WorkerRecord], list[UnknownTypeReport], float]:
         async with open_ledger(settings) as ledger:
             found, lacking = await ledger.workers.list_workers(), await ledger.workers.lacking()
             return found, lacking, ledger.clock.time()

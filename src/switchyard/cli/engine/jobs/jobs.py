@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.broker.moments import clock
-from switchyard.broker.wording import counted
+from switchyard.broker.moments import format_local
+from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import load_settings, open_ledger, run
 from switchyard.cli.base.durations import (
     DURATION_HELP,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.joins import JoinRecord
-    from switchyard.services.engine.records.limits import LimitWait
+    from switchyard.services.engine.records.limits import PendingPermit
     from switchyard.services.engine.records.progress import ProgressRecord
     from switchyard.services.engine.records.results import JobRecord, JobSummary
 
@@ -222,7 +222,7 @@ async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
 
 async def _look_up(
     settings: Settings, job_id: str
-) -> tuple[JobRecord, list[JobSummary], JoinRecord | None, list[str], LimitWait | None] | None:
+) -> tuple[JobRecord, list[JobSummary], JoinRecord | None, list[str], PendingPermit | None] | None:
     """The job, its pipeline, how far its join is, some dead jobs that it waits for, and the limit
     in which it waits for room."""
     from switchyard.services.engine.records.states import State
@@ -294,7 +294,7 @@ def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
             ("job", job.routing_key),
             ("state", job.state + (f" ({job.reason})" if job.reason else "")),
             ("tries", f"{_tries(job)} of {job.max_attempts}"),
-            ("redriven", counted(job.redrives, "time") if job.redrives else ""),
+            ("redriven", pluralize(job.redrives, "time") if job.redrives else ""),
             ("crashes", str(job.crashes or "")),
             ("priority", str(job.priority)),
             ("source", job.source),
@@ -377,4 +377,4 @@ def _when(moment: float | None) -> str:
     if moment is None:
         return ""
     past = moment <= now()
-    return f"{clock(moment)} ({age(moment)}{' ago' if past else ''})"
+    return f"{format_local(moment)} ({age(moment)}{' ago' if past else ''})"

@@ -22,7 +22,7 @@ from switchyard.cli.base.output import JsonOption
 from switchyard.cli.base.payloads import read_argument
 from switchyard.cli.base.shared_options import seconds_to_wait
 from switchyard.cli.engine.jobs.bound import require_binding
-from switchyard.cli.engine.jobs.publishing import Options, Wait, job_publisher, publish_one
+from switchyard.cli.engine.jobs.publishing import Options, WaitMode, job_publisher, publish_one
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
@@ -115,7 +115,7 @@ def publish(
     jobctl publish backfill.ingest_document --payload - < documents.jsonl
     ```
     """
-    waits = Wait.PIPELINE if wait_for_pipeline else Wait.JOB if wait else None
+    waits = WaitMode.PIPELINE if wait_for_pipeline else WaitMode.JOB if wait else None
     options = Options(
         routing_key=routing_key,
         priority=priority,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
 from switchyard.cli.base.output import echo, print_json_line, say
 from switchyard.cli.base.payloads import (
@@ -22,7 +22,7 @@ from switchyard.cli.base.waiting import wait_for_end, wait_for_pipelines
 from switchyard.cli.engine.jobs.bound import require_binding
 from switchyard.cli.engine.jobs.publishing import (
     Options,
-    Wait,
+    WaitMode,
     job_publisher,
     publish_one,
     refusal,
@@ -42,7 +42,7 @@ SHOWN_ERRORS = 20
 
 
 @dataclass(slots=True)
-class Account:
+class PublishSummary:
     """What became of the lines so far."""
 
     ids: dict[str, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ async def publish_input(settings: Settings, registry: Registry, options: Options
                 await publish_one(options, publisher, ledger, document)
                 return
             first = numbered_lines(first, rest)
-        account = Account()
+        account = PublishSummary()
         started = time.monotonic()
         async for lines in _batches(source, first, settings.publish_window):
             await _publish_batch(publisher, options, lines, account)
@@ -105,7 +105,7 @@ async def _publish_batch(
     publisher: JobPublisher,
     options: Options,
     lines: list[tuple[int, str]],
-    account: Account,
+    account: PublishSummary,
 ) -> None:
     from switchyard.services.engine.jobs.registry import InvalidPayload
     from switchyard.services.engine.publishing.preparing import InvalidJob
@@ -132,7 +132,10 @@ async def _publish_batch(
 
 
 def _account_for(
-    options: Options, account: Account, numbers: Sequence[int], outcomes: Sequence[PublishOutcome]
+    options: Options,
+    account: PublishSummary,
+    numbers: Sequence[int],
+    outcomes: Sequence[PublishOutcome],
 ) -> None:
     from switchyard.broker.errors import NeverTaken, NotPermitted, PublishError
     from switchyard.services.engine.publishing.publisher import Published
@@ -170,7 +173,7 @@ def _account_for(
             _failed_line(options, account, number, str(outcome))
 
 
-def _failed_line(options: Options, account: Account, number: int, why: str) -> None:
+def _failed_line(options: Options, account: PublishSummary, number: int, why: str) -> None:
     account.failed += 1
     if options.as_json:
         print_json_line({"line": number, "error": why})
@@ -178,7 +181,7 @@ def _failed_line(options: Options, account: Account, number: int, why: str) -> N
         say(f"line {number}: {why}")
 
 
-def _report(account: Account, seconds: float) -> None:
+def _report(account: PublishSummary, seconds: float) -> None:
     told = account.published and seconds > 0.5
     rate = f", {account.published / seconds:.0f} a second" if told else ""
     known = f"; {account.duplicates} were known already" if account.duplicates else ""
@@ -190,7 +193,7 @@ def _report(account: Account, seconds: float) -> None:
         )
 
 
-def _failure(account: Account) -> str:
+def _failure(account: PublishSummary) -> str:
     text = f"{account.failed} lines were not published"
     if account.failed > SHOWN_ERRORS:
         text += f" (the first {SHOWN_ERRORS} are named above)"
@@ -202,10 +205,10 @@ def _failure(account: Account) -> str:
     return text
 
 
-async def _wait(ledger: Ledger, options: Options, account: Account) -> None:
+async def _wait(ledger: Ledger, options: Options, account: PublishSummary) -> None:
     from switchyard.services.engine.records.states import State
 
-    if options.wait is Wait.PIPELINE:
+    if options.wait is WaitMode.PIPELINE:
         states = await _ends_of_pipelines(ledger, options, account)
     else:
         states = await wait_for_end(ledger, list(account.ids), timeout=options.timeout)
@@ -218,13 +221,13 @@ async def _wait(ledger: Ledger, options: Options, account: Account) -> None:
             echo(f"{job_id} {state}")
     if succeeded < len(states):
         raise CommandFailed(
-            f"{counted(len(states) - succeeded, 'job')} did not succeed: "
+            f"{pluralize(len(states) - succeeded, 'job')} did not succeed: "
             "`jobctl dead list` tells why"
         )
 
 
 async def _ends_of_pipelines(
-    ledger: Ledger, options: Options, account: Account
+    ledger: Ledger, options: Options, account: PublishSummary
 ) -> dict[str, State]:
     """How each line's pipeline has ended: as the first of its jobs that did not succeed."""
     from switchyard.services.engine.records.states import State

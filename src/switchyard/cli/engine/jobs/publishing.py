@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SOURCE = "jobctl"
 
 
-class Wait(Enum):
+class WaitMode(Enum):
     """What is waited for."""
 
     JOB = "job"
@@ -43,7 +43,7 @@ class Options:
     delay: float
     expires_in: float | None
     key: str | None
-    wait: Wait | None
+    wait: WaitMode | None
     timeout: float | None
     as_json: bool
     notify: str | None = None
@@ -127,7 +127,7 @@ async def publish_one(
             print_json(_shown(published))
         else:
             echo(published.job_id)
-    elif options.wait is Wait.JOB:
+    elif options.wait is WaitMode.JOB:
         await _wait_for_job(options, ledger, published)
     else:
         await _wait_for_pipeline(options, ledger, published)

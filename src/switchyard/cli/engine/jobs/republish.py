@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.lanes import known_lane
@@ -38,9 +38,9 @@ def republish(
     if not yes:
         if not sys.stdin.isatty():
             raise WrongUsage("to publish again without a terminal to ask at, give --yes")
-        confirm(f"Publish {counted(number, 'job')} again?", abort=True)
+        confirm(f"Publish {pluralize(number, 'job')} again?", abort=True)
     done = run(_republish(settings, lane))
-    echo(f"{counted(done, 'job is', 'jobs are')} published again by the scheduler")
+    echo(f"{pluralize(done, 'job is', 'jobs are')} published again by the scheduler")
 
 
 async def _waiting(settings: Settings, lane: str | None) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from switchyard.broker.moments import clock
+from switchyard.broker.moments import format_local
 from switchyard.cli.base.common import (
     IncludeOption,
     PriorityOption,
@@ -62,7 +62,7 @@ def list_schedules(as_json: JsonOption = False) -> None:
             cell(record.cron),
             cell(record.timezone),
             cell(record.routing_key),
-            styled("paused") if record.paused_at is not None else clock(record.next_at),
+            styled("paused") if record.paused_at is not None else format_local(record.next_at),
             "" if last is None else f"{last.outcome}, {age(last.noted_at)} ago",
             record.origin,
         )
@@ -145,7 +145,7 @@ def add(
     )
     rule = CronRule.of(record.cron, record.timezone)
     times = (record.next_at, *rule.next_times(record.next_at, 2))
-    told = ", ".join(clock(each, zoned=True) for each in times)
+    told = ", ".join(format_local(each, zoned=True) for each in times)
     note = rule.days_note
     _tell(record, f"{name} is due next at {told}.{f' {note}' if note else ''}", as_json)
 
@@ -168,7 +168,7 @@ def pause(name: NameArgument, as_json: JsonOption = False) -> None:
 def resume(name: NameArgument, as_json: JsonOption = False) -> None:
     """Resume a schedule with its next due time."""
     record = _with_book(None, lambda book: book.resume(name))
-    _tell(record, f"{name} is due at {clock(record.next_at)}.", as_json)
+    _tell(record, f"{name} is due at {format_local(record.next_at)}.", as_json)
 
 
 @app.command("run")
@@ -202,7 +202,7 @@ def history(
     for each in found:
         add_row(
             rows,
-            clock(each.due_at),
+            format_local(each.due_at),
             each.outcome,
             str(each.times),
             cell(each.job_id),

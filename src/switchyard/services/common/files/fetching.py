@@ -115,7 +115,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class SsrfGuard:
     """Decides where connections may go."""
 
     resolve: Resolve = resolve
@@ -142,7 +142,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
     """Connects to what the guard has checked. TLS is still for the name: only the address is
     pinned."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: SsrfGuard) -> None:
         self._guard = guard
         self._network = httpcore.AnyIOBackend()
 
@@ -193,7 +193,7 @@ async def fetching(
     *,
     max_bytes: int,
     within: float,
-    guard: Guard | None = None,
+    guard: SsrfGuard | None = None,
     headers: Mapping[str, str] | None = None,
     max_redirects: int = MAX_REDIRECTS,
 ) -> AsyncIterator[Fetched]:
@@ -201,7 +201,7 @@ async def fetching(
 
     Raises FetchRefused and FetchFailed; FetchMoved behind so many redirects.
     """
-    backend = GuardedBackend(guard or Guard())
+    backend = GuardedBackend(guard or SsrfGuard())
     limit = asyncio.timeout(within)
     try:
         async with (

@@ -12,7 +12,7 @@ import httpx
 from switchyard.broker.authorities import authorities
 
 
-def plain_client(**options: Any) -> httpx.AsyncClient:
+def uncompressed_client(**options: Any) -> httpx.AsyncClient:
     """An `httpx.AsyncClient` with these options. It asks for answers that are not packed, and a
     packed one raises httpx.DecodingError before any of it is read."""
     headers = {"Accept-Encoding": "identity", **options.pop("headers", {})}

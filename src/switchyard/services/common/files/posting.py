@@ -14,8 +14,8 @@ import httpcore
 from switchyard.services.common.files.fetching import (
     FetchFailed,
     FetchRefused,
-    Guard,
     GuardedBackend,
+    SsrfGuard,
     checked_url,
     header_of,
 )
@@ -27,7 +27,7 @@ _GONE = 410
 
 
 async def post(
-    url: str, body: bytes, *, headers: Mapping[str, str], within: float, guard: Guard
+    url: str, body: bytes, *, headers: Mapping[str, str], within: float, guard: SsrfGuard
 ) -> int:
     """Post a body (http or https), and return the status, of 200 to 299, all within so many
     seconds.

@@ -6,14 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterable
 
-from switchyard.services.common.errors import NotNow
+from switchyard.services.common.errors import TemporarilyUnavailable
 from switchyard.services.common.files.storage import Storage
 
 MEASURE_EVERY = 30.0
 """Seconds for which a measurement of the whole storage holds; uploads are added meanwhile."""
 
 
-class StorageFull(NotNow):
+class StorageFull(TemporarilyUnavailable):
     """The storage has reached its quota: nothing more is taken in until files are removed."""
 
 

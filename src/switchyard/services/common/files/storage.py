@@ -23,10 +23,10 @@ from switchyard.services.common.files.storage_errors import (
     NO_ROOM,
     FileTooLarge,
     NotStored,
-    StorageAway,
+    StorageUnavailable,
     away,
     is_without_bucket,
-    needing_room,
+    mapping_disk_full,
 )
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Received:
     """Hexadecimal."""
 
 
-class _Held:
+class _WriteTimer:
     """Since when a store has what it was given, and has not asked for more."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Storage:
 
     Holds the address alone and opens the store when it is first used, so it can be pickled and
     sent to another process. Credentials come from the environment, as each cloud has it. All
-    methods raise StorageAway where an object store does not answer.
+    methods raise StorageUnavailable where an object store does not answer.
     """
 
     url: str
@@ -111,8 +111,8 @@ class Storage:
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Around every call. Raises StorageAway where an object store does not answer, or refuses;
-        FileNotFoundError is of a file, and never of the bucket."""
+        """Around every call. Raises StorageUnavailable where an object store does not answer, or
+        refuses; FileNotFoundError is of a file, and never of the bucket."""
         from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
 
         try:
@@ -128,15 +128,15 @@ class Storage:
 
     @asynccontextmanager
     async def _promptly(self, seconds: float | None = None) -> AsyncIterator[None]:
-        """Around what an object store does at once. Raises StorageAway where somebody waits and it
-        takes longer than that, or PROMPT."""
+        """Around what an object store does at once. Raises StorageUnavailable where somebody waits
+        and it takes longer than that, or PROMPT."""
         try:
             async with asyncio.timeout((seconds or PROMPT) if self._is_awaited else None):
                 yield
         except TimeoutError as error:
-            raise StorageAway(f"the file storage at {self.url} does not answer") from error
+            raise StorageUnavailable(f"the file storage at {self.url} does not answer") from error
 
-    async def _written(self, writing: Awaitable[object], key: str, held: _Held) -> None:
+    async def _written(self, writing: Awaitable[object], key: str, held: _WriteTimer) -> None:
         """Wait for a write of any length. Where somebody waits and the store holds a part for long,
         it is asked for something small: whether it is slow or says nothing."""
         if not self._is_awaited:
@@ -175,14 +175,14 @@ class Storage:
         import obstore
 
         # One request, not a multipart upload: nothing is left behind when it is cut off.
-        with needing_room(), self._reached():
+        with mapping_disk_full(), self._reached():
             obstore.put(self._store, check_key(key), data, use_multipart=False)
 
     async def put_async(self, key: str, data: bytes) -> None:
         """`put`, for event loops."""
         import obstore
 
-        with needing_room(), self._reached():
+        with mapping_disk_full(), self._reached():
             await obstore.put_async(self._store, check_key(key), data, use_multipart=False)
 
     async def put_new_async(self, key: str, data: bytes) -> bool:
@@ -191,7 +191,7 @@ class Storage:
         from obstore.exceptions import AlreadyExistsError
 
         try:
-            with needing_room(), self._reached():
+            with mapping_disk_full(), self._reached():
                 await obstore.put_async(
                     self._store, check_key(key), data, mode="create", use_multipart=False
                 )
@@ -210,7 +210,7 @@ class Storage:
 
         digest = hashlib.sha256()
         size = 0
-        held = _Held()
+        held = _WriteTimer()
 
         async def measured() -> AsyncIterator[bytes]:
             nonlocal size
@@ -226,7 +226,7 @@ class Storage:
                     held.end()
             held.begin()
 
-        with needing_room(), self._reached():
+        with mapping_disk_full(), self._reached():
             writing = obstore.put_async(
                 self._store, check_key(key), measured(), max_concurrency=PARTS_AT_ONCE
             )
@@ -294,7 +294,7 @@ class Storage:
         import obstore
 
         try:
-            with needing_room(), self._reached():
+            with mapping_disk_full(), self._reached():
                 await obstore.rename_async(self._store, check_key(source), check_key(target))
         except FileNotFoundError as error:
             _not_stored(source, error)

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from switchyard.services.common.errors import (
     DependencyUnavailable,
     InvalidInput,
-    NotNow,
+    NotFoundError,
     SwitchyardError,
-    Unknown,
+    TemporarilyUnavailable,
 )
 
 
@@ -23,7 +23,7 @@ class InvalidKey(StorageError, InvalidInput):
     """The key could leave the storage or is not portable between stores."""
 
 
-class NotStored(StorageError, Unknown):
+class NotStored(StorageError, NotFoundError):
     """There is no file under this key."""
 
 
@@ -31,16 +31,16 @@ class FileTooLarge(StorageError, InvalidInput):
     """The file is larger than the caller allows; nothing of it was kept."""
 
 
-class DiskFull(StorageError, NotNow):
+class DiskFull(StorageError, TemporarilyUnavailable):
     """The disk has no room for the file; nothing of it was kept."""
 
 
-class StorageAway(StorageError, DependencyUnavailable):
+class StorageUnavailable(StorageError, DependencyUnavailable):
     """The object store does not answer, or can't be used as it answers; whether the last write was
     done is not known. A job that meets it uses up no attempt."""
 
 
-class StorageRefuses(StorageAway):
+class StorageAuthError(StorageUnavailable):
     """The object store lets these credentials not do what is asked; or has no such bucket. To wait
     does not help: somebody has to mend it."""
 
@@ -79,10 +79,10 @@ def trouble(error: Exception) -> str:
     return "does not answer" + (f" as it should ({found})" if found else "")
 
 
-def away(url: str, error: Exception) -> StorageAway:
+def away(url: str, error: Exception) -> StorageUnavailable:
     """What is told of an error of obstore that says nothing of a file."""
     said = f"the file storage at {url} {trouble(error)}"
-    return StorageRefuses(said) if is_refusal(error) else StorageAway(said)
+    return StorageAuthError(said) if is_refusal(error) else StorageUnavailable(said)
 
 
 NO_ROOM = ("os error 28)", "os error 122)")
@@ -90,7 +90,7 @@ NO_ROOM = ("os error 28)", "os error 122)")
 
 
 @contextmanager
-def needing_room() -> Iterator[None]:
+def mapping_disk_full() -> Iterator[None]:
     """Around whatever writes. Raises DiskFull where the disk is full."""
     try:
         yield

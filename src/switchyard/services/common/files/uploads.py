@@ -131,7 +131,7 @@ def read_path(
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class FileIdentity:
     """What a file is, whatever it is called."""
 
     sha256: str
@@ -140,6 +140,6 @@ class Identity:
     """Bytes."""
 
 
-def identify(data: bytes, filename: str | None) -> Identity:
+def identify(data: bytes, filename: str | None) -> FileIdentity:
     """Raises UnsupportedDocument."""
-    return Identity(content_hash(data), media_type_of(data, filename), len(data))
+    return FileIdentity(content_hash(data), media_type_of(data, filename), len(data))

@@ -113,7 +113,7 @@ class _Remembered:
     until: float
 
 
-class KeyRing:
+class ApiKeyStore:
     """Tells whose a key is: from the settings, or from the ledger."""
 
     def __init__(self, ledger: Ledger, configured: dict[str, Principal]) -> None:

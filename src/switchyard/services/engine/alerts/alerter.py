@@ -16,7 +16,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.access.signing import HEADER, signature
 from switchyard.services.engine.alerts.messages import Alert, of_check, of_operation, operation_key
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.monitoring.check import Check, Finding
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding
 from switchyard.services.engine.monitoring.doctor import diagnose
 from switchyard.services.engine.records.bulk import AT_LAST, BulkOperation
 from switchyard.services.engine.records.errors import LedgerError
@@ -40,7 +40,7 @@ class Alerter:
         self._settings = settings
         self._ledger = ledger
         self._log = structlog.get_logger("alerts")
-        self._last: dict[str, Check] = {}
+        self._last: dict[str, Diagnostic] = {}
         """What the look before has found: one look alone may have seen a moment."""
 
     async def run(self) -> None:
@@ -67,14 +67,14 @@ class Alerter:
             if operation_key(operation) not in told:
                 await self._tell(of_operation(operation, system=system, at=now))
         for key in (key for key in told if key in set(Finding) and key not in found):
-            over = Check(key, "ok", "it is no more", finding=Finding(key))
+            over = Diagnostic(key, "ok", "it is no more", finding=Finding(key))
             if await self._delivered(of_check(over, firing=False, system=system, at=now)):
                 await self._ledger.alerts.forget_alert(key)
         await self._ledger.alerts.forget_alerts_before(
             now - 2 * RECENT, keep=[str(each) for each in Finding]
         )
 
-    async def _findings(self) -> list[Check]:
+    async def _findings(self) -> list[Diagnostic]:
         checks = [check async for check in diagnose(self._settings)]
         return [
             check

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from switchyard.services.engine.monitoring.check import Check
+from switchyard.services.engine.monitoring.check import Diagnostic
 from switchyard.services.engine.records.bulk import BulkOperation
 
 Form = Literal["json", "slack"]
@@ -54,7 +54,7 @@ def _plain(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def of_check(check: Check, *, firing: bool, system: str, at: float) -> Alert:
+def of_check(check: Diagnostic, *, firing: bool, system: str, at: float) -> Alert:
     """What the doctor has found, or finds no more."""
     return Alert(
         key=str(check.finding),

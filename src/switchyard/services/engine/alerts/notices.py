@@ -29,7 +29,7 @@ from switchyard.services.engine.records.joins import JoinedJob
 from switchyard.services.engine.records.states import FINISHED, State
 
 if TYPE_CHECKING:  # the job types are imported without a database
-    from switchyard.services.common.files.fetching import Guard
+    from switchyard.services.common.files.fetching import SsrfGuard
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.results import JobRecord, JobSummary
@@ -210,7 +210,7 @@ async def _of_backfill(backfill_id: str, ledger: Ledger) -> Mapping[str, Any] | 
     }
 
 
-async def _found(url: str, guard: Guard) -> tuple[Guard, str]:
+async def _found(url: str, guard: SsrfGuard) -> tuple[SsrfGuard, str]:
     """A guard for this URL that leads to one checked address, and that address. Raises
     FetchRefused, FetchFailed."""
     from switchyard.services.common.files.fetching import FetchFailed, checked_url
@@ -230,7 +230,9 @@ async def _found(url: str, guard: Guard) -> tuple[Guard, str]:
     return replace(guard, resolve=resolved), address
 
 
-def _guard(settings: Settings) -> Guard:
-    from switchyard.services.common.files.fetching import Guard, place_of
+def _guard(settings: Settings) -> SsrfGuard:
+    from switchyard.services.common.files.fetching import SsrfGuard, place_of
 
-    return Guard(trusted=frozenset(place_of(f"http://{each}") for each in settings.notify_hosts))
+    return SsrfGuard(
+        trusted=frozenset(place_of(f"http://{each}") for each in settings.notify_hosts)
+    )

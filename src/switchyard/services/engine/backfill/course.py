@@ -25,7 +25,7 @@ from switchyard.services.engine.backfill.costs import find_short_budget
 from switchyard.services.engine.backfill.counts import NOTES, Counts
 from switchyard.services.engine.backfill.gate import Gate
 from switchyard.services.engine.backfill.reader import ReadAhead
-from switchyard.services.engine.backfill.sharing import QueueShare, Target, share_of
+from switchyard.services.engine.backfill.sharing import QueueQuota, Target, queue_quota
 from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable
 from switchyard.services.engine.backfill.spec import KIND, Plan, job_or_reason
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
@@ -66,7 +66,7 @@ class _Batch:
         return self.items[-1].cursor
 
 
-class Course:
+class BackfillRun:
     """One process's part of one backfill."""
 
     def __init__(
@@ -256,9 +256,9 @@ class Course:
     def _is_past_end(self) -> bool:
         return self._until is not None and self._ledger.clock.time() >= self._until
 
-    async def _share(self, target: Target) -> QueueShare | None:
+    async def _share(self, target: Target) -> QueueQuota | None:
         spec = self._plan.spec
-        return await share_of(
+        return await queue_quota(
             self._ledger,
             self._session.id,
             lane=spec.lane,

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from math import ceil
 
 from switchyard.broker.lanes import HOT
-from switchyard.services.engine.backfill.sharing import QueueShare
+from switchyard.services.engine.backfill.sharing import QueueQuota
 from switchyard.services.engine.backfill.sources import InvalidBackfill
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkSession
@@ -42,7 +42,7 @@ class Gate:
         low: int | None,
         high: int | None,
         short_budget: Callable[[], Awaitable[str | None]] | None = None,
-        share: Callable[[], Awaitable[QueueShare | None]] | None = None,
+        share: Callable[[], Awaitable[QueueQuota | None]] | None = None,
     ) -> None:
         self._pressure = pressure
         self._traffic = None if lane == HOT.name else traffic
@@ -82,7 +82,8 @@ class Gate:
         """Jobs that may be published now, 0 to `wanted`; say `let_through` of those that are.
         The broker may not have `under_way` of those before yet.
 
-        Raises InvalidBackfill when the lane has no such queue, BrokerAway, LedgerUnavailable.
+        Raises InvalidBackfill when the lane has no such queue, BrokerUnavailable,
+        LedgerUnavailable.
         """
         now = time.monotonic()
         if now - self._looked_at >= FRESH_FOR:

@@ -6,7 +6,7 @@ from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.backfill.course import Course
+from switchyard.services.engine.backfill.course import BackfillRun
 from switchyard.services.engine.backfill.gate import FRESH_FOR
 from switchyard.services.engine.backfill.sharing import target_of
 from switchyard.services.engine.backfill.sources import (
@@ -74,7 +74,7 @@ class BackfillHandler:
                 ) as publisher,
                 pressure,
             ):
-                course = Course(
+                course = BackfillRun(
                     self._settings,
                     session,
                     self._ledger,

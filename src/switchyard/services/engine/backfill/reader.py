@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from typing import Generic, Self, TypeVar
 
 from switchyard.broker.background import end_tasks
-from switchyard.broker.closing import Closing
+from switchyard.broker.closing import AsyncCloseable
 
 T = TypeVar("T")
 
 
-class ReadAhead(Closing, Generic[T]):
+class ReadAhead(AsyncCloseable, Generic[T]):
     """An iterator's items, at most `window` of them read ahead. Use with `async with`."""
 
     def __init__(self, items: AsyncIterator[T], window: int) -> None:

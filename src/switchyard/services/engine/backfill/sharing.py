@@ -26,7 +26,7 @@ Target = Callable[[Mapping[str, Any]], tuple[str, float] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class QueueShare:
+class QueueQuota:
     """What a backfill has of a queue that it shares."""
 
     part: float
@@ -51,9 +51,9 @@ def target_of(sources: Sources, registry: Registry) -> Target:
     return target
 
 
-async def share_of(
+async def queue_quota(
     ledger: Ledger, operation_id: str, *, lane: str, worker: str, weight: float, target: Target
-) -> QueueShare | None:
+) -> QueueQuota | None:
     """Its share; None where it has the queue for itself. Raises LedgerError."""
     running = await ledger.bulk.list_bulk(KIND, states=[BulkState.RUNNING], limit=PEERS)
     queue = queue_name(lane, worker)
@@ -64,4 +64,4 @@ async def share_of(
     waiting = await ledger.bulk_jobs.count_queued_bulk_jobs(
         operation_id, lane, worker, at_most=MOST_COUNTED
     )
-    return QueueShare(weight / (weight + others), waiting)
+    return QueueQuota(weight / (weight + others), waiting)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ValidationError
 
 from switchyard.broker.message import describe
-from switchyard.broker.wording import choices
+from switchyard.broker.wording import suggest
 from switchyard.services.common.errors import (
-    Failed,
     InvalidInput,
-    NotNow,
+    PermanentFailure,
+    TemporarilyUnavailable,
 )
 from switchyard.services.engine.jobs.local_fields import refusals
 from switchyard.services.engine.wings import source_modules
@@ -40,11 +40,11 @@ class InvalidBackfill(InvalidInput):
     """The backfill can't be started as it was asked for; the text says what to change."""
 
 
-class SourceAway(NotNow):
+class SourceAway(TemporarilyUnavailable):
     """The source does not answer for the moment: the backfill tries again by itself."""
 
 
-class SourceFailed(Failed):
+class SourceFailed(PermanentFailure):
     """The source can't be read on, and trying again would not help; the text says why."""
 
 
@@ -178,7 +178,7 @@ class Sources:
         try:
             return self._sources[name]
         except KeyError:
-            raise InvalidBackfill(f"no source {name!r}; {choices(name, self._sources)}") from None
+            raise InvalidBackfill(f"no source {name!r}; {suggest(name, self._sources)}") from None
 
     def open(
         self, name: str, options: Mapping[str, Any], context: SourceContext, *, remote: bool = True

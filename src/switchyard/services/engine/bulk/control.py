@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Mapping
 
-from switchyard.services.common.errors import InvalidInput, Unknown, WrongState
+from switchyard.services.common.errors import ConflictError, InvalidInput, NotFoundError
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.short_ids import Among
 from switchyard.services.engine.records.bulk import (
@@ -37,7 +37,7 @@ LISTED_BY = {
 """Where the operations of a kind are listed."""
 
 
-class UnknownBulkOperation(Unknown):
+class UnknownBulkOperation(NotFoundError):
     """The ledger has no such operation."""
 
 
@@ -45,7 +45,7 @@ class InvalidLimits(InvalidInput):
     """A rate, a number of open jobs or a budget that can't be meant."""
 
 
-class BulkConflict(WrongState):
+class BulkConflict(ConflictError):
     """The operation can't be moved from the state that it is in; the text says which."""
 
 

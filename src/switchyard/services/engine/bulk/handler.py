@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from switchyard.services.common.errors import Failed, NotNow
+from switchyard.services.common.errors import PermanentFailure, TemporarilyUnavailable
 from switchyard.services.engine.bulk.session import BulkSession
 
 
-class BulkFailed(Failed):
+class BulkFailed(PermanentFailure):
     """Raised by a handler: the operation can't go on, and the text says why."""
 
 
-class TryLater(NotNow):
+class TryLater(TemporarilyUnavailable):
     """Raised by a handler: something that it needs is away for the moment."""
 
 

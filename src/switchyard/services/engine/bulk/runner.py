@@ -15,12 +15,12 @@ from collections.abc import Sequence
 
 import structlog
 
-from switchyard.broker.background import Background, end_tasks
+from switchyard.broker.background import TaskSupervisor, end_tasks
 from switchyard.broker.errors import PublishError
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.engine.bulk.control import BulkConflict, require_bulk
 from switchyard.services.engine.bulk.handler import BulkFailed, BulkHandler, TryLater
-from switchyard.services.engine.bulk.session import LEASE, BulkSession, LetGo
+from switchyard.services.engine.bulk.session import LEASE, BulkSession, SessionEnded
 from switchyard.services.engine.jobs.retry import Failure
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import ACTIVE, BulkHold, BulkOperation, BulkState
@@ -108,12 +108,12 @@ class BulkRunner:
         session = BulkSession(self._ledger, operation, self.hold.holder, self.hold.seconds)
         self._sessions[operation.id] = session
         log = self._log.bind(operation=operation.id)
-        listening = Background(log)
+        listening = TaskSupervisor(log)
         listening.start(f"listen {operation.id}", session.listen)
         log.info("running", title=operation.title)
         try:
             await self._carry_on(session, log)
-        except LetGo as gone:
+        except SessionEnded as gone:
             log.info("let go", why=str(gone))
         finally:
             await listening.close()
@@ -136,7 +136,7 @@ class BulkRunner:
                 await handler.run(session)
                 log.info("ended", state=session.operation.state, counts=session.operation.counts)
                 return
-            except LetGo:
+            except SessionEnded:
                 raise
             except (TryLater, PublishError, LedgerError) as error:
                 if time.monotonic() - began > LAST_PAUSE:

@@ -22,7 +22,7 @@ LOST = "lost to another process"
 T = TypeVar("T")
 
 
-class LetGo(Exception):
+class SessionEnded(Exception):
     """The operation is not this process's any more, or not for now: it ends the handler."""
 
 
@@ -82,7 +82,7 @@ class BulkSession:
         if self._gone is None and self.operation.state not in ACTIVE:
             self._gone = self.operation.state
         if self._gone is not None:
-            raise LetGo(self._gone)
+            raise SessionEnded(self._gone)
 
     async def sleep(self, seconds: float) -> None:
         """Wait, or end the handler as soon as the operation is not to go on."""
@@ -138,7 +138,7 @@ class BulkSession:
     def lose(self) -> NoReturn:
         """End the handler: the ledger says that another process holds the operation."""
         self.let_go(LOST)
-        raise LetGo(LOST)
+        raise SessionEnded(LOST)
 
     async def listen(self) -> None:
         """Keep the hold, and hear what people want, until cancelled."""

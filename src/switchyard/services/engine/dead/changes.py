@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from switchyard.broker.lanes import LANES, lane_named, split_routing_key
 from switchyard.broker.message import JobMessage, describe, now
 from switchyard.services.common.errors import InvalidInput
-from switchyard.services.engine.dead.letters import DeadJob
+from switchyard.services.engine.dead.letters import DeadLetterLike
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
 
 MAX_EXPRESSION = 2_000
@@ -87,7 +87,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def changed(
-    letter: DeadJob,
+    letter: DeadLetterLike,
     change: Change,
     registry: Registry,
     *,
@@ -138,7 +138,7 @@ def changed(
     )
 
 
-def why_no_job(letter: DeadJob) -> str:
+def why_no_job(letter: DeadLetterLike) -> str:
     """Why there is no job in a letter that has none, and what to do."""
     if letter.certificate.properties:
         return f"{letter.certificate.message}: export it, mend its publisher, publish its body anew"
@@ -152,7 +152,7 @@ def edit_name(letter_id: str, redrives: int) -> str:
     return f"{letter_id}/{redrives}"
 
 
-def _altered(letter: DeadJob, change: Change, job_type: str) -> JobMessage:
+def _altered(letter: DeadLetterLike, change: Change, job_type: str) -> JobMessage:
     message = letter.message
     assert message is not None
     if change == Change(to=change.to):

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from switchyard.broker.dead.certificate import BROKER, MOST_NAME, UNBOUND, DeathCertificate, Reason
-from switchyard.broker.dead.scan import Letter
+from switchyard.broker.dead.certificate import BROKER, MOST_NAME, UNBOUND, DeadLetterInfo, Reason
+from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.broker.lanes import LANES, lane_named, lane_of
-from switchyard.services.engine.dead.foreign import told_apart
+from switchyard.services.engine.dead.foreign import reclassify_collisions
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.states import FINISHED, UNCONFIRMED, State
 
@@ -29,9 +29,12 @@ _ENDS_UNROUTABLE = FINISHED | {None, State.JOINING}
 for a job without a record."""
 
 
-async def examined(ledger: Ledger, letters: Sequence[Letter]) -> list[Letter]:
-    """The letters as they are to be taken: see `told_apart`, too. Raises LedgerUnavailable."""
-    found = await told_apart(ledger, letters)
+async def classify_displaced(
+    ledger: Ledger, letters: Sequence[QueuedDeadLetter]
+) -> list[QueuedDeadLetter]:
+    """The letters as they are to be taken: see `reclassify_collisions`, too. Raises
+    LedgerUnavailable."""
+    found = await reclassify_collisions(ledger, letters)
     thrown_out = {place for place, letter in enumerate(found) if _may_be_thrown_out(letter)}
     astray = {place for place, letter in enumerate(found) if _went_astray(letter)}
     doubted = sorted(thrown_out | astray)
@@ -55,13 +58,13 @@ async def examined(ledger: Ledger, letters: Sequence[Letter]) -> list[Letter]:
     return found
 
 
-def _went_astray(letter: Letter) -> bool:
+def _went_astray(letter: QueuedDeadLetter) -> bool:
     """Whether no queue was bound to its key, and its message may be a job of ours."""
     is_unroutable = letter.certificate.reason is Reason.UNROUTABLE
     return is_unroutable and letter.message is not None and not letter.is_ours
 
 
-def _may_be_thrown_out(letter: Letter) -> bool:
+def _may_be_thrown_out(letter: QueuedDeadLetter) -> bool:
     certificate = letter.certificate
     from_broker = certificate.error_type == BROKER and certificate.reason is Reason.OVERFLOWED
     # Anybody may have written the letter.
@@ -70,7 +73,7 @@ def _may_be_thrown_out(letter: Letter) -> bool:
     return from_broker and is_lane and letter.message is not None
 
 
-def _was_taken(letter: Letter, state: State | None) -> bool:
+def _was_taken(letter: QueuedDeadLetter, state: State | None) -> bool:
     """Whether the broker had confirmed the job, which is in that state by now."""
     if state is State.DEAD:
         return False
@@ -80,10 +83,10 @@ def _was_taken(letter: Letter, state: State | None) -> bool:
     return not lane_named(lane_of(letter.certificate.queue)).dead_letters_overflow
 
 
-def as_any_other(letter: Letter) -> Letter:
+def as_overflowed(letter: QueuedDeadLetter) -> QueuedDeadLetter:
     """A displaced letter as one that its lane has refused, or that no queue took."""
     if letter.certificate.error_type == UNBOUND:
-        certificate = DeathCertificate(
+        certificate = DeadLetterInfo(
             Reason.UNROUTABLE,
             letter.certificate.routing_key,
             message="no queue took this key",
@@ -95,7 +98,7 @@ def as_any_other(letter: Letter) -> Letter:
     return replace(letter, certificate=certificate)
 
 
-def _as_unbound(letter: Letter, queue: str) -> Letter:
+def _as_unbound(letter: QueuedDeadLetter, queue: str) -> QueuedDeadLetter:
     certificate = replace(
         letter.certificate,
         reason=Reason.DISPLACED,
@@ -106,7 +109,7 @@ def _as_unbound(letter: Letter, queue: str) -> Letter:
     return replace(letter, certificate=certificate)
 
 
-def _as_thrown_out(letter: Letter) -> Letter:
+def _as_thrown_out(letter: QueuedDeadLetter) -> QueuedDeadLetter:
     why = "the broker threw it out of its full lane, although it had taken it"
     certificate = replace(letter.certificate, reason=Reason.DISPLACED, message=why)
     return replace(letter, certificate=certificate)

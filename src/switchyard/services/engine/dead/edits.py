@@ -6,24 +6,24 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from switchyard.broker.dead.certificate import DeathCertificate, read
+from switchyard.broker.dead.certificate import DeadLetterInfo, read
 from switchyard.broker.errors import NeverTaken
 from switchyard.broker.lanes import DEAD_EXCHANGE, lane_of
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.common.errors import Unknown
+from switchyard.services.common.errors import NotFoundError
 from switchyard.services.engine.jobs.registry import Registry, UnknownJobType
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import LetterEdit, NewJob
 
 
-class NothingToUndo(Unknown):
+class NothingToUndo(NotFoundError):
     """No edit is known of that letter or operation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Undone:
+class UndoResult:
     """How it went with one edit."""
 
     letter_id: str
@@ -33,7 +33,7 @@ class Undone:
 
 async def undo(
     ledger: Ledger, registry: Registry, publisher: Publisher, edits: Sequence[LetterEdit]
-) -> list[Undone]:
+) -> list[UndoResult]:
     """Take edits back whose jobs have not run: the copy in its lane is never run, and the original
     letter is in `jobs.dead` again.
 
@@ -69,9 +69,9 @@ async def latest_edits(
 
 async def _undo(
     ledger: Ledger, registry: Registry, publisher: Publisher, edit: LetterEdit
-) -> Undone:
+) -> UndoResult:
     if edit.restored_at is not None:
-        return Undone(edit.letter_id, True, "was undone before")
+        return UndoResult(edit.letter_id, True, "was undone before")
     original = JobMessage.decode(edit.original)
     # Of the copy's generation: so the copy, should it be delivered, is one that has died, and the
     # next redrive is newer than it.
@@ -82,18 +82,20 @@ async def _undo(
         if not await ledger.redrives.undo_edit(
             edit, job, original.encode(), str(certificate.reason)
         ):
-            return Undone(edit.letter_id, False, "too late: its job has begun, or was redriven")
+            return UndoResult(edit.letter_id, False, "too late: its job has begun, or was redriven")
     try:
         await publisher.send(
             DEAD_EXCHANGE, certificate.routing_key, envelope_of(original, certificate.headers())
         )
     except NeverTaken as error:
-        return Undone(edit.letter_id, False, f"its job does not run; the ledger has it: {error}")
+        return UndoResult(
+            edit.letter_id, False, f"its job does not run; the ledger has it: {error}"
+        )
     await ledger.redrives.mark_restored(edit, ledger.clock.time())
-    return Undone(edit.letter_id, True, "is a dead letter again, as it was")
+    return UndoResult(edit.letter_id, True, "is a dead letter again, as it was")
 
 
-def _job(message: JobMessage, certificate: DeathCertificate, registry: Registry) -> NewJob:
+def _job(message: JobMessage, certificate: DeadLetterInfo, registry: Registry) -> NewJob:
     lane = lane_of(certificate.routing_key)
     try:
         worker = registry.get(message.job_type).worker

@@ -16,7 +16,7 @@ from switchyard.broker.dead.certificate import (
     MOST_ATTEMPTS,
     MOST_NAME,
     PROPERTIES_LIMIT,
-    DeathCertificate,
+    DeadLetterInfo,
     Reason,
     job_in,
     letter_id,
@@ -112,7 +112,7 @@ def parse_line(text: str | bytes) -> StoredLetter:
     if moment_of(values["dead_at"]) is None:
         raise InvalidLine("dead_at must be a time with its zone, as in 2026-01-05T09:00:00Z")
     try:
-        certificate = DeathCertificate(Reason(str(line.get("reason"))), **values)
+        certificate = DeadLetterInfo(Reason(str(line.get("reason"))), **values)
     except ValueError as error:
         raise InvalidLine(f"reason: {error}") from error
     message = job_in(certificate, body)

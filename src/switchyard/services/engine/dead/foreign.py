@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from switchyard.broker.dead.certificate import FOREIGN, Reason
-from switchyard.broker.dead.scan import Letter
+from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.broker.errors import ForeignCopy
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import FoundLetter
 
 
-async def told_apart(ledger: Ledger, letters: Sequence[Letter]) -> list[Letter]:
+async def reclassify_collisions(
+    ledger: Ledger, letters: Sequence[QueuedDeadLetter]
+) -> list[QueuedDeadLetter]:
     """The letters; those that are not the job whose id they carry as `malformed`, under an id of
     their own. Raises LedgerUnavailable."""
     jobs = [
@@ -31,7 +33,7 @@ async def told_apart(ledger: Ledger, letters: Sequence[Letter]) -> list[Letter]:
     return found
 
 
-def _found(letter: Letter, message: JobMessage) -> FoundLetter:
+def _found(letter: QueuedDeadLetter, message: JobMessage) -> FoundLetter:
     certificate = letter.certificate
     is_unroutable = certificate.reason is Reason.UNROUTABLE
     return FoundLetter(
@@ -42,7 +44,7 @@ def _found(letter: Letter, message: JobMessage) -> FoundLetter:
     )
 
 
-def _as_foreign(letter: Letter, message: JobMessage) -> Letter:
+def _as_foreign(letter: QueuedDeadLetter, message: JobMessage) -> QueuedDeadLetter:
     certificate = replace(
         letter.certificate,
         reason=Reason.MALFORMED,
@@ -50,4 +52,4 @@ def _as_foreign(letter: Letter, message: JobMessage) -> Letter:
         message=str(ForeignCopy(message.job_id)),
         traceback="",
     )
-    return Letter(letter.delivery, certificate, None)
+    return QueuedDeadLetter(letter.delivery, certificate, None)

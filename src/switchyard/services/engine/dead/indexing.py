@@ -11,11 +11,11 @@ from typing import Any
 import structlog
 from aiormq.connection import Connection
 
-from switchyard.broker.background import Background
+from switchyard.broker.background import TaskSupervisor
 from switchyard.broker.consume.delivery import Delivery
-from switchyard.broker.consume.listening import end_of, keep_listening, unless
+from switchyard.broker.consume.listening import end_of, keep_listening, until_event
 from switchyard.broker.dead.certificate import UNBOUND, Reason
-from switchyard.broker.dead.scan import Letter, scanning
+from switchyard.broker.dead.scan import QueuedDeadLetter, scanning
 from switchyard.broker.lanes import (
     DEAD_LOG_QUEUE,
     DEAD_TTL_SECONDS,
@@ -28,12 +28,12 @@ from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import closed
 from switchyard.broker.wire.link import Link
 from switchyard.services.engine.dead.causes import cause_of
-from switchyard.services.engine.dead.displaced import examined
+from switchyard.services.engine.dead.displaced import classify_displaced
 from switchyard.services.engine.dead.letters import cause_of_letter
 from switchyard.services.engine.dead.scan import scanning_in_turn
 from switchyard.services.engine.jobs.registry import Registry, UnknownJobType
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.ledger.leases import Wait
+from switchyard.services.engine.ledger.leases import Sleep
 from switchyard.services.engine.records.errors import LedgerError, RowRejected
 from switchyard.services.engine.records.requests import DeadLetterRecord, NewJob
 from switchyard.services.engine.records.results import DeadLetter
@@ -48,7 +48,7 @@ GRACE_SECONDS = 3600.0
 _log = structlog.get_logger("dead letter index")
 
 
-def record_of(letter: Letter, registry: Registry) -> DeadLetterRecord:
+def record_of(letter: QueuedDeadLetter, registry: Registry) -> DeadLetterRecord:
     """What the index keeps of a letter."""
     certificate, message = letter.certificate, letter.message
     try:
@@ -110,13 +110,13 @@ async def index_waiting(settings: BrokerSettings, ledger: Ledger, registry: Regi
     """Index what waits in `jobs.dead.log` now; how many letters that were.
 
     For a command that wants the index to be current whether a scheduler runs or not. Raises
-    BrokerAway, LedgerUnavailable; nothing is lost then.
+    BrokerUnavailable, LedgerUnavailable; nothing is lost then.
     """
     count = 0
     async with scanning(
         settings.require_amqp_url(), DEAD_LOG_QUEUE, profile=settings.profile
     ) as scan:
-        batch: list[Letter] = []
+        batch: list[QueuedDeadLetter] = []
         async for letter in scan.letters():
             batch.append(letter)
             if len(batch) >= BATCH:
@@ -139,7 +139,7 @@ class Reindexed:
 
 
 async def reindex(
-    settings: BrokerSettings, ledger: Ledger, registry: Registry, wait: Wait = asyncio.sleep
+    settings: BrokerSettings, ledger: Ledger, registry: Registry, wait: Sleep = asyncio.sleep
 ) -> Reindexed:
     """Make the index say what `jobs.dead` has, whatever it said: for a ledger that was set back.
     Jobs of letters that it did not know are dead by then.
@@ -149,7 +149,7 @@ async def reindex(
     await index_waiting(settings, ledger, registry)
     until = ledger.clock.time()
     async with scanning_in_turn(settings, ledger, wait) as scan:
-        found: dict[str, list[Letter]] = {}
+        found: dict[str, list[QueuedDeadLetter]] = {}
         async for letter in scan.letters():
             found.setdefault(letter.id, []).append(letter)
         deaths = list(found.values())
@@ -159,7 +159,9 @@ async def reindex(
         return Reindexed(scan.scanned, len(found), dropped)
 
 
-async def _recount(deaths: Sequence[Sequence[Letter]], ledger: Ledger, registry: Registry) -> None:
+async def _recount(
+    deaths: Sequence[Sequence[QueuedDeadLetter]], ledger: Ledger, registry: Registry
+) -> None:
     """Index the latest death of each of these ids, with the number of all its messages."""
     records = []
     for letters in deaths:
@@ -169,8 +171,8 @@ async def _recount(deaths: Sequence[Sequence[Letter]], ledger: Ledger, registry:
     await _write(records, ledger, recount=True)
 
 
-async def _index(batch: list[Letter], ledger: Ledger, registry: Registry) -> int:
-    letters = await examined(ledger, batch)
+async def _index(batch: list[QueuedDeadLetter], ledger: Ledger, registry: Registry) -> int:
+    letters = await classify_displaced(ledger, batch)
     await _write([record_of(letter, registry) for letter in letters], ledger)
     displaced = [letter for letter in letters if letter.certificate.reason is Reason.DISPLACED]
     unbound = [letter for letter in displaced if letter.certificate.error_type == UNBOUND]
@@ -220,7 +222,7 @@ class DeadLetterIndexer:
 
     async def run(self) -> None:
         """Index letters as they come, until cancelled; again after each loss of the broker."""
-        background = Background(_log)
+        background = TaskSupervisor(_log)
         background.start("tidy dead letters", self._tidy)
         try:
             await keep_listening(self._link, self._follow, _log, "can't index", also=(LedgerError,))
@@ -248,10 +250,10 @@ class DeadLetterIndexer:
                 "dead letter index",
                 lambda message: arrived.put_nowait(Delivery.of(message, DEAD_LOG_QUEUE, channel)),
             )
-            while (first := await unless(over, arrived.get())) is not None:
-                batch = [Letter.of(first)]
+            while (first := await until_event(over, arrived.get())) is not None:
+                batch = [QueuedDeadLetter.of(first)]
                 while not arrived.empty() and len(batch) < BATCH:
-                    batch.append(Letter.of(arrived.get_nowait()))
+                    batch.append(QueuedDeadLetter.of(arrived.get_nowait()))
                 await _index(batch, self._ledger, self._registry)
                 hears()  # only now: with the ledger away, pauses grow
             hears()
@@ -259,7 +261,7 @@ class DeadLetterIndexer:
             await closed(channel)
 
 
-def _headers(letter: Letter) -> dict[str, Any]:
+def _headers(letter: QueuedDeadLetter) -> dict[str, Any]:
     """Those that it came with; of properties that can't be read, what its certificate has."""
     headers = (
         letter.certificate.headers() if letter.delivery.unreadable else letter.delivery.headers

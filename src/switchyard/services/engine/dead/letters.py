@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
-from switchyard.broker.dead.certificate import DeathCertificate
+from switchyard.broker.dead.certificate import DeadLetterInfo
 from switchyard.broker.lanes import lane_of, split_routing_key
 from switchyard.broker.message import JobMessage
 from switchyard.broker.moments import moment_of
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.services.engine.dead.causes import Cause, cause_of
 from switchyard.services.engine.records.requests import DeadLetterFilter
 
 
-class DeadJob(Protocol):
+class DeadLetterLike(Protocol):
     """A dead letter, wherever it lies."""
 
     @property
@@ -24,7 +24,7 @@ class DeadJob(Protocol):
     @property
     def body(self) -> bytes: ...
     @property
-    def certificate(self) -> DeathCertificate: ...
+    def certificate(self) -> DeadLetterInfo: ...
     @property
     def message(self) -> JobMessage | None: ...
     @property
@@ -34,7 +34,7 @@ class DeadJob(Protocol):
         ...
 
 
-def job_type_of(letter: DeadJob) -> str:
+def job_type_of(letter: DeadLetterLike) -> str:
     """What the letter's job is; of a body that is no job, what its routing key says."""
     if letter.message is not None:
         return letter.message.job_type
@@ -44,7 +44,7 @@ def job_type_of(letter: DeadJob) -> str:
         return ""
 
 
-def cause_of_letter(letter: DeadJob) -> Cause:
+def cause_of_letter(letter: DeadLetterLike) -> Cause:
     """Why it died; the group that it belongs to."""
     certificate = letter.certificate
     return cause_of(
@@ -56,7 +56,7 @@ def cause_of_letter(letter: DeadJob) -> Cause:
     )
 
 
-def _operation_of(letter: DeadJob) -> str | None:
+def _operation_of(letter: DeadLetterLike) -> str | None:
     return letter.message.metadata.operation_id if letter.message is not None else None
 
 
@@ -64,7 +64,7 @@ CLOCKS = 5.0
 """Seconds by which the clocks of hosts may differ."""
 
 
-def was_dead(letter: DeadJob, moment: datetime) -> bool:
+def was_dead(letter: DeadLetterLike, moment: datetime) -> bool:
     """Whether it had died by then, as far as clocks can be trusted; also when its time of death
     can't be read."""
     died = moment_of(letter.certificate.dead_at)
@@ -93,7 +93,7 @@ class LetterFilter:
     def is_empty(self) -> bool:
         return self == LetterFilter()
 
-    def matches(self, letter: DeadJob, moment: datetime) -> bool:
+    def matches(self, letter: DeadLetterLike, moment: datetime) -> bool:
         certificate = letter.certificate
         job_type = letter.message.job_type if letter.message else ""
         return (
@@ -156,7 +156,7 @@ class LetterFilter:
         if len(self.ids) == 1:
             parts.insert(0, next(iter(self.ids)))
         elif self.ids:
-            parts.insert(0, f"{counted(len(self.ids), 'letter')} by id")
+            parts.insert(0, f"{pluralize(len(self.ids), 'letter')} by id")
         return ", ".join(parts) or "all dead letters"
 
     def _fits_age(self, dead_at: str, moment: datetime) -> bool:

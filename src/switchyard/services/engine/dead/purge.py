@@ -12,17 +12,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.broker.dead.scan import Letter
+from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.bulk.session import BulkSession
-from switchyard.services.engine.dead.displaced import as_any_other
+from switchyard.services.engine.dead.displaced import as_overflowed
 from switchyard.services.engine.dead.groups import require_group
 from switchyard.services.engine.dead.letters import LetterFilter, was_dead
 from switchyard.services.engine.dead.scan import scanning_in_turn, wait_in
 from switchyard.services.engine.dead.stored import stored_letter
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.ledger.leases import Wait
+from switchyard.services.engine.ledger.leases import Sleep
 from switchyard.services.engine.records.bulk import BulkHold, BulkOperation, BulkState
 from switchyard.services.engine.records.requests import DeadLetterRecord
 from switchyard.services.engine.records.states import DeadLetterState
@@ -53,9 +53,9 @@ class PurgeProgress:
 
 
 async def count_letters(
-    settings: BrokerSettings, ledger: Ledger, which: LetterFilter, wait: Wait
+    settings: BrokerSettings, ledger: Ledger, which: LetterFilter, wait: Sleep
 ) -> PurgeProgress:
-    """What a purge would do. Raises UnknownGroup, BrokerAway, LedgerUnavailable."""
+    """What a purge would do. Raises UnknownGroup, BrokerUnavailable, LedgerUnavailable."""
     await require_group(ledger, which)
     moment, purged = ledger.clock.now(), 0
     async with scanning_in_turn(settings, ledger, wait) as scan:
@@ -103,7 +103,7 @@ class PurgeHandler:
         moment = datetime.fromtimestamp(session.operation.created_at, UTC)
         # What an earlier process has purged was scanned, and is gone.
         purged = before = PurgeProgress.of(session.operation).purged
-        batch: list[Letter] = []
+        batch: list[QueuedDeadLetter] = []
         noted = time.monotonic()
 
         async with scanning_in_turn(self._settings, self._ledger, wait_in(session)) as scan:
@@ -140,7 +140,7 @@ class PurgeHandler:
             after = (page[-1].dead_at, page[-1].id)
 
     async def _throw_away(
-        self, session: BulkSession, letters: Sequence[Letter], progress: PurgeProgress
+        self, session: BulkSession, letters: Sequence[QueuedDeadLetter], progress: PurgeProgress
     ) -> None:
         """Mark them, note how far it is then, and acknowledge them: whatever is cut off, what has
         gone was marked and counted."""
@@ -157,16 +157,16 @@ class PurgeHandler:
             letter.ack()
 
 
-def _goes_back(letter: Letter) -> bool:
+def _goes_back(letter: QueuedDeadLetter) -> bool:
     return letter.certificate.reason is Reason.DISPLACED
 
 
-def _end_of(letter: Letter, moment: float) -> DeadLetterRecord:
+def _end_of(letter: QueuedDeadLetter, moment: float) -> DeadLetterRecord:
     """Its job has not died of it: it ends now, as it will not go back."""
     return DeadLetterRecord(
         id=letter.id,
         job_id=letter.id,
-        reason=str(as_any_other(letter).certificate.reason),
+        reason=str(as_overflowed(letter).certificate.reason),
         dead_at=moment,
         body=letter.body,
         error_type="Purged",

@@ -26,7 +26,7 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql.base import LedgerCore
-from switchyard.services.engine.ledger.sql.database import Database, Work, connect
+from switchyard.services.engine.ledger.sql.database import Database, TransactionBody, connect
 from switchyard.services.engine.records.texts import texts_in
 from switchyard.services.engine.runtime.attempt import Attempt, attempt_alone
 
@@ -95,10 +95,10 @@ class _RollingBack:
         self.clock = database.clock
         self.where = database.where
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: TransactionBody[T]) -> T:
         return await self._database.read(work)
 
-    async def write(self, work: Work[T]) -> T:
+    async def write(self, work: TransactionBody[T]) -> T:
         answers: list[T] = []
 
         def tried(connection: Any) -> None:

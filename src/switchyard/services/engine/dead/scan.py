@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from switchyard.broker.dead.scan import Letter, Scan, scanning
+from switchyard.broker.dead.scan import QueuedDeadLetter, Scan, scanning
 from switchyard.broker.settings import BrokerSettings
-from switchyard.services.common.errors import WrongState
+from switchyard.services.common.errors import ConflictError
 from switchyard.services.engine.bulk.session import BulkSession
-from switchyard.services.engine.dead.displaced import examined
+from switchyard.services.engine.dead.displaced import classify_displaced
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.ledger.leases import DEAD_SCAN, Wait
+from switchyard.services.engine.ledger.leases import DEAD_SCAN, Sleep
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.results import DeadLetter, JobRecord
 
@@ -22,11 +22,11 @@ TOGETHER = 200
 """Letters compared with the ledger in one go."""
 
 
-class ScanBusy(WrongState):
+class ScanBusy(ConflictError):
     """Somebody else goes through `jobs.dead`, for longer than one wants to wait."""
 
 
-def wait_at_most(seconds: float) -> Wait:
+def wait_at_most(seconds: float) -> Sleep:
     """To wait for one's turn so long, and then raise ScanBusy."""
     deadline = time.monotonic() + seconds
 
@@ -38,7 +38,7 @@ def wait_at_most(seconds: float) -> Wait:
     return wait
 
 
-def wait_in(session: BulkSession) -> Wait:
+def wait_in(session: BulkSession) -> Sleep:
     """To wait for an operation's turn, and show in its record that it waits."""
 
     async def wait(seconds: float) -> None:
@@ -59,24 +59,24 @@ class LetterScan:
         """Letters that waited when it began."""
         self.scanned = 0
         """Letters that it has gone through."""
-        self._deaths: dict[tuple[str, int, int], Letter] = {}
+        self._deaths: dict[tuple[str, int, int], QueuedDeadLetter] = {}
 
-    async def letters(self) -> AsyncGenerator[Letter, None]:
+    async def letters(self) -> AsyncGenerator[QueuedDeadLetter, None]:
         """As `Scan.letters`, each death once: what says the same goes with the first, or stays with
         it. Raises LedgerUnavailable, too."""
-        batch: list[Letter] = []
+        batch: list[QueuedDeadLetter] = []
         async for letter in self._scan.letters():
             batch.append(letter)
             if len(batch) >= TOGETHER:
-                for each in await examined(self._ledger, batch):
+                for each in await classify_displaced(self._ledger, batch):
                     if self._is_news(each):
                         yield each
                 batch = []
-        for each in await examined(self._ledger, batch):
+        for each in await classify_displaced(self._ledger, batch):
             if self._is_news(each):
                 yield each
 
-    def _is_news(self, letter: Letter) -> bool:
+    def _is_news(self, letter: QueuedDeadLetter) -> bool:
         self.scanned += 1
         first = self._deaths.setdefault(letter.death, letter)
         if first is letter:
@@ -96,12 +96,12 @@ class LetterScan:
 async def scanning_in_turn(
     settings: BrokerSettings,
     ledger: Ledger,
-    wait: Wait = asyncio.sleep,
+    wait: Sleep = asyncio.sleep,
 ) -> AsyncIterator[LetterScan]:
     """A scan, begun when nobody else goes through the queue, for which `wait` is awaited with the
     seconds to the next look. Safe without a turn; but what it says would not be the whole.
 
-    Raises BrokerAway, LedgerUnavailable.
+    Raises BrokerUnavailable, LedgerUnavailable.
     """
     async with (
         ledger.leases.holding_lease(DEAD_SCAN, wait),
@@ -111,7 +111,7 @@ async def scanning_in_turn(
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
+class BrokerLetterIds:
     """What the broker had in `jobs.dead` at a moment."""
 
     ids: frozenset[str]
@@ -126,9 +126,9 @@ class Present:
 async def waiting_ids(
     settings: BrokerSettings,
     ledger: Ledger,
-    wait: Wait = asyncio.sleep,
-) -> Present:
+    wait: Sleep = asyncio.sleep,
+) -> BrokerLetterIds:
     """All letters in `jobs.dead`. Waits and raises as `scanning_in_turn` does."""
     until = ledger.clock.time()
     async with scanning_in_turn(settings, ledger, wait) as scan:
-        return Present(frozenset([letter.id async for letter in scan.letters()]), until)
+        return BrokerLetterIds(frozenset([letter.id async for letter in scan.letters()]), until)

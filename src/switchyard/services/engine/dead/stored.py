@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from switchyard.broker.dead.certificate import DeathCertificate, Reason, job_in
+from switchyard.broker.dead.certificate import DeadLetterInfo, Reason, job_in
 from switchyard.broker.message import JobMessage, now
-from switchyard.broker.moments import shown
+from switchyard.broker.moments import to_datetime
 from switchyard.services.engine.dead.letters import LetterFilter
-from switchyard.services.engine.dead.scan import Present
+from switchyard.services.engine.dead.scan import BrokerLetterIds
 from switchyard.services.engine.ledger import Ledger, to_message
 from switchyard.services.engine.records.results import DeadLetter, JobRecord
 
@@ -22,7 +22,7 @@ class StoredLetter:
 
     id: str
     body: bytes
-    certificate: DeathCertificate
+    certificate: DeadLetterInfo
 
     @cached_property
     def message(self) -> JobMessage | None:
@@ -42,14 +42,14 @@ def stored_letter(letter: DeadLetter) -> StoredLetter:
     return StoredLetter(letter.id, letter.body, certificate_of(letter))
 
 
-def certificate_of(letter: DeadLetter) -> DeathCertificate:
+def certificate_of(letter: DeadLetter) -> DeadLetterInfo:
     """What is known of a letter's death, as `jobs.dead` has it."""
 
     def header(name: str) -> str:
         value = letter.headers.get(f"x-dead-{name}")
         return value if isinstance(value, str) else ""
 
-    return DeathCertificate(
+    return DeadLetterInfo(
         _reason(letter.reason),
         letter.routing_key or "",
         queue=header("queue"),
@@ -58,15 +58,15 @@ def certificate_of(letter: DeadLetter) -> DeathCertificate:
         traceback=letter.traceback or "",
         attempts=letter.attempts,
         worker=header("worker"),
-        dead_at=shown(letter.dead_at).isoformat(),
+        dead_at=to_datetime(letter.dead_at).isoformat(),
         properties=header("properties"),
     )
 
 
 def letter_of_job(record: JobRecord) -> StoredLetter:
     """The letter that a dead job would have, made of the job's record alone."""
-    died = shown(record.finished_at) if record.finished_at else now()
-    certificate = DeathCertificate(
+    died = to_datetime(record.finished_at) if record.finished_at else now()
+    certificate = DeadLetterInfo(
         _reason(record.reason),
         record.routing_key,
         error_type=record.error_type or "",
@@ -82,7 +82,7 @@ async def stored_letters(
     ledger: Ledger,
     which: LetterFilter,
     moment: datetime,
-    broker: Present,
+    broker: BrokerLetterIds,
 ) -> AsyncGenerator[StoredLetter, None]:
     """Letters that fit and of which the broker has none, oldest first; then dead jobs that have
     no letter at all. What the broker has lost waits for as long as nobody has sent it."""

@@ -9,16 +9,16 @@ import structlog
 from aiormq.connection import Connection
 
 from switchyard.broker.addresses import address_of
-from switchyard.broker.errors import BrokerAway, WrongSystem
+from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.topology.mark import (
-    Mark,
     MarkHidden,
+    SystemMarker,
     marking_alone,
     read_mark,
     write_mark,
 )
-from switchyard.broker.wire.away import meaning_away
+from switchyard.broker.wire.away import raising_broker_unavailable
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.link import Guard
 from switchyard.services.engine.ledger import Ledger
@@ -34,7 +34,7 @@ seconds between them."""
 
 async def require_same_system(settings: BrokerSettings, ledger: Ledger) -> None:
     """Raises WrongSystem where the broker is another system's, or has gone on since the ledger was
-    copied; BrokerAway, LedgerError. A broker without a mark is nobody's yet."""
+    copied; BrokerUnavailable, LedgerError. A broker without a mark is nobody's yet."""
     async with connected(settings.require_amqp_url(), CONNECTION) as connection:
         await guard(settings, ledger)(underlying(connection))
 
@@ -51,7 +51,7 @@ def guard(settings: BrokerSettings, ledger: Ledger) -> Guard:
             try:
                 system = await ledger.system.system()
             except LedgerUnavailable as error:
-                raise BrokerAway(
+                raise BrokerUnavailable(
                     f"the ledger can't say whose broker this must be: {error}",
                     maybe_accepted=False,
                 ) from error
@@ -63,7 +63,9 @@ def guard(settings: BrokerSettings, ledger: Ledger) -> Guard:
     return check
 
 
-def compare(settings: BrokerSettings, ledger: Ledger, system: SystemRecord, mark: Mark) -> None:
+def compare(
+    settings: BrokerSettings, ledger: Ledger, system: SystemRecord, mark: SystemMarker
+) -> None:
     """Raises WrongSystem, naming both."""
     broker = f"the broker at {address_of(settings.require_amqp_url())}"
     if mark.id != system.id:
@@ -83,10 +85,10 @@ def compare(settings: BrokerSettings, ledger: Ledger, system: SystemRecord, mark
         )
 
 
-async def read_broker(settings: BrokerSettings) -> Mark | None:
-    """Whose broker it is; None where nobody has marked it. Raises MarkHidden, BrokerAway."""
+async def read_broker(settings: BrokerSettings) -> SystemMarker | None:
+    """Whose broker it is; None where nobody has marked it. Raises MarkHidden, BrokerUnavailable."""
     async with connected(settings.require_amqp_url(), CONNECTION) as connection:
-        with meaning_away("can't ask whose broker it is"):
+        with raising_broker_unavailable("can't ask whose broker it is"):
             if (mark := await read_mark(underlying(connection))) is not None:
                 return mark
             # It is missing for some milliseconds while somebody begins a new generation.
@@ -98,11 +100,11 @@ async def mark_broker(settings: BrokerSettings, ledger: Ledger, *, take: bool = 
     """Mark the broker as the ledger's, in a new generation, where nobody has marked it, or, with
     `take`, whosever it was. False where it is the ledger's already.
 
-    Raises WrongSystem without `take`, MarkHidden, BrokerAway, LedgerError.
+    Raises WrongSystem without `take`, MarkHidden, BrokerUnavailable, LedgerError.
     """
     async with connected(settings.require_amqp_url(), CONNECTION) as connection:
         transport = underlying(connection)
-        with meaning_away("can't mark the broker"):
+        with raising_broker_unavailable("can't mark the broker"):
             async with marking_alone(transport):
                 if not take:
                     await guard(settings, ledger)(transport)
@@ -123,14 +125,14 @@ async def advance_broker(settings: BrokerSettings, ledger: Ledger) -> None:
     is known as one later. A broker that was never marked is left alone; one that has lost its mark
     gets it again.
 
-    Raises WrongSystem, BrokerAway, LedgerError.
+    Raises WrongSystem, BrokerUnavailable, LedgerError.
     """
     if (await ledger.system.system()).generation == 0:
         return
     async with connected(settings.require_amqp_url(), CONNECTION) as connection:
         transport = underlying(connection)
         try:
-            with meaning_away("can't mark the broker"):
+            with raising_broker_unavailable("can't mark the broker"):
                 async with marking_alone(transport):
                     await guard(settings, ledger)(transport)
                     await _write(transport, ledger, await read_mark(transport))
@@ -138,17 +140,17 @@ async def advance_broker(settings: BrokerSettings, ledger: Ledger) -> None:
             structlog.get_logger("system").warning("system not checked", error=str(error))
 
 
-async def _write(connection: Connection, ledger: Ledger, before: Mark | None) -> None:
+async def _write(connection: Connection, ledger: Ledger, before: SystemMarker | None) -> None:
     # The ledger first: a crash in between leaves a ledger that is newer, which does no harm.
     system = await ledger.system.advance_system(
         least=before.generation if before is not None else 0
     )
-    await write_mark(connection, Mark(system.id, system.generation, system.name))
+    await write_mark(connection, SystemMarker(system.id, system.generation, system.name))
 
 
-async def _mark(connection: Connection) -> Mark | None:
+async def _mark(connection: Connection) -> SystemMarker | None:
     try:
-        with meaning_away("can't ask whose broker it is"):
+        with raising_broker_unavailable("can't ask whose broker it is"):
             return await read_mark(connection)
     except MarkHidden as error:
         structlog.get_logger("system").warning("system not checked", error=str(error))

@@ -12,7 +12,7 @@ from switchyard.broker.background import end_tasks
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.places import claim_places
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.records.errors import LedgerRefuses, LedgerUnavailable
+from switchyard.services.engine.records.errors import LedgerAuthError, LedgerUnavailable
 
 AGAIN = 5.0
 """Seconds between looks whether it is there."""
@@ -25,7 +25,7 @@ async def claiming(
     """Claim file storage and index for the ledger's system, now or as soon as they and the ledger
     are there. Where one turns out later to be another system's, `stop` is called.
 
-    Raises WrongPlace, at the beginning or, after `stop`, at the end; LedgerRefuses.
+    Raises WrongStorage, at the beginning or, after `stop`, at the end; LedgerAuthError.
     """
     looking: asyncio.Task[None] | None = None
     if not await _claim(settings, ledger):
@@ -44,7 +44,7 @@ async def _claim(settings: Settings, ledger: Ledger) -> bool:
     """Whether all that there is was claimed."""
     try:
         return not await claim_places(settings, ledger)
-    except LedgerRefuses:
+    except LedgerAuthError:
         raise
     except LedgerUnavailable:
         return False
@@ -53,7 +53,7 @@ async def _claim(settings: Settings, ledger: Ledger) -> bool:
 async def _keep_claiming(settings: Settings, ledger: Ledger, again: float) -> None:
     while True:
         await asyncio.sleep(again)
-        with suppress(LedgerRefuses):  # who uses the ledger says so
+        with suppress(LedgerAuthError):  # who uses the ledger says so
             if await _claim(settings, ledger):
                 return
 

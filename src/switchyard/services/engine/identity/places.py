@@ -11,7 +11,11 @@ import structlog
 
 from switchyard.services.common.errors import Misconfigured
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.files.storage_errors import FileTooLarge, NotStored, StorageAway
+from switchyard.services.common.files.storage_errors import (
+    FileTooLarge,
+    NotStored,
+    StorageUnavailable,
+)
 from switchyard.services.common.libraries import load
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.postgres import (
@@ -31,7 +35,7 @@ _ID = re.compile(r"[0-9a-f]{12}")
 _NAME = re.compile(r"[A-Za-z0-9@_-]{1,40}")
 
 
-class WrongPlace(Misconfigured):
+class WrongStorage(Misconfigured):
     """File storage or index belong to another system than the ledger. The text names both."""
 
 
@@ -42,7 +46,7 @@ async def claim_places(
     with `take`, whosever they were. What is away is passed over, with a line in the log: which that
     is, is returned.
 
-    Raises WrongPlace where one is another system's, LedgerError.
+    Raises WrongStorage where one is another system's, LedgerError.
     """
     await load("asyncpg", "obstore.exceptions")
     from asyncpg import InterfaceError, PostgresError
@@ -58,7 +62,7 @@ async def claim_places(
                 else:
                     found = await _claimed(Storage(url), system, take=take)
         except (
-            StorageAway,
+            StorageUnavailable,
             BaseError,
             OSError,
             ValueError,
@@ -71,7 +75,7 @@ async def claim_places(
             away.append(what)
             continue
         if found is not None:
-            raise WrongPlace(
+            raise WrongStorage(
                 f"the ledger at {ledger.where} is of the system {system}, and the {what} at "
                 f"{without_credentials(url)} of the system {found}: set {setting} to a place of "
                 "its own, or JOBS_DATABASE_URL to that system's ledger. If that ledger is gone "

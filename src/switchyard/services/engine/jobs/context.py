@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from switchyard.broker.message import JobMessage
 from switchyard.services.common.errors import RetryableError
-from switchyard.services.engine.jobs.notebook import Notebook
-from switchyard.services.engine.jobs.speech import Speech
+from switchyard.services.engine.jobs.notebook import ProgressBuffer
+from switchyard.services.engine.jobs.speech import OutputStream
 from switchyard.services.engine.records.joins import JoinedJob
 
 if TYPE_CHECKING:  # whoever only declares a handler needs neither
@@ -31,7 +31,7 @@ def _never() -> bool:
     return False
 
 
-class Shared:
+class ProcessResources:
     """What the handlers of one process share, as clients and connections: opened for the first
     that asks, closed with the process."""
 
@@ -126,7 +126,7 @@ class JobContext:
     """The ledger, for documents and edges; None in a process of its own."""
     is_cancelled: Callable[[], bool] = field(default=_never, compare=False)
     """True once somebody has cancelled the job: long handlers stop at the next good place."""
-    shared: Shared | None = field(default=None, compare=False)
+    shared: ProcessResources | None = field(default=None, compare=False)
     """What handlers share; None where a job has a process, or a test, to itself."""
     compute: Compute = field(default=_in_thread, compare=False)
     """`await ctx.compute(work, *args, characters=n)`: CPU-bound work on a foreign text of that
@@ -143,10 +143,10 @@ class JobContext:
     """What an earlier attempt at this job has given to `checkpoint` last; None where there is
     nothing. It outlives its worker, but for what was kept in its last second, and goes when the job
     has succeeded, or when its payload is changed."""
-    notebook: Notebook = field(default_factory=Notebook, compare=False, repr=False)
+    notebook: ProgressBuffer = field(default_factory=ProgressBuffer, compare=False, repr=False)
     """Where `progress` and `checkpoint` are noted."""
 
-    speech: Speech = field(default_factory=Speech, compare=False, repr=False)
+    speech: OutputStream = field(default_factory=OutputStream, compare=False, repr=False)
     """`ctx.speech.write(text)` tells whoever follows the job (`GET /jobs/{id}/events`) what it
     writes, piece by piece, for handlers in the event loop: best effort, and kept nowhere."""
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.jobs.retry import Failure
-from switchyard.services.engine.records.limits import LimitSize, Need
+from switchyard.services.engine.records.limits import LimitSize, PermitDemand
 
 if TYPE_CHECKING:  # whoever only declares a handler does not need it
     from switchyard.services.common.settings import LimitNumbers
@@ -53,7 +53,7 @@ class Limit:
     def room(self) -> LimitSize:
         return LimitSize(self.concurrency, self.per_minute, self.tokens_per_minute)
 
-    def need(self, payload: BaseModel, numbers: Mapping[str, LimitNumbers]) -> Need | None:
+    def need(self, payload: BaseModel, numbers: Mapping[str, LimitNumbers]) -> PermitDemand | None:
         """What a job with that payload needs, by the numbers of JOBS_LIMITS where it has some; None
         where nothing is limited. Raises LimitRefused."""
         key = self._key(payload)
@@ -67,7 +67,7 @@ class Limit:
                 f"{room.tokens_per_minute:,} a minute: make the job smaller, or the limit larger "
                 "(JOBS_LIMITS)"
             )
-        return Need(self.name, key, room, tokens)
+        return PermitDemand(self.name, key, room, tokens)
 
     def _key(self, payload: BaseModel) -> str:
         if self.key is None:
@@ -102,7 +102,7 @@ class Limit:
 
 def needs_of(
     limits: Sequence[Limit], payload: BaseModel, numbers: Mapping[str, LimitNumbers]
-) -> list[Need]:
+) -> list[PermitDemand]:
     """What a job with that payload needs, in an order that is the same everywhere. Raises
     LimitRefused."""
     found = {}

@@ -15,7 +15,7 @@ from typing import Any
 
 from switchyard.broker.wording import writable
 from switchyard.services.common.errors import InvalidInput
-from switchyard.services.engine.records.progress import Reported
+from switchyard.services.engine.records.progress import ReportedProgress
 
 MAX_NOTE = 200
 """Characters kept of what a handler says of its progress."""
@@ -29,10 +29,10 @@ class InvalidCheckpoint(InvalidInput):
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
+class PendingProgress:
     """What a handler has said since somebody last asked; None is nothing new."""
 
-    progress: Reported | None
+    progress: ReportedProgress | None
     checkpoint: str | None
     """JSON."""
 
@@ -41,7 +41,7 @@ def _nobody() -> None:
     return
 
 
-class Notebook:
+class ProgressBuffer:
     """The last progress and the last check-point of one run. Safe in any thread."""
 
     __slots__ = ("_checkpoint", "_lock", "_progress", "_told", "_wake")
@@ -82,17 +82,17 @@ class Notebook:
         if news:
             self._wake()
 
-    def take(self) -> Notes | None:
+    def take(self) -> PendingProgress | None:
         """What is new, which is then nobody's news any more; None where nothing is."""
         with self._lock:
             self._told = False
             if self._progress is None and self._checkpoint is None:
                 return None
-            taken = Notes(_reported(self._progress), self._checkpoint)
+            taken = PendingProgress(_reported(self._progress), self._checkpoint)
             self._progress = self._checkpoint = None
             return taken
 
-    def put_back(self, notes: Notes) -> None:
+    def put_back(self, notes: PendingProgress) -> None:
         """Notes that could not be recorded, but where newer ones have come."""
         with self._lock:
             if self._progress is None and notes.progress is not None:
@@ -101,8 +101,8 @@ class Notebook:
                 self._checkpoint = notes.checkpoint
 
 
-def _reported(said: tuple[float | None, str] | None) -> Reported | None:
-    return None if said is None else Reported(said[0], writable(said[1], MAX_NOTE))
+def _reported(said: tuple[float | None, str] | None) -> ReportedProgress | None:
+    return None if said is None else ReportedProgress(said[0], writable(said[1], MAX_NOTE))
 
 
 def _share(fraction: float | None) -> float | None:

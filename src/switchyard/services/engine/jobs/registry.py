@@ -19,8 +19,8 @@ from pydantic import BaseModel, ValidationError
 
 from switchyard.broker.lanes import LANES, Route, lane_named
 from switchyard.broker.message import DEFAULT_MAX_ATTEMPTS, describe
-from switchyard.broker.wording import choices
-from switchyard.services.common.errors import InvalidInput, Misconfigured, Unknown
+from switchyard.broker.wording import suggest
+from switchyard.services.common.errors import InvalidInput, Misconfigured, NotFoundError
 from switchyard.services.engine.jobs.limits import Limit
 from switchyard.services.engine.jobs.local_fields import Refusal, local_fields, refusals
 from switchyard.services.engine.wings import job_modules
@@ -34,7 +34,7 @@ class RegistryError(Misconfigured):
     """A job type is declared wrongly, twice, or its module can't be imported."""
 
 
-class UnknownJobType(Unknown):
+class UnknownJobType(NotFoundError):
     """No module that was loaded declares this job type."""
 
 
@@ -42,7 +42,7 @@ class InvalidPayload(InvalidInput):
     """The payload does not fit the job type's model; the text names the fields."""
 
 
-class NotFromOutside(InvalidPayload):
+class RemoteFieldForbidden(InvalidPayload):
     """The payload comes from outside and sets fields that only the system's hosts may set."""
 
     def __init__(self, job_type: str, refused: tuple[Refusal, ...]) -> None:
@@ -91,11 +91,11 @@ class JobType:
         what such a payload may say, whichever way it came.
 
         Fields that are LocalOnly must be unset, or as in `vouched`: what this system has put there
-        itself, or what was there before. Raises InvalidPayload, NotFromOutside.
+        itself, or what was there before. Raises InvalidPayload, RemoteFieldForbidden.
         """
         given = self.validate(payload)
         if refused := refusals(given, payload, vouched or {}):
-            raise NotFromOutside(self.name, refused)
+            raise RemoteFieldForbidden(self.name, refused)
         return given
 
     @property
@@ -227,7 +227,7 @@ class Registry:
         except KeyError:
             raise UnknownJobType(
                 f"no job type {name!r} (one of your own needs its module in JOBS_MODULES); "
-                f"{choices(name, self._types)}"
+                f"{suggest(name, self._types)}"
             ) from None
 
     def __contains__(self, name: object) -> bool:

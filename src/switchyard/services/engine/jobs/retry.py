@@ -15,7 +15,12 @@ from typing import Any
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.lanes import RETRY_DELAYS
 from switchyard.broker.wording import writable
-from switchyard.services.common.errors import Expired, Failed, InvalidInput, RetryableError
+from switchyard.services.common.errors import (
+    Expired,
+    InvalidInput,
+    PermanentFailure,
+    RetryableError,
+)
 from switchyard.services.common.retry_after import bounded_delay, retry_after
 from switchyard.services.engine.jobs.outcomes import (
     Discard,
@@ -95,7 +100,7 @@ class Failure:
                 message=str(error) or name,
                 traceback=_traceback_of(error),
                 # PermanentError is of the first kind; what can't be right is so every time.
-                permanent=isinstance(error, Failed | InvalidInput),
+                permanent=isinstance(error, PermanentFailure | InvalidInput),
                 after=_wait_of(error),
                 counts=not isinstance(error, RetryableError) or bool(error.counts),
                 ages=not isinstance(error, RetryableError) or bool(error.ages),

@@ -21,7 +21,7 @@ Hear = Callable[[str, int], None]
 """Gets a piece, and how many characters of the text were before it."""
 
 
-class Speech:
+class OutputStream:
     """The text that one attempt writes. To be used within the event loop."""
 
     __slots__ = ("_hear", "_position", "_timer", "_waiting", "_written")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def together(parts: Iterable[Coroutine[Any, Any, T]], *, at_once: int) -> list[T]:
+async def gather_bounded(parts: Iterable[Coroutine[Any, Any, T]], *, at_once: int) -> list[T]:
     """What all parts give, in their order; each is taken from `parts` when its turn comes.
 
     After an error no more begin, and those under way come to their end before it is raised: what

@@ -78,7 +78,7 @@ class BulkRepository(Repository):
             bulk_operations.insert().values(values).returning(bulk_operations)
         ).one()
         if notice is not None:
-            self._writer.run(connection, [ops.Record(notice)])
+            self._writer.run(connection, [ops.InsertJob(notice)])
         return self._take(connection, operation_id, hold) or _operation(made)
 
     async def get_bulk(self, operation_id: str) -> BulkOperation | None:

@@ -18,10 +18,10 @@ from switchyard.services.engine.ledger.sql.dialect import (
     keys_condition,
     keys_parameter,
 )
-from switchyard.services.engine.ledger.sql.dying import Bury
+from switchyard.services.engine.ledger.sql.dying import MarkDead
 from switchyard.services.engine.ledger.sql.paging import fetch_page
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
-from switchyard.services.engine.ledger.sql.works import Work, load_edits, load_works
+from switchyard.services.engine.ledger.sql.works import JobContent, load_edits, load_works
 from switchyard.services.engine.records.errors import RowRejected
 from switchyard.services.engine.records.requests import (
     DeadLetterFilter,
@@ -52,7 +52,7 @@ class DeadLetterReads(Repository):
             return
         now = self.clock.time()
         rows = [_columns(letter, now) for letter in sorted(letters, key=lambda letter: letter.id)]
-        burials = [Bury(letter) for letter in letters if letter.job_id is not None]
+        burials = [MarkDead(letter) for letter in letters if letter.job_id is not None]
 
         def work(connection: Connection) -> None:
             if burials:
@@ -83,7 +83,7 @@ class DeadLetterReads(Repository):
 
     async def bury(self, letters: Sequence[DeadLetterRecord]) -> None:
         """Mark the jobs of letters dead, as `index_dead` does, without noting the letters."""
-        burials = [Bury(letter) for letter in letters]
+        burials = [MarkDead(letter) for letter in letters]
         if burials:
             await self._database.write(lambda connection: self._writer.run(connection, burials))
 
@@ -105,7 +105,7 @@ class DeadLetterReads(Repository):
     async def note_not_displaced(self, letters: Sequence[DeadLetterRecord]) -> None:
         """These do not go back by themselves after all: their jobs end with them, and they wait as
         all others do."""
-        burials = [Bury(letter) for letter in letters]
+        burials = [MarkDead(letter) for letter in letters]
         statement = text(
             "UPDATE dead_letters SET reason = :reason, error_message = :message, "
             "fingerprint = :fingerprint WHERE id = :letter AND reason = :before"
@@ -223,9 +223,9 @@ class DeadLetterReads(Repository):
         )
 
 
-def _work_of(message: JobMessage) -> Work | None:
+def _work_of(message: JobMessage) -> JobContent | None:
     try:
-        return Work.of(message)
+        return JobContent.of(message)
     except RowRejected:
         return None  # no record has such a payload
 

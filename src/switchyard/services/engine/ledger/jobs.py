@@ -12,16 +12,16 @@ from switchyard.services.engine.ledger.sql.attempting import Cancel, Claim, Fini
 from switchyard.services.engine.ledger.sql.base import Repository, write
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.dialect import keys_condition, keys_parameter
-from switchyard.services.engine.ledger.sql.dying import Overflow
+from switchyard.services.engine.ledger.sql.dying import MarkOverflowed
 from switchyard.services.engine.ledger.sql.tables import attempts, jobs
-from switchyard.services.engine.ledger.sql.works import Work
+from switchyard.services.engine.ledger.sql.works import JobContent
 from switchyard.services.engine.records.errors import IdempotencyConflict
 from switchyard.services.engine.records.requests import ClaimRequest, FinishRequest, NewJob
 from switchyard.services.engine.records.results import (
+    AttemptFinished,
     CancelResult,
     ClaimResult,
     Created,
-    EndNoted,
     Recorded,
 )
 from switchyard.services.engine.records.states import IN_QUEUES, UNCONFIRMED, AttemptOutcome, State
@@ -41,7 +41,7 @@ class JobRepository(Repository):
 
         Raises IdempotencyConflict, and RowRejected for a payload that is not JSON.
         """
-        return await self._committer.submit(ops.Record(job))
+        return await self._committer.submit(ops.InsertJob(job))
 
     async def record_many(self, batch: Sequence[NewJob]) -> list[Recorded | IdempotencyConflict]:
         """Record jobs, answered in order; a conflict stands in its job's place.
@@ -49,7 +49,7 @@ class JobRepository(Repository):
         Not all or nothing: when another error is raised, some of them may be recorded, and the
         same call may be made again.
         """
-        answers = await self._committer.submit_many([ops.Record(job) for job in batch])
+        answers = await self._committer.submit_many([ops.InsertJob(job) for job in batch])
         found: list[Recorded | IdempotencyConflict] = []
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, IdempotencyConflict):
@@ -98,7 +98,7 @@ class JobRepository(Repository):
     async def rely_on(self, job_ids: Sequence[str]) -> dict[str, State]:
         """Rely on jobs that others have recorded: none of these is taken back any more. Returns
         the states of those that are there; one that is missing was taken back before."""
-        answers = await self._committer.submit_many([ops.Rely(job_id) for job_id in job_ids])
+        answers = await self._committer.submit_many([ops.PinJob(job_id) for job_id in job_ids])
         states = zip(job_ids, _all_of(answers), strict=True)
         return {job_id: state for job_id, state in states if state is not None}
 
@@ -106,20 +106,22 @@ class JobRepository(Repository):
         """Forget jobs whose publish was refused, as `record` answered for them. In order: None
         for one of which nothing is left, and its state for one that is kept, because somebody
         else has been told of it meanwhile: `pending`, it will be run."""
-        return _all_of(await self._committer.submit_many([ops.TakeBack(each) for each in made]))
+        return _all_of(
+            await self._committer.submit_many([ops.RollbackInsert(each) for each in made])
+        )
 
     async def mark_overflowed(self, job_id: str, now: float) -> bool:
         """The job's lane was full and it waits in `jobs.dead`; False when it has gone on."""
-        return await self._committer.submit(Overflow(job_id, now))
+        return await self._committer.submit(MarkOverflowed(job_id, now))
 
     async def claim(self, request: ClaimRequest) -> ClaimResult:
         """Ask to run the job of a delivery; makes its row when there is none.
 
         Raises RowRejected for a payload that is not JSON.
         """
-        return await self._committer.submit(Claim(request, Work.of(request.message)))
+        return await self._committer.submit(Claim(request, JobContent.of(request.message)))
 
-    async def finish(self, request: FinishRequest) -> EndNoted | None:
+    async def finish(self, request: FinishRequest) -> AttemptFinished | None:
         """End an attempt. None when somebody has taken the job over: nothing is changed then.
 
         Raises RowRejected for a result that is not JSON.

@@ -38,7 +38,7 @@ class JoinRepository(Repository):
     async def record_joined(self, batch: Sequence[NewJob]) -> list[Recorded]:
         """Record jobs and the one that waits for them, all or none: what a crash left of them could
         end before the others are there. Raises RowRejected."""
-        records = [ops.Record(job) for job in batch]
+        records = [ops.InsertJob(job) for job in batch]
         answers = await self._database.write(
             lambda connection: self._writer.run(connection, records)
         )

@@ -12,13 +12,13 @@ from functools import partial
 import structlog
 from sqlalchemy import Connection, text
 
-from switchyard.broker.background import Background
+from switchyard.broker.background import TaskSupervisor
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import clock
 from switchyard.services.engine.records.errors import LedgerError
 
-Wait = Callable[[float], Awaitable[None]]
+Sleep = Callable[[float], Awaitable[None]]
 """What is awaited while another holds the lease, with the seconds to the next look."""
 
 SCHEDULER = "scheduler"
@@ -115,7 +115,7 @@ class LeaseRepository(Repository):
         return connection.execute(query, {"age": age}).rowcount
 
     @asynccontextmanager
-    async def holding_lease(self, name: str, wait: Wait = asyncio.sleep) -> AsyncIterator[None]:
+    async def holding_lease(self, name: str, wait: Sleep = asyncio.sleep) -> AsyncIterator[None]:
         """Wait until nobody else holds the lease, and hold it. `wait` is awaited between looks,
         with the seconds to the next one."""
         holder = new_instance_id()
@@ -130,7 +130,7 @@ class LeaseRepository(Repository):
     ) -> AsyncIterator[None]:
         """Renew a lease that the holder has just taken, and give it back at the end. It is free
         LEASE seconds after the holder's death, and after `most` seconds even while it lives."""
-        keeping = Background(structlog.get_logger("leases"))
+        keeping = TaskSupervisor(structlog.get_logger("leases"))
         keeping.start(name, partial(self._keep, name, holder, time.monotonic() + most))
         try:
             yield

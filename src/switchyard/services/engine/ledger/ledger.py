@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-from switchyard.broker.closing import Closing
+from switchyard.broker.closing import AsyncCloseable
 from switchyard.services.engine.ledger.alerts import SentAlerts
 from switchyard.services.engine.ledger.api_keys import ApiKeyRepository
 from switchyard.services.engine.ledger.bulk_jobs import BulkJobRepository
@@ -29,15 +29,15 @@ from switchyard.services.engine.ledger.sql.tables import SCHEMA_REVISION
 from switchyard.services.engine.ledger.sql.timed import (
     Observe,
     OnWait,
+    SlowTransactionNotifier,
     TimedDatabase,
-    WaitedForDatabase,
 )
 from switchyard.services.engine.ledger.system import SystemRepository
 from switchyard.services.engine.ledger.workers import WorkerRepository
 from switchyard.services.engine.records.errors import LedgerMissing, SchemaOutdated
 
 
-class Ledger(Closing):
+class Ledger(AsyncCloseable):
     """One database, used by one event loop: a repository for each subject.
 
     Wings above have repositories of their own in the same database, made from this one
@@ -84,7 +84,7 @@ class Ledger(Closing):
         """
         database = connect(url, prompt=prompt)
         if on_wait is not None:
-            database = WaitedForDatabase(database, on_wait)
+            database = SlowTransactionNotifier(database, on_wait)
         ledger = cls(LedgerCore(database))
         if check:
             try:

@@ -17,16 +17,16 @@ from switchyard.services.engine.ledger.sql.limit_tables import limit_holds, limi
 from switchyard.services.engine.ledger.sql.limiting import RoomChange, call_waiting
 from switchyard.services.engine.ledger.sql.operations import JobChange
 from switchyard.services.engine.records.limits import (
-    Called,
     LimitReport,
     LimitSize,
-    LimitWait,
-    Need,
+    PendingPermit,
+    PermitDemand,
     RateWindow,
     RoomAnswer,
     RoomFreed,
     RoomRequest,
     RoomReturn,
+    WokenJob,
 )
 
 FORGOTTEN_AFTER = 600.0
@@ -43,7 +43,7 @@ class LimitRepository(Repository):
         return await self._ask(request)
 
     async def give_room_back(
-        self, hold: str, needs: Sequence[Need], used_tokens: int | None
+        self, hold: str, needs: Sequence[PermitDemand], used_tokens: int | None
     ) -> RoomFreed:
         """The job has ended, and used so many tokens; None: as many as were estimated. Those that
         are called may run now, of this limit or another: they are to be sent to their queues."""
@@ -53,7 +53,7 @@ class LimitRepository(Repository):
         # The committer does not look into what it commits.
         return await self._permit_committer.submit(cast("JobChange[RoomAnswer]", change))
 
-    async def call_waiting(self, at_most: int = 100) -> list[Called]:
+    async def call_waiting(self, at_most: int = 100) -> list[WokenJob]:
         """Those that have room now although nobody has made any, as a rate or the lease of a dead
         worker has run out; and those that have grown too old. They are to be sent to their queues.
         Looks at so many limits at most."""
@@ -82,14 +82,14 @@ class LimitRepository(Repository):
         connection.execute(statement)
 
     @read
-    def limit_wait(self, connection: Connection, job_id: str) -> LimitWait | None:
+    def limit_wait(self, connection: Connection, job_id: str) -> PendingPermit | None:
         """For what a job waits, if it was put off for want of room."""
         row = connection.execute(
             select(limit_waits).where(limit_waits.c.job_id == job_id)
         ).one_or_none()
         if row is None:
             return None
-        return LimitWait(row.name, row.key, row.since, row.times, row.back_at)
+        return PendingPermit(row.name, row.key, row.since, row.times, row.back_at)
 
     @read
     def waiting_for_room(self, connection: Connection) -> dict[str, int]:

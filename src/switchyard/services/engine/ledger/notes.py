@@ -10,7 +10,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.codec import fingerprint, to_json
 from switchyard.services.engine.ledger.sql.note_tables import job_checkpoints, job_progress
-from switchyard.services.engine.ledger.sql.noting import Noted
+from switchyard.services.engine.ledger.sql.noting import SaveProgress
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.progress import NoteRequest, ProgressRecord
 
@@ -21,7 +21,7 @@ class ProgressRepository(Repository):
     async def note(self, request: NoteRequest) -> bool:
         """Record a job's progress, or its check-point in the place of an earlier one. False when
         somebody has taken the job over, or it has ended: nothing is changed then."""
-        return await self._committer.submit(Noted(request))
+        return await self._committer.submit(SaveProgress(request))
 
     async def progress(self, job_ids: Sequence[str]) -> dict[str, ProgressRecord]:
         """How far the last attempts are of those of these jobs that say so."""

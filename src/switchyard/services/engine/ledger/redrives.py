@@ -13,7 +13,7 @@ from switchyard.services.engine.ledger.reads import to_record
 from switchyard.services.engine.ledger.sql import dialect as sql
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import to_json
-from switchyard.services.engine.ledger.sql.dying import Redriven, Unredrive
+from switchyard.services.engine.ledger.sql.dying import MarkRedriven, UndoRedrive
 from switchyard.services.engine.ledger.sql.tables import (
     bulk_operations,
     dead_letters,
@@ -60,7 +60,9 @@ class RedriveRepository(Repository):
         and their letters no longer wait, unless they have died again already."""
         if not copies:
             return
-        redriven = [Redriven(each.letter_id, each.redrives, now, each.changed) for each in copies]
+        redriven = [
+            MarkRedriven(each.letter_id, each.redrives, now, each.changed) for each in copies
+        ]
         source = sql.rows_source(self._database.dialect, _COPIES)
         letters = text(
             f"UPDATE dead_letters SET state = 'redriven', updated_at = :now FROM {source} "
@@ -248,7 +250,7 @@ class RedriveRepository(Repository):
         mine = (letter_edits.c.letter_id == edit.letter_id) & (
             letter_edits.c.redrives == edit.redrives
         )
-        undo = Unredrive(job, edit.redrives + 1, reason)
+        undo = UndoRedrive(job, edit.redrives + 1, reason)
         if self._writer.run(connection, [undo]) != [True]:
             return False
         connection.execute(update(letter_edits).where(mine).values(undone_at=job.now))

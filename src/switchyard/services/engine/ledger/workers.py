@@ -16,8 +16,8 @@ from switchyard.services.engine.ledger.sql.dialect import clock
 from switchyard.services.engine.ledger.sql.tables import attempts, jobs, loop_blocks, workers
 from switchyard.services.engine.records.results import (
     UNKNOWN_TYPE,
-    Lacking,
     LoopBlock,
+    UnknownTypeReport,
     WorkerDeath,
     WorkerRecord,
 )
@@ -159,7 +159,7 @@ class WorkerRepository(Repository):
         return [LoopBlock(**{**row, "ended": bool(row["ended"])}) for row in found]
 
     @read
-    def lacking(self, connection: Connection) -> list[Lacking]:
+    def lacking(self, connection: Connection) -> list[UnknownTypeReport]:
         """Job types that workers got jobs of, do not know, and have sent on."""
         query = (
             select(jobs.c.worker_id, jobs.c.job_type, func.count())
@@ -167,7 +167,7 @@ class WorkerRepository(Repository):
             .group_by(jobs.c.worker_id, jobs.c.job_type)
             .order_by(jobs.c.worker_id, jobs.c.job_type)
         )
-        return [Lacking(*row) for row in connection.execute(query)]
+        return [UnknownTypeReport(*row) for row in connection.execute(query)]
 
     @write
     def _touch(self, connection: Connection, statement: str, worker_id: str) -> bool:

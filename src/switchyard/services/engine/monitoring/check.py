@@ -93,7 +93,7 @@ class Finding(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Diagnostic:
     """One question, answered."""
 
     name: str
@@ -105,16 +105,16 @@ class Check:
     """What was found; None where all is well."""
 
 
-def well(name: str, detail: str) -> Check:
-    return Check(name, "ok", detail)
+def ok(name: str, detail: str) -> Diagnostic:
+    return Diagnostic(name, "ok", detail)
 
 
-def warning(name: str, finding: Finding, detail: str, remedy: str) -> Check:
-    return Check(name, "warning", detail, remedy, finding)
+def warning(name: str, finding: Finding, detail: str, remedy: str) -> Diagnostic:
+    return Diagnostic(name, "warning", detail, remedy, finding)
 
 
-def wrong(name: str, finding: Finding, detail: str, remedy: str) -> Check:
-    return Check(name, "wrong", detail, remedy, finding)
+def failure(name: str, finding: Finding, detail: str, remedy: str) -> Diagnostic:
+    return Diagnostic(name, "wrong", detail, remedy, finding)
 
 
 NAMED = 3

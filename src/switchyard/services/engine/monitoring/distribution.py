@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 
-class Distribution:
+class Histogram:
     """Values by the smallest of the bounds that they do not exceed.
 
     prometheus_client's own takes locks for each value, one of them to find its labels, which costs
@@ -38,7 +38,7 @@ class Distribution:
         self._counts[-1] += len(ordered) - before
         self.sum += sum(ordered)
 
-    def add_all(self, other: Distribution) -> None:
+    def add_all(self, other: Histogram) -> None:
         """Add the values of another one, of the same bounds."""
         self._counts = [
             mine + theirs for mine, theirs in zip(self._counts, other._counts, strict=True)

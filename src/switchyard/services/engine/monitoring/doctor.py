@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
-from switchyard.broker.errors import BrokerAway, ManagementError, ManagementForbidden
+from switchyard.broker.errors import BrokerUnavailable, ManagementError, ManagementForbidden
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.monitoring.check import Check
+from switchyard.services.engine.monitoring.check import Diagnostic
 from switchyard.services.engine.monitoring.checks import (
     alarms,
     broker,
@@ -25,11 +25,11 @@ from switchyard.services.engine.monitoring.checks import (
     topology,
     workers,
 )
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.wings import brought
 
-Look = Callable[[Examined], Awaitable[list[Check]]]
+Look = Callable[[DoctorContext], Awaitable[list[Diagnostic]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class DoctorStep:
     """It is asked only where a person waits for it: it opens what costs too much to be opened every
     few minutes."""
 
-    def can_be_asked(self, system: Examined) -> bool:
+    def can_be_asked(self, system: DoctorContext) -> bool:
         return not (
             (self.broker and system.broker is None)
             or (bool(self.management) and system.management is None)
@@ -94,14 +94,14 @@ INNER = (
 
 async def diagnose(
     settings: Settings, include: Iterable[str] = (), *, on_demand: bool = False
-) -> AsyncIterator[Check]:
+) -> AsyncIterator[Diagnostic]:
     """All checks, with the job types of JOBS_MODULES and of `include`, and with those of the wings
     between those of the host and those of what goes on. What is away is an answer, given within
     seconds. `on_demand`: a person waits for it."""
     registry, missing = modules.load_types(settings, include)
     for check in missing:
         yield check
-    system = Examined(settings, registry)
+    system = DoctorContext(settings, registry)
     of_wings = [step for steps in brought("doctor_steps") for step in steps()]
     try:
         for step in (*OUTER, *of_wings, *INNER):
@@ -112,7 +112,7 @@ async def diagnose(
         await system.close()
 
 
-async def _asked(step: DoctorStep, system: Examined) -> list[Check]:
+async def _asked(step: DoctorStep, system: DoctorContext) -> list[Diagnostic]:
     """The answers, where it can be asked, with the commands as they are called here."""
     if not step.can_be_asked(system):
         return []
@@ -125,7 +125,7 @@ async def _asked(step: DoctorStep, system: Examined) -> list[Check]:
     ]
 
 
-async def _answers(step: DoctorStep, system: Examined) -> list[Check]:
+async def _answers(step: DoctorStep, system: DoctorContext) -> list[Diagnostic]:
     """That something went away meanwhile is one, too."""
     try:
         return await step.look(system)
@@ -133,7 +133,7 @@ async def _answers(step: DoctorStep, system: Examined) -> list[Check]:
         return [management.unseen(step.management, error)]
     except ManagementError as error:
         return [management.unreachable(error)]
-    except BrokerAway as error:
+    except BrokerUnavailable as error:
         return [broker.away(system, error)]
     except LedgerError as error:
         return [ledger.unusable(system, error)]

@@ -15,7 +15,9 @@ LOOK = 15.0
 connection was cut never comes."""
 
 
-async def ended(feed: EventHub, ledger: Ledger, job_id: str, *, timeout: float) -> JobRecord | None:
+async def wait_for_end(
+    feed: EventHub, ledger: Ledger, job_id: str, *, timeout: float
+) -> JobRecord | None:
     """The job when it has ended; as it stands after `timeout` seconds; None where there is none.
 
     Raises LedgerUnavailable when the ledger is away at the end of that time.

@@ -17,7 +17,7 @@ from switchyard.services.engine.records.errors import LedgerFull
 CHECK_TIMEOUT = 2.0
 """Seconds after which what did not answer counts as away."""
 
-Check = Callable[[], Awaitable[object]]
+Probe = Callable[[], Awaitable[object]]
 
 
 ComponentState = Literal["ok", "away", "full", "blocked"]
@@ -26,7 +26,7 @@ in. Neither can take work, as one that is away."""
 
 
 @dataclass(frozen=True, slots=True)
-class Component:
+class Dependency:
     """One thing that the system stands on."""
 
     name: str
@@ -35,12 +35,12 @@ class Component:
     """Seconds until it answered, or until that was given up."""
 
 
-async def examine(checks: Mapping[str, Check]) -> list[Component]:
+async def examine(checks: Mapping[str, Probe]) -> list[Dependency]:
     """Check everything at once. What a check raises goes into the log: it may name hosts."""
     return list(await asyncio.gather(*(_examine(name, check) for name, check in checks.items())))
 
 
-async def _examine(name: str, check: Check) -> Component:
+async def _examine(name: str, check: Probe) -> Dependency:
     began = time.monotonic()
     try:
         async with asyncio.timeout(CHECK_TIMEOUT):
@@ -49,8 +49,8 @@ async def _examine(name: str, check: Check) -> Component:
         structlog.get_logger("health").warning(
             "away", component=name, error=str(error) or type(error).__name__
         )
-        return Component(name, _state_of(error), time.monotonic() - began)
-    return Component(name, "ok", time.monotonic() - began)
+        return Dependency(name, _state_of(error), time.monotonic() - began)
+    return Dependency(name, "ok", time.monotonic() - began)
 
 
 def _state_of(error: Exception) -> ComponentState:

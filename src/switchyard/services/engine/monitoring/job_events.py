@@ -22,7 +22,7 @@ from pydantic_core import from_json, to_json
 
 from switchyard.broker import patterns
 from switchyard.broker.consume.listening import hear_exchange, keep_listening
-from switchyard.broker.errors import BrokerAway
+from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.lanes import EVENTS_EXCHANGE
 from switchyard.broker.message import JobId, describe
 from switchyard.broker.publish.publisher import Publisher
@@ -30,7 +30,7 @@ from switchyard.broker.publish.unheard import REST
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import Link
-from switchyard.services.engine.records.progress import Reported
+from switchyard.services.engine.records.progress import ReportedProgress
 
 REMEMBERED, REMEMBERED_BYTES = 2_000, 2 * 1024 * 1024
 """Events that a client can catch up on; fewer where they are larger than this system's own."""
@@ -48,7 +48,7 @@ ENDINGS = frozenset({"succeeded", "dead", "cancelled"})
 """Events after which a job rests."""
 
 
-class _Said(BaseModel):
+class _EventHeader(BaseModel):
     """What every event says."""
 
     event: Annotated[str, Field(pattern=patterns.WORD, max_length=32)]
@@ -86,7 +86,7 @@ class JobEvent:
         # Unlike `json.loads`, with one error for whatever is wrong, and no NaN.
         fields = from_json(raw, allow_inf_nan=False)
         try:
-            said = _Said.model_validate(fields)
+            said = _EventHeader.model_validate(fields)
         except ValidationError as error:
             raise ValueError(f"not an event: {describe(error)}") from error
         digest = hashlib.sha256(raw).hexdigest()[:12]
@@ -103,7 +103,7 @@ def announce(
     lane: str,
     attempt: int,
     worker_id: str | None = None,
-    progress: Reported | None = None,
+    progress: ReportedProgress | None = None,
     text: tuple[str, int] | None = None,
 ) -> None:
     """Tell whoever listens, best effort: `<event>.<lane>.<job_type>` on `jobs.events`. Where nobody
@@ -251,9 +251,9 @@ class EventFeed(EventHub):
         """Set while events arrive."""
 
     async def check(self) -> None:
-        """Raises BrokerAway while no events arrive."""
+        """Raises BrokerUnavailable while no events arrive."""
         if not self.is_listening.is_set():
-            raise BrokerAway("events are not heard", maybe_accepted=False)
+            raise BrokerUnavailable("events are not heard", maybe_accepted=False)
 
     async def run(self) -> None:
         """Listen until cancelled, again after each loss of the broker."""

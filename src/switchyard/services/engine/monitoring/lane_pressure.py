@@ -20,8 +20,8 @@ import structlog
 from aiormq.connection import Connection
 from aiormq.exceptions import ChannelAccessRefused
 
-from switchyard.broker.closing import Closing
-from switchyard.broker.errors import BrokerAway, ManagementError
+from switchyard.broker.closing import AsyncCloseable
+from switchyard.broker.errors import BrokerUnavailable, ManagementError
 from switchyard.broker.lanes import (
     DEAD_QUEUE,
     LANES,
@@ -31,13 +31,13 @@ from switchyard.broker.lanes import (
     lane_of,
     queue_name,
 )
-from switchyard.broker.wire.away import meaning_away
-from switchyard.broker.wire.depths import HiddenQueues, Waiting, ask_lane_queue, ask_queue
+from switchyard.broker.wire.away import raising_broker_unavailable
+from switchyard.broker.wire.depths import HiddenQueues, QueueSize, ask_lane_queue, ask_queue
 from switchyard.broker.wire.link import Link
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.monitoring.levels import Pressure, fullest
-from switchyard.services.engine.monitoring.marks import Marks
+from switchyard.services.engine.monitoring.marks import PressureThresholds
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.wings import brought
 
@@ -103,7 +103,7 @@ class Snapshot:
         return next(found, None)
 
 
-class LanePressure(Closing):
+class LanePressure(AsyncCloseable):
     """Asks the broker at most once a second, and only while somebody wants to know."""
 
     def __init__(
@@ -157,7 +157,7 @@ class LanePressure(Closing):
         return self._snapshot is not None
 
     async def snapshot(self) -> Snapshot:
-        """The depths, at most a second old. Raises BrokerAway."""
+        """The depths, at most a second old. Raises BrokerUnavailable."""
         known = self._snapshot
         if known is not None and time.monotonic() - known.at < self._fresh_for:
             return known
@@ -197,11 +197,11 @@ class LanePressure(Closing):
         try:
             async with asyncio.timeout(seconds):
                 return await self.snapshot()
-        except (TimeoutError, BrokerAway):
+        except (TimeoutError, BrokerUnavailable):
             return None
 
     async def probe(self) -> None:
-        """One round trip to the broker, on this connection. Raises BrokerAway."""
+        """One round trip to the broker, on this connection. Raises BrokerUnavailable."""
         await self._within(self._answer(await self._connection()))
 
     async def _answer(self, connection: Connection) -> None:
@@ -238,12 +238,12 @@ class LanePressure(Closing):
         return await self._within(self._link.connection_now())
 
     async def _within(self, work: Awaitable[T]) -> T:
-        with meaning_away("can't ask the broker"):
+        with raising_broker_unavailable("can't ask the broker"):
             return await asyncio.wait_for(work, ASK_TIMEOUT)
 
     async def _depths(
         self, connection: Connection, limits: Mapping[str, int]
-    ) -> dict[str, Waiting | None]:
+    ) -> dict[str, QueueSize | None]:
         names = [name for names in self._names.values() for name in names]
         if not self._is_hidden:
             try:
@@ -302,11 +302,11 @@ class LanePressure(Closing):
         return self._limits
 
     def _queue(
-        self, name: str, waiting: Waiting | None, limits: Mapping[str, int], put_off: int
+        self, name: str, waiting: QueueSize | None, limits: Mapping[str, int], put_off: int
     ) -> QueueDepth:
         # None at all has a queue that is being remade, and for a while.
         most = limits.get(name) or lane_named(lane_of(name), self._lanes).max_length
-        marks = Marks.of(self._settings, name, most)
+        marks = PressureThresholds.of(self._settings, name, most)
         if waiting is None:
             return QueueDepth(name, None, 0, marks.limit, Pressure.OK)
         before = None if self._snapshot is None else self._snapshot.queue(name)

@@ -17,12 +17,12 @@ from urllib.parse import quote
 from switchyard.broker.errors import ManagementError
 from switchyard.broker.lanes import DEAD_QUEUE, LANES, STAND_IN, lane_named, queue_name
 from switchyard.broker.management.client import ManagementClient
-from switchyard.broker.wire.depths import Waiting, ask_queues
+from switchyard.broker.wire.depths import QueueSize, ask_queues
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.leases import DEAD_SCAN
-from switchyard.services.engine.monitoring.marks import Marks
+from switchyard.services.engine.monitoring.marks import PressureThresholds
 from switchyard.services.engine.records.states import State
 
 MANAGEMENT_TIMEOUT = 3.0
@@ -74,7 +74,7 @@ async def lane_report(
     settings: Settings, registry: Registry, ledger: Ledger | None, *, clock: Callable[[], float]
 ) -> Report:
     """All lanes, most urgent first, then the dead letters; `clock` is the ledger's, which made the
-    times in messages. Raises BrokerAway, LedgerError."""
+    times in messages. Raises BrokerUnavailable, LedgerError."""
     names = {
         lane.name: dict.fromkeys(
             [queue_name(lane.name, worker) for worker in lane.workers]
@@ -125,7 +125,7 @@ async def unlisted_letters(settings: Settings, ledger: Ledger) -> int:
     """Return how many messages more `jobs.dead` has than the index of dead letters knows, or,
     negative, how many fewer. Waits while a scheduler indexes what has just died. 0 while a redrive
     or purge goes through the queue and holds some, and where there is no such queue. Raises
-    BrokerAway, LedgerUnavailable."""
+    BrokerUnavailable, LedgerUnavailable."""
     more = await _unlisted(settings, ledger)
     began = progress = time.monotonic()
     while more > 0 and (now := time.monotonic()) < min(
@@ -157,7 +157,7 @@ async def _management(settings: Settings) -> tuple[dict[str, Any], str | None]:
 
 def _queue(
     name: str,
-    waiting: Waiting | None,
+    waiting: QueueSize | None,
     details: Mapping[str, Any] | None,
     settings: Settings,
     *,
@@ -179,7 +179,7 @@ def _queue(
         ready=(waiting.ready if waiting else 0) + int((stand_in or {}).get("messages_ready") or 0),
         unacked=None if details is None else int(details.get("messages_unacknowledged") or 0),
         consumers=waiting.consumers if waiting else 0,
-        limit=None if most is None else Marks.of(settings, name, most).limit,
+        limit=None if most is None else PressureThresholds.of(settings, name, most).limit,
         ttl_seconds=ttl,
         oldest_seconds=max(0.0, now - head) if isinstance(head, int | float) else None,
     )

@@ -13,7 +13,7 @@ LLM_WORKER = "llm"
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class PressureThresholds:
     """At how many waiting jobs a queue is what."""
 
     ok_below: float
@@ -22,7 +22,7 @@ class Marks:
     full_at: float
 
     @classmethod
-    def of(cls, settings: Settings, queue: str, most: int) -> Marks:
+    def of(cls, settings: Settings, queue: str, most: int) -> PressureThresholds:
         """Those of a queue for which the broker takes `most` messages."""
         slow, full = most * settings.pressure_slow_at, most * settings.pressure_full_at
         if queue != queue_name(lane_of(queue), LLM_WORKER):

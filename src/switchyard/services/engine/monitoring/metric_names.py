@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.metrics_core import Metric as Family
 
-from switchyard.services.engine.monitoring.distribution import Distribution
+from switchyard.services.engine.monitoring.distribution import Histogram
 
 OTHER = "other"
 """The label of what is not in a closed set: a lane or job type that nobody has declared."""
@@ -27,7 +27,7 @@ LLM = "llm"
 
 Samples = Mapping[tuple[str, ...], float]
 """Values by the labels, in the metric's order."""
-Distributions = Mapping[tuple[str, ...], Distribution]
+Distributions = Mapping[tuple[str, ...], Histogram]
 """The same for a histogram."""
 
 
@@ -41,9 +41,9 @@ class Metric:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
 
-    def distribution(self) -> Distribution:
+    def distribution(self) -> Histogram:
         """An empty one, to add a histogram's values to."""
-        return Distribution(self.buckets)
+        return Histogram(self.buckets)
 
     def family(self, samples: Samples) -> Family:
         """These values of a counter or gauge, as they are shown."""

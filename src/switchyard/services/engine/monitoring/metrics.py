@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric as Family
 
 from switchyard.broker.lanes import LANES
-from switchyard.services.engine.monitoring.distribution import Distribution
+from switchyard.services.engine.monitoring.distribution import Histogram
 from switchyard.services.engine.monitoring.metric_names import (
     LEDGER_FAILURES,
     LEDGER_SECONDS,
@@ -60,7 +60,7 @@ class Metrics:
             for labels, value in samples.items():
                 sums[labels] = sums.get(labels, 0.0) + value
         yield from (metric.family(sums) for metric, sums in values.items())
-        histograms: dict[Metric, defaultdict[tuple[str, ...], Distribution]] = {}
+        histograms: dict[Metric, defaultdict[tuple[str, ...], Histogram]] = {}
         for metric, parts in chain.from_iterable(source() for source in self._histograms):
             totals = histograms.setdefault(metric, defaultdict(metric.distribution))
             for labels, part in parts.items():

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.broker.errors import BrokerAway
+from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.lanes import DEAD_QUEUE, LANES, queue_name
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.files.storage_errors import StorageAway
+from switchyard.services.common.files.storage_errors import StorageUnavailable
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
@@ -90,7 +90,7 @@ class SystemMetrics:
         try:
             async with asyncio.timeout(MEASURE_TIMEOUT):
                 used = await Storage(self._settings.files_url).size_async()
-        except (TimeoutError, StorageAway) as error:
+        except (TimeoutError, StorageUnavailable) as error:
             self._log.warning(
                 "the size of the storage could not be measured",
                 error=str(error) or type(error).__name__,
@@ -108,7 +108,7 @@ class SystemMetrics:
             report = await lane_report(
                 self._settings, self._registry, None, clock=self._ledger.clock.time
             )
-        except BrokerAway as error:
+        except BrokerUnavailable as error:
             self._log.warning("broker away", error=str(error))
             up["broker",] = 0
             return []

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import structlog
 
-from switchyard.broker.errors import BrokerAway, BrokerRefuses
-from switchyard.services.engine.records.errors import LedgerRefuses, LedgerUnavailable
+from switchyard.broker.errors import BrokerAuthError, BrokerUnavailable
+from switchyard.services.engine.records.errors import LedgerAuthError, LedgerUnavailable
 
 LONGEST_PAUSE = 0.5
 """Seconds at most between two looks."""
@@ -24,7 +24,7 @@ may not know its vhosts or databases yet."""
 T = TypeVar("T")
 
 
-async def once_there(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+async def wait_until_available(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
     """What `attempt` gives, tried again for as long as broker or ledger is away. The log says when
     the wait for `what` begins, that it goes on, and when it is over.
 
@@ -38,8 +38,8 @@ async def once_there(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             result = await attempt()
-        except (BrokerAway, LedgerUnavailable) as error:
-            if not isinstance(error, BrokerRefuses | LedgerRefuses):
+        except (BrokerUnavailable, LedgerUnavailable) as error:
+            if not isinstance(error, BrokerAuthError | LedgerAuthError):
                 refused_since = None
             elif refused_since is None:
                 refused_since = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from switchyard.broker.errors import BrokerAway, PublishError
+from switchyard.broker.errors import BrokerUnavailable, PublishError
 from switchyard.broker.publish.outcome import Outgoing, Result
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
@@ -22,7 +22,7 @@ CONFIRM_PATIENCE = 0.8
 """Seconds that it waits for its confirm after that: together less than two."""
 
 
-class PromptPublisher(Publisher):
+class TimeBoundedPublisher(Publisher):
     """Answers within two seconds, whatever the broker does.
 
     With `keep_connected` in the background, the first publish does not wait for a connection.
@@ -69,6 +69,6 @@ class PromptPublisher(Publisher):
             async with asyncio.timeout(CONNECT_PATIENCE):
                 await self._until_ready()
         except TimeoutError as error:
-            raise BrokerAway(
+            raise BrokerUnavailable(
                 f"no connection to the broker within {CONNECT_PATIENCE:g} s", maybe_accepted=False
             ) from error

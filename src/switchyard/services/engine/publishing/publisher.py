@@ -9,7 +9,7 @@ in between leaves a `pending` record, which the scheduler publishes again: the o
   for its time (`scheduled`), or its confirm did not come (`pending`): it may be on the broker, and
   the outbox publishes it.
 - *Refused*: nothing is kept of it (LaneFull, Unroutable, NeverTaken, NotPermitted, Blocked,
-  BrokerAway), but where a full hot lane has made a dead letter of it, which the error says.
+  BrokerUnavailable), but where a full hot lane has made a dead letter of it, which the error says.
   NeverTaken is one that is too large for the broker: to publish it again does not help. Where that
   shows only later, the job is dead, reason `refused`. Unroutable is a job whose queue is not
   on this broker, or has no bindings yet: that is asked before it is sent.
@@ -29,12 +29,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
-from switchyard.broker.errors import BrokerAway, LaneFull, NeverTaken, PublishError
+from switchyard.broker.errors import BrokerUnavailable, LaneFull, NeverTaken, PublishError
 from switchyard.broker.lanes import queue_name
 from switchyard.broker.publish.outcome import Accepted, Result
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.settings import Settings
-from switchyard.services.common.tracing import Spanned, begin, current_traceparent
+from switchyard.services.common.tracing import SpanHandle, begin, current_traceparent
 from switchyard.services.engine.identity.broker import guard
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
@@ -128,8 +128,8 @@ class JobPublisher:
         """Publish one job.
 
         Raises what `prepare` raises (nothing was sent); IdempotencyConflict; LaneFull, Unroutable,
-        NeverTaken, NotPermitted, Blocked, BrokerAway (PublishError): nothing was kept, but the dead
-        letter of a LaneFull that says so; LedgerUnavailable.
+        NeverTaken, NotPermitted, Blocked, BrokerUnavailable (PublishError): nothing was kept, but
+        the dead letter of a LaneFull that says so; LedgerUnavailable.
         """
         return await self.publish_one(self.prepare(request))
 
@@ -275,7 +275,7 @@ def _with_pressure(outcome: PublishOutcome, depth: QueueDepth | None) -> Publish
     return replace(outcome, pressure=depth.pressure)
 
 
-def _span_of(job: NewJob) -> Spanned:
+def _span_of(job: NewJob) -> SpanHandle:
     metadata = job.message.metadata
     return begin(
         f"publish {job.routing_key}",
@@ -286,7 +286,7 @@ def _span_of(job: NewJob) -> Spanned:
     )
 
 
-def _under(job: NewJob, publishing: Spanned) -> NewJob:
+def _under(job: NewJob, publishing: SpanHandle) -> NewJob:
     """What becomes of it is of the trace of its publish."""
     traceparent = publishing.traceparent
     if traceparent is None:
@@ -316,6 +316,6 @@ def _known(
 def _outcome(job: NewJob, result: Result) -> PublishOutcome:
     if isinstance(result, Accepted):
         return Published(result.job_id, result.routing_key, State.QUEUED)
-    if isinstance(result, BrokerAway) and result.maybe_accepted:
+    if isinstance(result, BrokerUnavailable) and result.maybe_accepted:
         return Published(job.message.job_id, job.routing_key, State.PENDING)
     return result

@@ -10,7 +10,7 @@ from datetime import datetime
 
 import structlog
 
-from switchyard.broker.dead.certificate import DeathCertificate, Reason
+from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
 from switchyard.broker.errors import LaneFull, NeverTaken
 from switchyard.broker.lanes import queue_name
 from switchyard.broker.message import JobMessage
@@ -31,7 +31,7 @@ NAMED = 5
 
 
 @dataclass(slots=True)
-class Refusals:
+class RefusalLog:
     """What the log says of refused jobs: a line for each reason and not for each job, and not with
     every try. An alarm of the broker's disk may last for hours, and the log is on a disk, too."""
 
@@ -63,7 +63,7 @@ def refused_letter(
     """Make the dead letter of a job that the broker never takes, for the ledger's index alone: the
     broker would refuse the letter as well. It has the whole message, so that
     `jobctl dead redrive ID --from-ledger` sends it once the broker takes it."""
-    certificate = DeathCertificate(
+    certificate = DeadLetterInfo(
         Reason.REFUSED,
         job.routing_key,
         queue=queue_name(job.lane, job.worker),
@@ -76,7 +76,7 @@ def refused_letter(
 
 
 def kept_letter(
-    certificate: DeathCertificate, message: JobMessage, body: bytes, job: Destined
+    certificate: DeadLetterInfo, message: JobMessage, body: bytes, job: Destined
 ) -> DeadLetterRecord:
     """Make the index's record of a dead letter that is nowhere but there."""
     return DeadLetterRecord(
@@ -102,7 +102,7 @@ async def publish_recorded(
     publisher: Publisher,
     ledger: Ledger,
     records: Sequence[JobRecord],
-    refusals: Refusals | None = None,
+    refusals: RefusalLog | None = None,
 ) -> tuple[list[str], int]:
     """Publish recorded jobs, and note it: those that the broker took, and how many it refused,
     which keep their state, but for those that it never takes, which are dead. `refusals` are those
@@ -133,7 +133,7 @@ async def publish_recorded(
         elif isinstance(result, NeverTaken) and record.state is not State.RUNNING:
             hopeless.append(refused_letter(record, message, result, ledger.clock.now()))
     await ledger.dead_letters.index_dead(hopeless)
-    (refusals or Refusals()).say(refused, time.monotonic())
+    (refusals or RefusalLog()).say(refused, time.monotonic())
     if accepted:
         await ledger.jobs.mark_queued(accepted, ledger.clock.time())
     return accepted, len(records) - len(accepted)

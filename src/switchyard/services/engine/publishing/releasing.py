@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from switchyard.services.common.errors import Unknown, WrongState
+from switchyard.services.common.errors import ConflictError, NotFoundError
 
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.joins import JoinRecord
 
 
-class NothingToRelease(Unknown):
+class NothingToRelease(NotFoundError):
     """There is no such job."""
 
 
-class WaitsForNone(WrongState):
+class WaitsForNone(ConflictError):
     """The job does not wait for others, or for one that is not to be passed over."""
 
 

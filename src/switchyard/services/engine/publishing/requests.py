@@ -16,7 +16,11 @@ from pydantic import ValidationError
 
 from switchyard.broker.patterns import complaint
 from switchyard.services.common.errors import InvalidInput
-from switchyard.services.engine.jobs.registry import InvalidPayload, NotFromOutside, UnknownJobType
+from switchyard.services.engine.jobs.registry import (
+    InvalidPayload,
+    RemoteFieldForbidden,
+    UnknownJobType,
+)
 from switchyard.services.engine.publishing.fairness import lowered
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.engine.records.requests import MAX_DELAY
@@ -39,7 +43,7 @@ schedules, of programs and of backfills."""
 
 
 @dataclass(frozen=True, slots=True)
-class Complaint:
+class RequestFieldError:
     """One thing that is wrong with a request."""
 
     at: tuple[str | int, ...]
@@ -50,7 +54,7 @@ class Complaint:
 class InvalidRequest(InvalidInput):
     """The job can't be published as it was asked for."""
 
-    def __init__(self, *complaints: Complaint) -> None:
+    def __init__(self, *complaints: RequestFieldError) -> None:
         self.complaints = complaints
         super().__init__("; ".join(each.message for each in complaints))
 
@@ -62,7 +66,7 @@ def check_source(said: str, own: str) -> None:
         return
     if NAMED_SOURCES.fullmatch(said.strip()):
         text = f"source {said!r} is not yours: use {own}, {own}/NAME or another name"
-        raise InvalidRequest(Complaint(("source",), text))
+        raise InvalidRequest(RequestFieldError(("source",), text))
 
 
 def routing_key_of(routing_key: str | None, lane: str | None, job_type: str | None) -> str:
@@ -73,11 +77,13 @@ def routing_key_of(routing_key: str | None, lane: str | None, job_type: str | No
     if routing_key is not None:
         if lane is not None or job_type is not None:
             raise InvalidRequest(
-                Complaint(("routing_key",), "give either routing_key or lane and job_type")
+                RequestFieldError(("routing_key",), "give either routing_key or lane and job_type")
             )
         return routing_key
     if lane is None or job_type is None:
-        raise InvalidRequest(Complaint(("routing_key",), "give routing_key, or lane and job_type"))
+        raise InvalidRequest(
+            RequestFieldError(("routing_key",), "give routing_key, or lane and job_type")
+        )
     return f"{lane}.{job_type}"
 
 
@@ -87,9 +93,12 @@ def refused(
     """What `prepare` has found wrong with a job, with its places in the request. The target was
     named by a routing key, or by a lane and a job type."""
     match error:
-        case NotFromOutside():
+        case RemoteFieldForbidden():
             return InvalidRequest(
-                *(Complaint(("payload", each.field), each.message) for each in error.refused)
+                *(
+                    RequestFieldError(("payload", each.field), each.message)
+                    for each in error.refused
+                )
             )
         case InvalidPayload():
             return InvalidRequest(*_payload_complaints(error))
@@ -99,17 +108,17 @@ def refused(
             at = error.at
     if by_routing_key and at in ("lane", "job_type"):
         at = "routing_key"
-    return InvalidRequest(Complaint(() if at is None else (at,), str(error)))
+    return InvalidRequest(RequestFieldError(() if at is None else (at,), str(error)))
 
 
-def _payload_complaints(error: InvalidPayload) -> Iterator[Complaint]:
+def _payload_complaints(error: InvalidPayload) -> Iterator[RequestFieldError]:
     cause = error.__cause__
     if not isinstance(cause, ValidationError):
-        yield Complaint(("payload",), str(error))
+        yield RequestFieldError(("payload",), str(error))
         return
     # Without the values: they may be private, and they are the caller's own anyway.
     for each in cause.errors(include_url=False, include_input=False):
-        yield Complaint(("payload", *each["loc"]), complaint(each))
+        yield RequestFieldError(("payload", *each["loc"]), complaint(each))
 
 
 def job_id_for(idempotency_key: str | None, job_type: str, payload: Mapping[str, Any]) -> str:
@@ -131,7 +140,9 @@ def delay_until(run_at: datetime, now: datetime) -> float:
     delay = max(0.0, (run_at - now).total_seconds())
     if delay > MAX_DELAY:
         raise InvalidRequest(
-            Complaint(("run_at",), f"a job can be put off by {MAX_DELAY // 86400} days at most")
+            RequestFieldError(
+                ("run_at",), f"a job can be put off by {MAX_DELAY // 86400} days at most"
+            )
         )
     return delay
 

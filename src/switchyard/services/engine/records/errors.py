@@ -4,9 +4,9 @@ LedgerError
 ├── LedgerUnavailable      the database is away, locked for too long, or its disk is full: retry
 │   ├── TransactionRaced   other processes wrote the same rows at the same time, time and again
 │   ├── LedgerFull         its disk has no room
-│   ├── LedgerCrowded      its server has no connection left for us
+│   ├── LedgerConnectionLimit      its server has no connection left for us
 │   ├── LedgerReadOnly     its server answers and takes no writes
-│   └── LedgerRefuses      the server lets nobody in by this user, password and database
+│   └── LedgerAuthError      the server lets nobody in by this user, password and database
 ├── LedgerMisconfigured    no ledger can be had at that address, or with that library
 ├── LedgerClosed           this process has closed it
 ├── SchemaOutdated         the tables are older than this program, or newer
@@ -20,12 +20,12 @@ Each is of a kind besides (`services.common.errors`); LedgerError itself is neve
 from __future__ import annotations
 
 from switchyard.services.common.errors import (
-    Failed,
+    ConflictError,
     InvalidInput,
     Misconfigured,
-    NotNow,
+    PermanentFailure,
     SwitchyardError,
-    WrongState,
+    TemporarilyUnavailable,
 )
 from switchyard.services.engine.records.requests import plain_key
 
@@ -34,12 +34,12 @@ class LedgerError(SwitchyardError):
     """Base of all errors of this package. The text says what to do."""
 
 
-class LedgerUnavailable(LedgerError, NotNow):
+class LedgerUnavailable(LedgerError, TemporarilyUnavailable):
     """The database can't be used now. Whether the write took place is not known; every write
     of the ledger may be repeated with the same ids."""
 
 
-class LedgerRefuses(LedgerUnavailable):
+class LedgerAuthError(LedgerUnavailable):
     """The server is there and refuses user, password or database: to wait does not help."""
 
 
@@ -47,7 +47,7 @@ class LedgerFull(LedgerUnavailable):
     """The database's disk is full: it can be read, and nothing be written."""
 
 
-class LedgerCrowded(LedgerUnavailable):
+class LedgerConnectionLimit(LedgerUnavailable):
     """The database's server is there, and all connections that it permits are taken."""
 
 
@@ -59,7 +59,7 @@ class LedgerMisconfigured(LedgerError, Misconfigured):
     """There can be no ledger at that address, or with the library that is installed."""
 
 
-class LedgerClosed(LedgerError, Failed):
+class LedgerClosed(LedgerError, PermanentFailure):
     """This process has closed the ledger: nothing was written."""
 
 
@@ -93,7 +93,7 @@ class RowRejected(LedgerError, InvalidInput):
     """The database refused the row: a value is missing, over-long or out of range."""
 
 
-class IdempotencyConflict(LedgerError, WrongState):
+class IdempotencyConflict(LedgerError, ConflictError):
     """The idempotency key was used before, for a job with another type or payload."""
 
     def __init__(self, idempotency_key: str, job_id: str) -> None:

@@ -25,7 +25,7 @@ class LimitSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class PermitDemand:
     """What one job needs of one limit."""
 
     name: str
@@ -44,7 +44,7 @@ class RoomRequest:
     """New for each request."""
     holder: str
     """The process that asks."""
-    needs: Sequence[Need]
+    needs: Sequence[PermitDemand]
     job_id: str
     redrives: int
     attempts: int
@@ -68,13 +68,13 @@ class RoomReturn:
     """A job has ended: others may have its room."""
 
     hold: str
-    needs: Sequence[Need]
+    needs: Sequence[PermitDemand]
     used_tokens: int | None
     """What it used; None: as many as were estimated."""
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class WokenJob:
     """A job that waited, and has room now: whoever gets this sends it to its queue."""
 
     job_id: str
@@ -86,7 +86,7 @@ class Called:
 class RoomGiven:
     """The job may run. The hold is to be renewed, and given back."""
 
-    called: tuple[Called, ...] = ()
+    called: tuple[WokenJob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class NoRoom:
     why: str
     seconds: float
     """After which it comes back unless it is called before: one of the levels."""
-    called: tuple[Called, ...] = ()
+    called: tuple[WokenJob, ...] = ()
 
     def __str__(self) -> str:
         whose = f" of {self.key}" if self.key else ""
@@ -106,10 +106,10 @@ class NoRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class NotToRun:
+class NotRunnable:
     """The job runs already, or has ended: it needs no room now."""
 
-    called: tuple[Called, ...] = ()
+    called: tuple[WokenJob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +118,11 @@ class RoomFreed:
 
     waited_for: bool
     """Somebody waits for a limit that it needed, or is called to it now."""
-    called: tuple[Called, ...] = ()
+    called: tuple[WokenJob, ...] = ()
     """Also by others of its transaction, of whatever limit."""
 
 
-RoomAnswer = RoomGiven | NoRoom | NotToRun | RoomFreed
+RoomAnswer = RoomGiven | NoRoom | NotRunnable | RoomFreed
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class LimitReport:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitWait:
+class PendingPermit:
     """A job that was put off for want of room."""
 
     name: str

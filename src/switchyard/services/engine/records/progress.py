@@ -8,7 +8,7 @@ from switchyard.broker.message import JobMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class ReportedProgress:
     """How far a handler is, as it says."""
 
     fraction: float | None
@@ -18,7 +18,7 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressRecord(Reported):
+class ProgressRecord(ReportedProgress):
     """How far the last attempt is, or has come."""
 
     reported_at: float
@@ -33,6 +33,6 @@ class NoteRequest:
     message: JobMessage
     claim_id: str
     now: float
-    progress: Reported | None = None
+    progress: ReportedProgress | None = None
     checkpoint: str | None = None
     """JSON."""

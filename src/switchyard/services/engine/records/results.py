@@ -87,16 +87,16 @@ class HeldBy:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class IdCollision:
     """It carries the id of a job that it is not: another type or payload, a redrive that nobody has
     asked for, or a time that is to come. The job's record stays as it is."""
 
 
-ClaimResult = Claimed | Finished | StillJoining | Superseded | HeldBy | Foreign
+ClaimResult = Claimed | Finished | StillJoining | Superseded | HeldBy | IdCollision
 
 
 @dataclass(frozen=True, slots=True)
-class EndNoted:
+class AttemptFinished:
     """The end of an attempt was recorded."""
 
     due: list[str] = field(default_factory=list)
@@ -275,7 +275,7 @@ UNKNOWN_TYPE = "UnknownJobType"
 
 
 @dataclass(frozen=True, slots=True)
-class Lacking:
+class UnknownTypeReport:
     """A job type that a worker does not know, and has got jobs of."""
 
     worker_id: str

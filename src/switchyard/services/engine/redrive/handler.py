@@ -17,16 +17,16 @@ from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.depths import queue_depths
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkSession
-from switchyard.services.engine.dead.letters import DeadJob
+from switchyard.services.engine.dead.letters import DeadLetterLike
 from switchyard.services.engine.dead.scan import scanning_in_turn, wait_in, waiting_ids
 from switchyard.services.engine.dead.stored import stored_letters
 from switchyard.services.engine.identity.broker import guard
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkState
-from switchyard.services.engine.redrive.passes import Pass
+from switchyard.services.engine.redrive.passes import RedrivePass
 from switchyard.services.engine.redrive.run import LOOK, Halted, RedriveRun
-from switchyard.services.engine.redrive.sending import LetterSender, Room
+from switchyard.services.engine.redrive.sending import LetterSender, QueueCapacity
 from switchyard.services.engine.redrive.spec import KIND, RedriveSpec
 
 HOLD = 120.0
@@ -76,7 +76,9 @@ class RedriveHandler:
                 while not run.has_enough:
                     await run.wait_for_slot()
                     async with self._source(spec, run) as letters, queue_depths(url) as depth:
-                        one = Pass(run, sender, publisher, Room(self._lanes, depth), self._hold)
+                        one = RedrivePass(
+                            run, sender, publisher, QueueCapacity(self._lanes, depth), self._hold
+                        )
                         if await one.go(letters):
                             break
                     await session.sleep(LOOK)  # others have waited for their turn meanwhile
@@ -90,14 +92,14 @@ class RedriveHandler:
 
     def _source(
         self, spec: RedriveSpec, run: RedriveRun
-    ) -> AbstractAsyncContextManager[AsyncGenerator[DeadJob, None]]:
+    ) -> AbstractAsyncContextManager[AsyncGenerator[DeadLetterLike, None]]:
         return self._stored(spec, run) if spec.from_ledger else self._waiting(spec, run)
 
     @asynccontextmanager
     async def _waiting(
         self, spec: RedriveSpec, run: RedriveRun
-    ) -> AsyncIterator[AsyncGenerator[DeadJob, None]]:
-        async def fitting() -> AsyncGenerator[DeadJob, None]:
+    ) -> AsyncIterator[AsyncGenerator[DeadLetterLike, None]]:
+        async def fitting() -> AsyncGenerator[DeadLetterLike, None]:
             async for letter in scan.letters():
                 if run.is_ours(letter) and spec.which.matches(letter, run.moment):
                     yield letter
@@ -111,7 +113,7 @@ class RedriveHandler:
     @asynccontextmanager
     async def _stored(
         self, spec: RedriveSpec, run: RedriveRun
-    ) -> AsyncIterator[AsyncGenerator[DeadJob, None]]:
+    ) -> AsyncIterator[AsyncGenerator[DeadLetterLike, None]]:
         broker = await waiting_ids(self._settings, self._ledger, wait_in(run.session))
         found = stored_letters(self._ledger, spec.which, run.moment, broker)
         async with aclosing(found) as letters:

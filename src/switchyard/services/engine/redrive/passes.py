@@ -10,21 +10,31 @@ from contextlib import nullcontext
 from switchyard.broker.errors import LaneFull, NeverTaken, PublishError
 from switchyard.broker.lanes import HOT, lane_of
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.engine.dead.letters import DeadJob
+from switchyard.services.engine.dead.letters import DeadLetterLike
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.redrive.run import LOOK, RedriveRun
-from switchyard.services.engine.redrive.sending import BATCH, Copy, LetterSender, Room
+from switchyard.services.engine.redrive.sending import (
+    BATCH,
+    LetterSender,
+    QueueCapacity,
+    RedriveMessage,
+)
 
 LONGEST_SLOT = 5.0
 """Seconds to wait with letters in hand for the next one to be sent by the rate. Where it is longer,
 the pass ends: others want to go through `jobs.dead`, too."""
 
 
-class Pass:
+class RedrivePass:
     """Once through the letters, or until the time is over for which they may be held."""
 
     def __init__(
-        self, run: RedriveRun, sender: LetterSender, publisher: Publisher, room: Room, hold: float
+        self,
+        run: RedriveRun,
+        sender: LetterSender,
+        publisher: Publisher,
+        room: QueueCapacity,
+        hold: float,
     ) -> None:
         self._run = run
         self._session = run.session
@@ -32,14 +42,14 @@ class Pass:
         self._publisher = publisher
         self._room = room
         self._ends_at = time.monotonic() + hold
-        self._held: dict[str, deque[Copy]] = {}
+        self._held: dict[str, deque[RedriveMessage]] = {}
         """Copies for which their queue had no room, oldest first."""
 
-    async def go(self, letters: AsyncGenerator[DeadJob, None]) -> bool:
+    async def go(self, letters: AsyncGenerator[DeadLetterLike, None]) -> bool:
         """True when every letter was seen and nothing waits."""
         self._run.next_pass()
         await self._session.move(BulkState.RUNNING)
-        batch: list[DeadJob] = []
+        batch: list[DeadLetterLike] = []
         async for letter in letters:
             batch.append(letter)
             if len(batch) >= BATCH:
@@ -55,7 +65,7 @@ class Pass:
     def _is_over(self) -> bool:
         return time.monotonic() >= self._ends_at
 
-    async def _send_all(self, batch: Sequence[DeadJob]) -> None:
+    async def _send_all(self, batch: Sequence[DeadLetterLike]) -> None:
         """Send a batch as it may be sent, waiting for outcomes and by the rate."""
         left = await self._run.not_sent_before(batch)
         waiting = deque(await self._sender.prepare(left, self._run.tally, drop=True))
@@ -77,10 +87,10 @@ class Pass:
             await self._send([waiting.popleft() for _ in range(number)])
             await self._run.note_down()
 
-    async def _send(self, copies: Sequence[Copy]) -> None:
+    async def _send(self, copies: Sequence[RedriveMessage]) -> None:
         """Send those for which there is room, hold the others."""
         self._room.look_again()
-        fitting: list[Copy] = []
+        fitting: list[RedriveMessage] = []
         for copy in copies:
             held = self._held.get(copy.queue)
             if held or not await self._room.take(copy.queue):
@@ -89,7 +99,7 @@ class Pass:
                 fitting.append(copy)
         await self._send_now(fitting)
 
-    async def _send_now(self, copies: Sequence[Copy]) -> None:
+    async def _send_now(self, copies: Sequence[RedriveMessage]) -> None:
         if not copies:
             return
         # Hot jobs that have died are hot jobs still: they need not give way.
@@ -123,7 +133,7 @@ class Pass:
 
     async def _send_held(self, queue: str) -> None:
         held = self._held[queue]
-        fitting: list[Copy] = []
+        fitting: list[RedriveMessage] = []
         allowed = await self._run.allowance()
         most = min(len(held), BATCH if allowed is None else allowed)
         if most > 0:

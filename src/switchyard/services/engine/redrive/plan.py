@@ -11,18 +11,18 @@ from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.engine.dead.changes import Change, difference
 from switchyard.services.engine.dead.groups import require_group
-from switchyard.services.engine.dead.letters import DeadJob
+from switchyard.services.engine.dead.letters import DeadLetterLike
 from switchyard.services.engine.dead.scan import scanning_in_turn, waiting_ids
 from switchyard.services.engine.dead.stored import stored_letters
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.ledger.leases import Wait
+from switchyard.services.engine.ledger.leases import Sleep
 from switchyard.services.engine.redrive.sending import (
     BATCH,
-    Copy,
     LetterDifference,
     LetterSender,
-    Tally,
+    RedriveCounts,
+    RedriveMessage,
 )
 from switchyard.services.engine.redrive.spec import RedriveSpec, only_in_ledger
 
@@ -31,7 +31,7 @@ SHOWN = 5
 COMPARED = 256 * 1024
 """Bytes of a message up to which that is shown: to compare takes time, and the answer room."""
 
-Letters = AsyncGenerator[DeadJob, None]
+Letters = AsyncGenerator[DeadLetterLike, None]
 
 
 async def plan_redrive(
@@ -41,18 +41,18 @@ async def plan_redrive(
     spec: RedriveSpec,
     *,
     lanes: tuple[Lane, ...] = LANES,
-    wait: Wait = asyncio.sleep,
-) -> Tally:
+    wait: Sleep = asyncio.sleep,
+) -> RedriveCounts:
     """The redrive's tally as it would be, without publishing or changing anything. `wait` is
     awaited while others go through `jobs.dead`.
 
-    Raises InvalidRedrive, UnknownGroup, BrokerAway, LedgerUnavailable.
+    Raises InvalidRedrive, UnknownGroup, BrokerUnavailable, LedgerUnavailable.
     """
     spec.check()
     await require_group(ledger, spec.which)
-    tally = Tally()
+    tally = RedriveCounts()
     sender = LetterSender(registry, ledger, spec.change, lanes=lanes, remote=spec.remote)
-    batch: list[DeadJob] = []
+    batch: list[DeadLetterLike] = []
 
     async def would_go() -> None:
         _note(await sender.prepare(batch, tally, drop=False), spec.change, tally)
@@ -77,7 +77,7 @@ async def plan_redrive(
 
 
 def _fitting(
-    settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Wait
+    settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Sleep
 ) -> AbstractAsyncContextManager[Letters]:
     """The letters that are meant, oldest first: those on the broker, or the ledger's."""
     source = _stored if spec.from_ledger else _waiting
@@ -86,7 +86,7 @@ def _fitting(
 
 @asynccontextmanager
 async def _waiting(
-    settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Wait
+    settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Sleep
 ) -> AsyncIterator[Letters]:
     moment = ledger.clock.now()
 
@@ -101,7 +101,7 @@ async def _waiting(
 
 @asynccontextmanager
 async def _stored(
-    settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Wait
+    settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Sleep
 ) -> AsyncIterator[Letters]:
     broker = await waiting_ids(settings, ledger, wait)
     found = stored_letters(ledger, spec.which, ledger.clock.now(), broker)
@@ -109,7 +109,7 @@ async def _stored(
         yield letters
 
 
-def _note(copies: Sequence[Copy], change: Change, tally: Tally) -> None:
+def _note(copies: Sequence[RedriveMessage], change: Change, tally: RedriveCounts) -> None:
     """Count copies as they would go."""
     tally.done += len(copies)
     for copy in copies:
@@ -119,7 +119,7 @@ def _note(copies: Sequence[Copy], change: Change, tally: Tally) -> None:
             tally.differences.append(_difference(copy))
 
 
-def _difference(copy: Copy) -> LetterDifference:
+def _difference(copy: RedriveMessage) -> LetterDifference:
     size = len(copy.letter.body)
     if size > COMPARED:
         return LetterDifference(copy.letter.id, (f"not compared: it has {size:,} bytes",))

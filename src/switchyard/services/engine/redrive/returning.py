@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import structlog
 
 from switchyard.broker.dead.certificate import UNBOUND, Reason, read
-from switchyard.broker.dead.scan import Letter
+from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.broker.errors import NeverTaken, PublishError, Refused
 from switchyard.broker.lanes import LANES, Lane, lane_named, lane_of, queue_name
 from switchyard.broker.message import JobMessage
@@ -31,7 +31,7 @@ from switchyard.broker.publish.outcome import (
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.depths import ask_queues
-from switchyard.services.engine.dead.displaced import as_any_other
+from switchyard.services.engine.dead.displaced import as_overflowed
 from switchyard.services.engine.dead.indexing import record_of
 from switchyard.services.engine.dead.scan import scanning_in_turn
 from switchyard.services.engine.jobs.registry import Registry, UnknownJobType
@@ -67,7 +67,7 @@ class _Fitting:
 
 
 @dataclass
-class Returner:
+class DisplacedJobReturner:
     """Sends back displaced jobs, as far as their queues are there and have room."""
 
     settings: BrokerSettings
@@ -91,7 +91,7 @@ class Returner:
 
     async def turn(self) -> int:
         """Send back those for which there is room now; how many. What has no room waits in
-        `jobs.dead`. Raises BrokerAway, LedgerError."""
+        `jobs.dead`. Raises BrokerUnavailable, LedgerError."""
         wanted = await self._with_room()
         if not wanted:
             return 0
@@ -153,12 +153,14 @@ class Returner:
             if depth is not None
         }
 
-    async def _send(self, letters: Sequence[Letter], wanted: Mapping[str, _Fitting]) -> int:
+    async def _send(
+        self, letters: Sequence[QueuedDeadLetter], wanted: Mapping[str, _Fitting]
+    ) -> int:
         """Publish, record, acknowledge; what its job does not need any more is taken away."""
         known = await self.ledger.redrives.job_generations([letter.id for letter in letters])
-        over: list[Letter] = []
-        stay: list[Letter] = []
-        back: list[tuple[Letter, JobMessage]] = []
+        over: list[QueuedDeadLetter] = []
+        stay: list[QueuedDeadLetter] = []
+        back: list[tuple[QueuedDeadLetter, JobMessage]] = []
         for letter in letters:
             state, redrives = known.get(letter.id, (State.QUEUED, letter.redrives))
             if state in (State.SUCCEEDED, State.CANCELLED) or redrives > letter.redrives:
@@ -172,7 +174,7 @@ class Returner:
         results = await asyncio.gather(
             *(self._publish(letter, message, wanted[letter.id].queue) for letter, message in back)
         )
-        sent: list[Letter] = []
+        sent: list[QueuedDeadLetter] = []
         for (letter, _), result in zip(back, results, strict=True):
             if isinstance(result, Accepted):
                 sent.append(letter)
@@ -190,13 +192,13 @@ class Returner:
         if over:
             ids = [letter.id for letter in over]
             await self.ledger.dead_letters.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
-        ordinary = [record_of(as_any_other(letter), self.registry) for letter in stay]
+        ordinary = [record_of(as_overflowed(letter), self.registry) for letter in stay]
         await self.ledger.dead_letters.note_not_displaced(ordinary)
         for letter in (*sent, *over):
             letter.ack()
         return len(sent)
 
-    async def _publish(self, letter: Letter, message: JobMessage, queue: str) -> Result:
+    async def _publish(self, letter: QueuedDeadLetter, message: JobMessage, queue: str) -> Result:
         outgoing = Outgoing(message, letter.certificate.routing_key)
         result: Result
         try:

@@ -10,11 +10,11 @@ from typing import Any
 
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkSession
-from switchyard.services.engine.dead.letters import DeadJob, was_dead
+from switchyard.services.engine.dead.letters import DeadLetterLike, was_dead
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.states import RedriveOutcome
-from switchyard.services.engine.redrive.sending import Copy, Tally
+from switchyard.services.engine.redrive.sending import RedriveCounts, RedriveMessage
 from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, only_in_ledger
 
 LOOK = 0.3
@@ -40,7 +40,7 @@ class RedriveRun:
         self.spec = spec
         self.traffic = traffic
         self.moment = datetime.fromtimestamp(session.operation.created_at, UTC)
-        self.tally = Tally()
+        self.tally = RedriveCounts()
         """Of this pass."""
         self.canary: str | None = None
         """How far the canary is, while nothing but it may be sent."""
@@ -66,7 +66,7 @@ class RedriveRun:
             self._before = replace(self._before, total=min(total, self.spec.limit or total))
         await self.note_down(force=True)
 
-    def is_ours(self, letter: DeadJob) -> bool:
+    def is_ours(self, letter: DeadLetterLike) -> bool:
         """Not one that died after the redrive began: while a cause lasts it would never end."""
         return bool(self.spec.which.ids) or was_dead(letter, self.moment)
 
@@ -81,7 +81,7 @@ class RedriveRun:
             await self.session.move(BulkState.RUNNING, f"sends {rate:g} a second, by its rate")
             await self.session.sleep(min(wait, LOOK))  # the rate may change meanwhile
 
-    async def not_sent_before(self, batch: Sequence[DeadJob]) -> list[DeadJob]:
+    async def not_sent_before(self, batch: Sequence[DeadLetterLike]) -> list[DeadLetterLike]:
         """Those of a batch that are to be sent: not what this redrive has sent, and died again."""
         planned = await self._ledger.redrives.planned_redrives(
             self.session.id, [letter.id for letter in batch]
@@ -147,18 +147,18 @@ class RedriveRun:
             said.append(only_in_ledger(lost))
         return "; ".join(said) or None
 
-    def planned(self, copies: Sequence[Copy]) -> None:
+    def planned(self, copies: Sequence[RedriveMessage]) -> None:
         """These are about to be sent."""
         self._count_planned(len(self._new(copies)))
 
-    def not_taken(self, copies: Sequence[Copy]) -> list[str]:
+    def not_taken(self, copies: Sequence[RedriveMessage]) -> list[str]:
         """The broker did not take these. Those of them that are to be forgotten: what an earlier
         process has planned, it may have sent."""
         new = self._new(copies)
         self._count_planned(-len(new))
         return new
 
-    def _new(self, copies: Sequence[Copy]) -> list[str]:
+    def _new(self, copies: Sequence[RedriveMessage]) -> list[str]:
         ids = [copy.letter.id for copy in copies]
         return [letter_id for letter_id in ids if letter_id not in self._planned_before]
 
@@ -171,7 +171,7 @@ class RedriveRun:
         self._before = replace(
             self._before, dropped=self._before.dropped + self.tally.dropped, notes=self._notes()
         )
-        self.tally = Tally()
+        self.tally = RedriveCounts()
 
     async def note_down(self, *, force: bool = False) -> None:
         """Note how far it is, now and then. Ends the run when it is not to go on."""

@@ -12,7 +12,7 @@ from switchyard.broker.publish.outcome import Accepted, Outgoing
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.engine.bulk.session import BulkSession
 from switchyard.services.engine.dead.changes import Change, InvalidRedrive, changed
-from switchyard.services.engine.dead.letters import DeadJob
+from switchyard.services.engine.dead.letters import DeadLetterLike
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import LetterEdit, NewJob, RedrivenCopy
@@ -36,7 +36,7 @@ class LetterDifference:
 
 
 @dataclass(slots=True)
-class Tally:
+class RedriveCounts:
     """What a redrive has done so far."""
 
     matched: int = 0
@@ -59,10 +59,10 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class RedriveMessage:
     """A letter, and the job that goes back in its place."""
 
-    letter: DeadJob
+    letter: DeadLetterLike
     message: JobMessage
     routing_key: str
     queue: str
@@ -93,13 +93,15 @@ class LetterSender:
         self._lanes = lanes
         self._remote = remote
 
-    async def prepare(self, batch: Sequence[DeadJob], tally: Tally, *, drop: bool) -> list[Copy]:
+    async def prepare(
+        self, batch: Sequence[DeadLetterLike], tally: RedriveCounts, *, drop: bool
+    ) -> list[RedriveMessage]:
         """The copies of those that can go back. With `drop`, letters of jobs that need no
         redrive any more are taken off their place."""
         known = await self._ledger.redrives.job_generations([letter.id for letter in batch])
-        copies: list[Copy] = []
-        over: list[DeadJob] = []
-        redriven: list[tuple[DeadJob, int]] = []
+        copies: list[RedriveMessage] = []
+        over: list[DeadLetterLike] = []
+        redriven: list[tuple[DeadLetterLike, int]] = []
         for letter in batch:
             state, redrives = known.get(letter.id, (State.DEAD, 0))
             if state in (State.SUCCEEDED, State.CANCELLED):
@@ -120,7 +122,7 @@ class LetterSender:
         return copies
 
     async def _take_away(
-        self, over: Sequence[DeadJob], redriven: Sequence[tuple[DeadJob, int]]
+        self, over: Sequence[DeadLetterLike], redriven: Sequence[tuple[DeadLetterLike, int]]
     ) -> None:
         """Letters of jobs that have ended, and of those that were redriven so many times."""
         moment = self._ledger.clock.time()
@@ -134,7 +136,7 @@ class LetterSender:
         for letter in (*over, *(letter for letter, _ in redriven)):
             letter.ack()
 
-    async def plan(self, copies: Sequence[Copy], session: BulkSession) -> None:
+    async def plan(self, copies: Sequence[RedriveMessage], session: BulkSession) -> None:
         """Note that these are about to be sent. Ends the handler where the operation is lost."""
         moment = self._ledger.clock.time()
         edits = [
@@ -164,14 +166,14 @@ class LetterSender:
             session.lose()
 
     async def send(
-        self, publisher: Publisher, copies: Sequence[Copy], tally: Tally
-    ) -> list[tuple[Copy, PublishError]]:
+        self, publisher: Publisher, copies: Sequence[RedriveMessage], tally: RedriveCounts
+    ) -> list[tuple[RedriveMessage, PublishError]]:
         """Publish, record, acknowledge. Returns those that were refused, with why."""
         results = await publisher.publish_many(
             Outgoing(copy.message, copy.routing_key) for copy in copies
         )
-        sent: list[Copy] = []
-        refused: list[tuple[Copy, PublishError]] = []
+        sent: list[RedriveMessage] = []
+        refused: list[tuple[RedriveMessage, PublishError]] = []
         for copy, result in zip(copies, results, strict=True):
             if isinstance(result, Accepted):
                 sent.append(copy)
@@ -190,7 +192,7 @@ class LetterSender:
         tally.done += len(sent)
         return refused
 
-    def _copy(self, letter: DeadJob) -> Copy:
+    def _copy(self, letter: DeadLetterLike) -> RedriveMessage:
         message, routing_key = changed(
             letter,
             self._change,
@@ -206,10 +208,10 @@ class LetterSender:
             not self._change.is_empty or message.metadata.expires_at != before.metadata.expires_at
         )
         job = NewJob(message, lane, worker, routing_key) if is_other else None
-        return Copy(letter, message, routing_key, queue_name(lane, worker), job)
+        return RedriveMessage(letter, message, routing_key, queue_name(lane, worker), job)
 
 
-class Room:
+class QueueCapacity:
     """How much room the queues have; counts down what is sent there."""
 
     def __init__(self, lanes: tuple[Lane, ...], depth: Depth) -> None:

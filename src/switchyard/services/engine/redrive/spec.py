@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.dead.changes import Change, InvalidRedrive
 from switchyard.services.engine.dead.groups import require_group
@@ -14,7 +14,7 @@ from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.jobs.local_fields import named
 from switchyard.services.engine.jobs.registry import JobType, Registry, UnknownJobType
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.publishing.requests import Complaint, InvalidRequest
+from switchyard.services.engine.publishing.requests import InvalidRequest, RequestFieldError
 from switchyard.services.engine.records.bulk import BulkHold, BulkOperation, BulkState
 from switchyard.services.engine.records.states import RedriveOutcome
 
@@ -61,7 +61,9 @@ class RedriveSpec:
         """Tell whoever asks from outside at once what would be refused for each letter later: a
         change that names a local-only field. Raises InvalidRequest."""
         complaints = [
-            Complaint(("change", part, each.field), f"{job_type.name}: {each.message}{self._hint}")
+            RequestFieldError(
+                ("change", part, each.field), f"{job_type.name}: {each.message}{self._hint}"
+            )
             for part in ("payload", "merge")
             for job_type in self._job_types(registry)
             for each in named(job_type.payload_model, getattr(self.change, part) or {})
@@ -134,7 +136,7 @@ class RedriveProgress:
 def only_in_ledger(number: int) -> str:
     """What is said of letters that the index lists and the broker has lost."""
     return (
-        f"{counted(number, 'letter')} of these can't be found on the broker any more: "
+        f"{pluralize(number, 'letter')} of these can't be found on the broker any more: "
         "`--from-ledger` sends the ledger's copies"
     )
 

@@ -24,7 +24,7 @@ from switchyard.services.engine.jobs.retry import (
     RetryPolicy,
     Succeeded,
 )
-from switchyard.services.engine.records.limits import Need
+from switchyard.services.engine.records.limits import PermitDemand
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.runtime.endings import begun_too_often, classify, unwritable
 from switchyard.services.engine.runtime.execution import Executor
@@ -40,7 +40,7 @@ class Attempt:
     following: list[NewJob]
     """Jobs that would be published next."""
     seconds: float
-    needs: tuple[Need, ...] = ()
+    needs: tuple[PermitDemand, ...] = ()
     """What the job needs room for in its limits."""
 
     @property

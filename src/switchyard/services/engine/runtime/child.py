@@ -29,7 +29,7 @@ from switchyard.services.engine.jobs.context import JobContext, Usage, in_thread
 from switchyard.services.engine.jobs.registry import Handler
 from switchyard.services.engine.jobs.retry import Failure, RemoteError
 from switchyard.services.engine.records.errors import LedgerUnavailable
-from switchyard.services.engine.runtime.page import PageAddress, writing_to
+from switchyard.services.engine.runtime.page import SharedProgressAddress, writing_to
 from switchyard.services.engine.runtime.starting import end_with_parent
 
 LEDGER_AWAY_PAUSE = 5.0
@@ -52,7 +52,7 @@ _SET_PARENT_DEATH_SIGNAL, _SET_NO_NEW_PRIVILEGES = 1, 38  # of prctl(2)
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class ChildResult:
     """How a handler has ended, and what it says that it used."""
 
     ended: Any
@@ -86,7 +86,7 @@ def run_job(
     handler: Handler,
     payload: BaseModel,
     ctx: Mapping[str, Any],
-    page: PageAddress,
+    page: SharedProgressAddress,
     memory_limit_mb: int | None,
     cpu_limit: int | None,
 ) -> Any:
@@ -99,11 +99,11 @@ def run_job(
             ended = run(handler, (payload, here), memory_limit_mb)
     except BaseException as error:
         ended = failure_of(error)
-    return Used(ended, usage) if usage.tokens is not None else ended
+    return ChildResult(ended, usage) if usage.tokens is not None else ended
 
 
 def run_task(
-    handler: Handler, payload: BaseModel, ctx: Mapping[str, Any], page: PageAddress
+    handler: Handler, payload: BaseModel, ctx: Mapping[str, Any], page: SharedProgressAddress
 ) -> Any:
     """The answer of a handler that else runs in a worker's event loop, or a Failure."""
     usage = Usage()
@@ -113,7 +113,7 @@ def run_task(
             ended = run(lambda: asyncio.run(_task(handler, payload, own)), (), None)
     except BaseException as error:
         ended = failure_of(error)
-    return Used(ended, usage) if usage.tokens is not None else ended
+    return ChildResult(ended, usage) if usage.tokens is not None else ended
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -177,10 +177,10 @@ async def _task(handler: Handler, payload: BaseModel, ctx: Mapping[str, Any]) ->
     from switchyard.services.engine.ledger import Ledger
 
     async with await Ledger.open(ctx["settings"].ledger_url) as ledger:
-        return await handler(payload, JobContext(**ctx, ledger=ledger, in_process=_Here()))
+        return await handler(payload, JobContext(**ctx, ledger=ledger, in_process=_InlineProcess()))
 
 
-class _Here:
+class _InlineProcess:
     """`JobContext.in_process` where the job has a process of its own already: within the same
     limits, one part at a time. A part that does not end in time is killed with the job."""
 

@@ -23,9 +23,9 @@ from switchyard.services.engine.jobs.retry import Delayed, Died, Failure
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import RowRejected
 from switchyard.services.engine.records.requests import ClaimRequest
-from switchyard.services.engine.records.results import UNKNOWN_TYPE, Claimed, Foreign, HeldBy
+from switchyard.services.engine.records.results import UNKNOWN_TYPE, Claimed, HeldBy, IdCollision
 from switchyard.services.engine.runtime.endings import begun_too_often, joined_died
-from switchyard.services.engine.runtime.following import FollowUp
+from switchyard.services.engine.runtime.following import FollowUpPublisher
 from switchyard.services.engine.runtime.recording import Recorder
 from switchyard.services.engine.runtime.reporting import Counters
 from switchyard.services.engine.runtime.running import RunningJob
@@ -39,7 +39,7 @@ class Claims:
 
     ledger: Ledger
     recorder: Recorder
-    follow_up: FollowUp
+    follow_up: FollowUpPublisher
     counters: Counters
     worker: str
     """The kind of worker."""
@@ -155,7 +155,7 @@ class Claims:
         if isinstance(claim, HeldBy):  # another worker took it over more quickly
             await self._wait_for_holder(delivery, message, claim)
             return None
-        if isinstance(claim, Foreign):
+        if isinstance(claim, IdCollision):
             await self._bury(delivery, ForeignCopy(message.job_id))
             return None
         if not isinstance(claim, Claimed):

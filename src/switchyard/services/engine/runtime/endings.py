@@ -10,7 +10,7 @@ from typing import Any
 
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.message import JobMessage
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
 from switchyard.services.engine.jobs.retry import (
     INVALID_OUTCOME,
@@ -33,7 +33,7 @@ from switchyard.services.engine.records.states import AttemptOutcome, State
 
 
 @dataclass(frozen=True, slots=True)
-class CalledOff:
+class CancelledWhileRunning:
     """Somebody cancelled the job while it ran: it is never run again."""
 
 
@@ -42,7 +42,7 @@ class Released:
     """Whoever had claimed the job does not run it: it goes back as it came, no attempt used up."""
 
 
-Ending = Decision | CalledOff
+Ending = Decision | CancelledWhileRunning
 SUCCEEDED = "succeeded"
 OUTCOMES = (SUCCEEDED, "retried", "snoozed", "dead", "cancelled")
 
@@ -138,12 +138,12 @@ def begun_too_often(message: JobMessage, crashes: int, unended: int) -> Died | N
     """What becomes of a job that was there when so many of those died who ran it, or of which so
     many runs in a row have had no end; None: it may run, as a suspect where any has died."""
     if crashes >= MAX_DEATHS:
-        failure = Failure("WorkerCrashed", f"its worker died {counted(crashes, 'time')}")
+        failure = Failure("WorkerCrashed", f"its worker died {pluralize(crashes, 'time')}")
     elif unended >= MAX_UNENDED_RUNS:
         failure = Failure(
             "RunsWithoutEnd",
-            f"it was begun {counted(unended, 'time')} in a row, and none of these runs came to an "
-            "end: each time its worker was stopped or died, or could not write how the run had "
+            f"it was begun {pluralize(unended, 'time')} in a row, and none of these runs came to "
+            "an end: each time its worker was stopped or died, or could not write how the run had "
             "ended, as the log of the worker says; redrive it when that is mended",
         )
     else:
@@ -151,7 +151,7 @@ def begun_too_often(message: JobMessage, crashes: int, unended: int) -> Died | N
     return Died(Reason.CRASHED, message.metadata.attempts, failure)
 
 
-def within(join_id: str | None, following: Sequence[NewJob]) -> list[NewJob]:
+def inherit_join(join_id: str | None, following: Sequence[NewJob]) -> list[NewJob]:
     """What follows from a job that another waits for: that one waits for these as well, but for
     those that wait for each other."""
     if join_id is None:
@@ -203,7 +203,7 @@ def _recorded_as(ending: Ending | Released) -> tuple[State, AttemptOutcome | Non
             return State.RETRYING, AttemptOutcome.SNOOZE
         case Died():
             return State.DEAD, AttemptOutcome.DEAD
-        case CalledOff():
+        case CancelledWhileRunning():
             return State.CANCELLED, AttemptOutcome.CANCELLED
         case Released():
             return State.QUEUED, AttemptOutcome.RELEASED

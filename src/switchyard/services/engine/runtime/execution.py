@@ -16,14 +16,14 @@ from pebble import ProcessExpired, ProcessPool
 from pydantic import BaseModel
 
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed, in_thread
-from switchyard.services.engine.jobs.notebook import Notebook
+from switchyard.services.engine.jobs.notebook import ProgressBuffer
 from switchyard.services.engine.jobs.registry import JobType
 from switchyard.services.engine.jobs.retry import Failure
 from switchyard.services.engine.records.results import TIMED_OUT
 from switchyard.services.engine.runtime.child import (
     OUT_OF_MEMORY,
     WORN_OUT,
-    Used,
+    ChildResult,
     failure_of,
     prepare,
     run,
@@ -33,7 +33,7 @@ from switchyard.services.engine.runtime.child import (
     sealed,
     unsealed,
 )
-from switchyard.services.engine.runtime.page import PageReader, open_page
+from switchyard.services.engine.runtime.page import SharedProgressReader, open_page
 from switchyard.services.engine.runtime.running import is_from_outside
 from switchyard.services.engine.runtime.starting import start_method
 
@@ -135,7 +135,7 @@ class Executor:
                     [job_type.handler, payload, _portable(ctx), page.address, *options],
                     timeout=job_type.timeout,
                 )
-            if isinstance(ended, Used):
+            if isinstance(ended, ChildResult):
                 ctx.usage.tokens = ended.usage.tokens
                 return ended.ended
             return ended
@@ -281,7 +281,7 @@ def _portable(ctx: JobContext) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _handing_on(page: PageReader, notebook: Notebook) -> Iterator[None]:
+def _handing_on(page: SharedProgressReader, notebook: ProgressBuffer) -> Iterator[None]:
     """Note what the job says of itself while it runs, and its last words, however it ends."""
     loop = asyncio.get_running_loop()
 

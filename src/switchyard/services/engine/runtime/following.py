@@ -13,7 +13,7 @@ import structlog
 
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.dead.certificate import (
-    DeathCertificate,
+    DeadLetterInfo,
     Reason,
     letter_id,
     unreadable_properties,
@@ -45,7 +45,7 @@ from switchyard.services.engine.records.errors import LedgerError, RowRejected
 from switchyard.services.engine.records.requests import DeadLetterRecord, NewJob
 from switchyard.services.engine.records.results import Existing
 from switchyard.services.engine.runtime.endings import (
-    CalledOff,
+    CancelledWhileRunning,
     Ending,
     invalid_outcome,
     unwaitable,
@@ -58,7 +58,7 @@ LANE_FULL_PAUSE = 5.0
 
 
 @dataclass
-class FollowUp:
+class FollowUpPublisher:
     """Publishes for one worker, again for as long as the broker does not confirm."""
 
     publisher: Publisher
@@ -71,12 +71,12 @@ class FollowUp:
 
     async def publish(self, job: RunningJob, ending: Ending, jobs: Sequence[NewJob]) -> Ending:
         """Publish what follows from an attempt; how it ends after that. `jobs` are the next stages
-        of one that has succeeded. Raises TakenOver before anything is published."""
+        of one that has succeeded. Raises ClaimLost before anything is published."""
         match ending:
             case Succeeded() if jobs:
                 return await self._next_stages(job, ending, jobs)
             case Delayed() | Died() if not await self.recorder.is_wanted(job):
-                return CalledOff()
+                return CancelledWhileRunning()
             case Delayed():
                 try:
                     await self.send_back(job, ending)
@@ -142,7 +142,7 @@ class FollowUp:
             certificate = unreadable_properties(delivery, worker=self.worker_id)
         else:
             failure = Failure.of(error)
-            certificate = DeathCertificate(
+            certificate = DeadLetterInfo(
                 reason=Reason.MALFORMED if job is None else Reason.INVALID_PAYLOAD,
                 routing_key=delivery.routing_key,
                 queue=delivery.queue,
@@ -306,7 +306,7 @@ class FollowUp:
 
     async def _dead_letter(self, job: RunningJob, died: Died) -> None:
         message = job.message.with_metadata(attempts=died.attempts)
-        certificate = DeathCertificate(
+        certificate = DeadLetterInfo(
             reason=died.reason,
             routing_key=f"{job.delivery.lane}.{message.job_type}",
             queue=job.delivery.queue,
@@ -328,7 +328,7 @@ class FollowUp:
         await self._keep_letter(job, message, certificate)
 
     async def _keep_letter(
-        self, job: RunningJob, message: JobMessage, certificate: DeathCertificate
+        self, job: RunningJob, message: JobMessage, certificate: DeadLetterInfo
     ) -> None:
         """Keep in the ledger alone the letter that the broker does not take."""
         ledger = self.recorder.ledger
@@ -338,7 +338,7 @@ class FollowUp:
             await self.recorder.until_reached(partial(ledger.dead_letters.index_dead, [letter]))
 
     async def _send_letter(
-        self, envelope: Envelope, routing_key: str, certificate: DeathCertificate
+        self, envelope: Envelope, routing_key: str, certificate: DeadLetterInfo
     ) -> None:
         """Publish a dead letter, with as much of its certificate as fits into a frame."""
         for each in (certificate, *certificate.shorter()):
@@ -367,7 +367,7 @@ class FollowUp:
 
 
 def _unsent_letter(
-    delivery: Delivery, certificate: DeathCertificate, job: JobMessage | None
+    delivery: Delivery, certificate: DeadLetterInfo, job: JobMessage | None
 ) -> DeadLetterRecord:
     """Make the index's record of a letter that is nowhere but there."""
     job_id = None if job is None else job.job_id

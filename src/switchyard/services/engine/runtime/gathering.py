@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 
-from switchyard.services.engine.records.limits import Need
+from switchyard.services.engine.records.limits import PermitDemand
 
 KNOWN_FOR = 1.0
 """Seconds for which a limit counts as full after it was found so."""
@@ -22,7 +22,7 @@ MOST_KNOWN = 10_000
 """Limits, each key of one by itself, that are known to be full."""
 
 
-class Crowd:
+class PermitRequestBatcher:
     """Those of one worker that are about to ask. `slots` is how many jobs it runs at once."""
 
     def __init__(self, slots: int) -> None:
@@ -33,7 +33,7 @@ class Crowd:
         self._full: dict[tuple[str, str], float] = {}
         """Until when a limit counts as full, on the monotonic clock."""
 
-    async def join(self, needs: Sequence[Need]) -> None:
+    async def join(self, needs: Sequence[PermitDemand]) -> None:
         """Returns when it is time to ask: at once where there may be room."""
         moment = time.monotonic()
         if not any(self._full.get((each.name, each.key), 0.0) > moment for each in needs):
@@ -64,6 +64,6 @@ class Crowd:
             self._full.clear()  # then they ask at once, once
         self._full[name, key] = time.monotonic() + KNOWN_FOR
 
-    def found_room(self, needs: Iterable[Need]) -> None:
+    def found_room(self, needs: Iterable[PermitDemand]) -> None:
         for each in needs:
             self._full.pop((each.name, each.key), None)

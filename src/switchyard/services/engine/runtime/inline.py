@@ -20,15 +20,15 @@ from itertools import count
 
 import structlog
 
-from switchyard.broker.closing import Closing
+from switchyard.broker.closing import AsyncCloseable
 from switchyard.broker.dead.certificate import Reason
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.context import JobContext, Shared, Usage
+from switchyard.services.engine.jobs.context import JobContext, ProcessResources, Usage
 from switchyard.services.engine.jobs.limits import LimitRefused, needs_of
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.jobs.retry import Decision, Delayed, Died, Failure
-from switchyard.services.engine.jobs.speech import Speech
+from switchyard.services.engine.jobs.speech import OutputStream
 from switchyard.services.engine.ledger import Ledger, to_message
 from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
@@ -49,17 +49,17 @@ from switchyard.services.engine.records.results import Claimed, Existing, HeldBy
 from switchyard.services.engine.records.states import FINISHED, State
 from switchyard.services.engine.runtime.attempt import Attempt, attempt
 from switchyard.services.engine.runtime.endings import (
-    CalledOff,
+    CancelledWhileRunning,
     Ending,
     finish_request,
+    inherit_join,
     invalid_outcome,
     joined_died,
     unwritable,
-    within,
 )
 from switchyard.services.engine.runtime.execution import Executor
-from switchyard.services.engine.runtime.metering import Meter
-from switchyard.services.engine.runtime.noting import NoteTaker
+from switchyard.services.engine.runtime.metering import AttemptMetrics
+from switchyard.services.engine.runtime.noting import ProgressWriter
 from switchyard.services.engine.runtime.running import is_from_outside
 
 PATIENCE = 60.0
@@ -69,7 +69,7 @@ LOOK = 0.5
 """Seconds between looks for room in a job's limits."""
 
 
-class InlineRunner(Closing):
+class InlineRunner(AsyncCloseable):
     """Runs jobs, each with those that follow from it. Use it as a context manager.
 
     It serves HTTP: what it is asked to run comes from outside.
@@ -97,23 +97,23 @@ class InlineRunner(Closing):
         self._ledger = ledger
         self._patience = patience
         self._executor = Executor(min(settings.worker_concurrency, os.cpu_count() or 1))
-        self._shared = Shared()
+        self._shared = ProcessResources()
         self._slots = asyncio.Semaphore(slots or settings.worker_concurrency)
         self._shared_ledger = shared_ledger
         self.worker_id = f"inline-{new_instance_id()}"
         self._claims = count(1)
         self._held: dict[str, str] = {}
         """Claims of the attempts under way, by job id."""
-        self._notes = NoteTaker(ledger)
+        self._notes = ProgressWriter(ledger)
         self._runs: dict[str, asyncio.Task[None]] = {}
         """Pipelines under way, by the id of their first job."""
         self._log = structlog.get_logger("inline")
         self._attempts: Counter[str] = Counter()
         """Under way, by kind of worker."""
-        self._meter: Meter | None = None
+        self._meter: AttemptMetrics | None = None
         if metrics is not None:
             kinds = {each.worker for each in registry}
-            self._meter = Meter(metrics, registry, kinds)
+            self._meter = AttemptMetrics(metrics, registry, kinds)
             metrics.show(self._shown)
             metrics.show(self._shared.shown)
 
@@ -228,7 +228,7 @@ class InlineRunner(Closing):
                     decision, following = await self._decide(job, claim_id, claim, usage)
                 except asyncio.CancelledError:
                     if self._shared_ledger:
-                        await self._record_end(job, claim_id, CalledOff())
+                        await self._record_end(job, claim_id, CancelledWhileRunning())
                     raise
                 finally:
                     self._attempts[job.worker] -= 1
@@ -333,12 +333,12 @@ class InlineRunner(Closing):
             late = Failure("Expired", "its time was over before it was run")
             return Died(Reason.EXPIRED, job.message.metadata.attempts, late), []
         ended = await self._attempt(job, claim_id, claim, usage)
-        return ended.decision, within(claim.join_id, ended.following)
+        return ended.decision, inherit_join(claim.join_id, ended.following)
 
     async def _attempt(self, job: NewJob, claim_id: str, claim: Claimed, usage: Usage) -> Attempt:
         kept = await self._notes.last_checkpoint(job.message) if claim.has_checkpoint else None
         hear = None if self._hear is None else partial(self._hear, job.message.job_id)
-        speech = Speech(hear)
+        speech = OutputStream(hear)
         async with self._notes.notebook_of(job.message, claim_id) as notebook:
             ctx = JobContext(
                 message=job.message,

@@ -20,7 +20,7 @@ import structlog
 from pydantic import BaseModel
 from structlog.typing import FilteringBoundLogger
 
-from switchyard.broker.background import Background
+from switchyard.broker.background import TaskSupervisor
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.errors import PublishError
@@ -36,15 +36,15 @@ from switchyard.services.engine.jobs.retry import Delayed, Died, Failure
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.limits import (
-    Called,
-    Need,
     NoRoom,
+    PermitDemand,
     RoomAnswer,
     RoomGiven,
     RoomRequest,
+    WokenJob,
 )
-from switchyard.services.engine.runtime.following import FollowUp
-from switchyard.services.engine.runtime.gathering import Crowd
+from switchyard.services.engine.runtime.following import FollowUpPublisher
+from switchyard.services.engine.runtime.gathering import PermitRequestBatcher
 from switchyard.services.engine.runtime.reporting import Counters
 from switchyard.services.engine.runtime.running import RunningJob
 
@@ -57,10 +57,10 @@ NO_ROOM = "NoRoom"
 
 
 @dataclass(slots=True)
-class LimitEntry:
+class Permit:
     """A delivery's way through the limits of its job."""
 
-    needs: Sequence[Need] = ()
+    needs: Sequence[PermitDemand] = ()
     hold: str | None = None
     """What it has; None where it has nothing."""
     refused: LimitRefused | None = None
@@ -70,15 +70,15 @@ class LimitEntry:
 
 
 @dataclass
-class LimitKeeper:
+class PermitClient:
     """The named limits, as one worker keeps to them."""
 
     ledger: Ledger
-    follow_up: FollowUp
+    follow_up: FollowUpPublisher
     counters: Counters
     numbers: Mapping[str, LimitNumbers]
     """JOBS_LIMITS."""
-    gathering: Crowd
+    gathering: PermitRequestBatcher
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
@@ -95,16 +95,16 @@ class LimitKeeper:
         job_type: JobType,
         payload: BaseModel,
         expires_at: float,
-    ) -> LimitEntry | None:
+    ) -> Permit | None:
         """Room for the job; None when there is none, and the delivery is settled: it comes back.
         At `expires_at` it will be too old to run. Raises LedgerError."""
         try:
             needs = needs_of(job_type.limits, payload, self.numbers)
         except LimitRefused as error:
-            return LimitEntry(refused=error)
+            return Permit(refused=error)
         if not needs:
-            return LimitEntry()
-        entry = LimitEntry(needs, expires_at=expires_at)
+            return Permit()
+        entry = Permit(needs, expires_at=expires_at)
         if not _may_be_called(delivery):
             await self.gathering.join(needs)
         answer = await self._take(entry, message, delivery.queue, delivery.body)
@@ -117,7 +117,7 @@ class LimitKeeper:
             return None
         return entry
 
-    async def confirm(self, entry: LimitEntry, job: RunningJob) -> None:
+    async def confirm(self, entry: Permit, job: RunningJob) -> None:
         """The job is claimed. One that needed no room, as it ran elsewhere, needs it now: that of
         its last worker, who has died, goes over. Raises LedgerError."""
         if job.verdict is not None:
@@ -139,7 +139,7 @@ class LimitKeeper:
                     ages=True,
                 )
 
-    async def leave(self, entry: LimitEntry) -> None:
+    async def leave(self, entry: Permit) -> None:
         """The job has ended: others may have its room."""
         hold, entry.hold = entry.hold, None
         if hold is None:
@@ -157,7 +157,7 @@ class LimitKeeper:
 
     async def _take(
         self,
-        entry: LimitEntry,
+        entry: Permit,
         message: JobMessage,
         queue: str,
         body: bytes,
@@ -192,12 +192,12 @@ class LimitKeeper:
         await self._call(answer.called)
         return answer
 
-    async def _call(self, called: Sequence[Called]) -> None:
+    async def _call(self, called: Sequence[WokenJob]) -> None:
         await call(self.follow_up.publisher, called, self._log)
 
     # --- the process ------------------------------------------------------------------------
 
-    def start(self, background: Background) -> None:
+    def start(self, background: TaskSupervisor) -> None:
         """Keep what is held for as long as it is needed."""
         background.start("keep room in limits", self._keep)
 
@@ -221,7 +221,7 @@ def _may_be_called(delivery: Delivery) -> bool:
     return delivery.exchange == "" and delivery.priority == MAX_PRIORITY
 
 
-async def call(publisher: Publisher, called: Sequence[Called], log: FilteringBoundLogger) -> None:
+async def call(publisher: Publisher, called: Sequence[WokenJob], log: FilteringBoundLogger) -> None:
     """Send those that have room now ahead of their queues. One that can't be sent now is called
     again, or comes by itself."""
     for each in called:

@@ -16,7 +16,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.jobs.retry import Died, Succeeded
 from switchyard.services.engine.monitoring import metric_names as names
-from switchyard.services.engine.monitoring.distribution import Distribution
+from switchyard.services.engine.monitoring.distribution import Histogram
 from switchyard.services.engine.monitoring.metric_names import (
     LLM,
     OTHER,
@@ -31,22 +31,22 @@ NOTED: Final = 500
 """Starts and ends of a kind that are only noted, until there are so many or somebody scrapes."""
 
 
-class Meter:
+class AttemptMetrics:
     """Counts the attempts of one process, in its event loop."""
 
     def __init__(self, metrics: Metrics, registry: Registry, kinds: Iterable[str]) -> None:
         """`kinds` are those that the process works."""
         self._worker_of = {each.name: each.worker for each in registry}
-        self._waits: defaultdict[tuple[str, ...], Distribution]
+        self._waits: defaultdict[tuple[str, ...], Histogram]
         self._waits = defaultdict(names.WAIT.distribution)
         """By worker and lane."""
-        self._seconds: defaultdict[tuple[str, ...], Distribution]
+        self._seconds: defaultdict[tuple[str, ...], Histogram]
         self._seconds = defaultdict(names.DURATION.distribution)
         """By worker and type."""
-        self._attempts: defaultdict[tuple[str, ...], Distribution]
+        self._attempts: defaultdict[tuple[str, ...], Histogram]
         self._attempts = defaultdict(names.ATTEMPTS_USED.distribution)
         """By worker and type."""
-        self._answered: defaultdict[tuple[str, ...], Distribution]
+        self._answered: defaultdict[tuple[str, ...], Histogram]
         self._answered = defaultdict(names.LLM_LATENCY.distribution)
         """By type."""
         self._ended: Counter[tuple[str, ...]] = Counter()

@@ -14,24 +14,24 @@ import structlog
 
 from switchyard.broker.background import end_tasks
 from switchyard.broker.message import JobMessage
-from switchyard.services.common.errors import NotNow
-from switchyard.services.engine.jobs.notebook import Notebook, Notes
+from switchyard.services.common.errors import TemporarilyUnavailable
+from switchyard.services.engine.jobs.notebook import PendingProgress, ProgressBuffer
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.engine.records.progress import NoteRequest, Reported
+from switchyard.services.engine.records.progress import NoteRequest, ReportedProgress
 
 PAUSE = 1.0
 """Seconds between two writes for one job."""
 
-Heard = Callable[[Reported], None]
+Heard = Callable[[ReportedProgress], None]
 
 
-def _no_one(said: Reported) -> None:
+def _no_one(said: ReportedProgress) -> None:
     return
 
 
 @dataclass(frozen=True, slots=True)
-class NoteTaker:
+class ProgressWriter:
     """Takes the notes of the jobs that run in this process."""
 
     ledger: Ledger
@@ -39,7 +39,7 @@ class NoteTaker:
 
     def notebook_of(
         self, message: JobMessage, claim_id: str, heard: Heard = _no_one
-    ) -> AbstractAsyncContextManager[Notebook]:
+    ) -> AbstractAsyncContextManager[ProgressBuffer]:
         """What the attempt under that claim writes into, for as long as it runs. `heard` is told of
         progress that is recorded."""
         return _Writing(self, message, claim_id, heard)
@@ -50,11 +50,13 @@ class NoteTaker:
         return None if kept is None else json.loads(kept)
 
 
-class _Writing(AbstractAsyncContextManager[Notebook]):
+class _Writing(AbstractAsyncContextManager[ProgressBuffer]):
     """The notes of one attempt. Nothing runs for a job that says nothing."""
 
-    def __init__(self, taker: NoteTaker, message: JobMessage, claim_id: str, heard: Heard) -> None:
-        self._notebook = Notebook(self._wake)
+    def __init__(
+        self, taker: ProgressWriter, message: JobMessage, claim_id: str, heard: Heard
+    ) -> None:
+        self._notebook = ProgressBuffer(self._wake)
         self._taker = taker
         self._message = message
         self._claim_id = claim_id
@@ -63,7 +65,7 @@ class _Writing(AbstractAsyncContextManager[Notebook]):
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def __aenter__(self) -> Notebook:
+    async def __aenter__(self) -> ProgressBuffer:
         return self._notebook
 
     async def __aexit__(self, *_: object) -> None:
@@ -93,7 +95,7 @@ class _Writing(AbstractAsyncContextManager[Notebook]):
         finally:
             self._task = None
 
-    async def _write(self, notes: Notes) -> None:
+    async def _write(self, notes: PendingProgress) -> None:
         ledger = self._taker.ledger
         request = NoteRequest(
             self._message, self._claim_id, ledger.clock.time(), notes.progress, notes.checkpoint
@@ -106,7 +108,9 @@ class _Writing(AbstractAsyncContextManager[Notebook]):
                 job_id=self._message.job_id,
                 error=str(error),
             )
-            if isinstance(error, NotNow):  # a note that is refused would be refused again
+            if isinstance(
+                error, TemporarilyUnavailable
+            ):  # a note that is refused would be refused again
                 self._notebook.put_back(notes)
             return
         if counts and notes.progress is not None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
-from switchyard.services.engine.jobs.notebook import MAX_CHECKPOINT, Notebook
+from switchyard.services.engine.jobs.notebook import MAX_CHECKPOINT, ProgressBuffer
 
 _HALF = Struct("<II")
 """Before the data of a half: length and checksum."""
@@ -30,7 +30,7 @@ _READS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
+class _DoubleBuffer:
     """One value, twice: the half that is not read is written, and then becomes the one that is.
     The first byte says which it is."""
 
@@ -66,14 +66,14 @@ class _Cell:
         return b""
 
 
-_PROGRESS = _Cell(0, 4096)
-_CHECKPOINT = _Cell(_PROGRESS.end, MAX_CHECKPOINT + _TOKEN + 2)
+_PROGRESS = _DoubleBuffer(0, 4096)
+_CHECKPOINT = _DoubleBuffer(_PROGRESS.end, MAX_CHECKPOINT + _TOKEN + 2)
 SIZE = _CHECKPOINT.end
 """Bytes of a page."""
 
 
 @dataclass(frozen=True, slots=True)
-class PageAddress:
+class SharedProgressAddress:
     """Where the process finds the page."""
 
     path: str
@@ -81,15 +81,15 @@ class PageAddress:
     """Stands before all that this job writes: the path may soon be that of another job's page."""
 
 
-class PageReader:
+class SharedProgressReader:
     """The worker's side: what the process has written."""
 
-    def __init__(self, descriptor: int, address: PageAddress) -> None:
+    def __init__(self, descriptor: int, address: SharedProgressAddress) -> None:
         self.address = address
         self._descriptor = descriptor
-        self._seen: dict[_Cell, bytes] = {}
+        self._seen: dict[_DoubleBuffer, bytes] = {}
 
-    def hand_on(self, notebook: Notebook) -> None:
+    def hand_on(self, notebook: ProgressBuffer) -> None:
         """Note what is new. What makes no sense is no news."""
         match self._new(_PROGRESS):
             case [None | int() | float() as fraction, str(note)]:
@@ -98,7 +98,7 @@ class PageReader:
             case [data]:
                 notebook.keep(data)
 
-    def _new(self, cell: _Cell) -> Any:
+    def _new(self, cell: _DoubleBuffer) -> Any:
         # Read by calls, which end at the end of a file that somebody has cut off; memory does not.
         data = cell.read(self._descriptor)
         if not data.startswith(self.address.token) or self._seen.get(cell) == data:
@@ -111,12 +111,14 @@ class PageReader:
 
 
 @contextmanager
-def open_page() -> Iterator[PageReader]:
+def open_page() -> Iterator[SharedProgressReader]:
     """A page for one job; it goes with the block. On Linux it goes with this process, too, however
     that ends: it is no file on any disk."""
     with _file() as (descriptor, path):
         os.ftruncate(descriptor, SIZE)
-        yield PageReader(descriptor, PageAddress(path, secrets.token_bytes(_TOKEN)))
+        yield SharedProgressReader(
+            descriptor, SharedProgressAddress(path, secrets.token_bytes(_TOKEN))
+        )
 
 
 @contextmanager
@@ -132,11 +134,11 @@ def _file() -> Iterator[tuple[int, str]]:
         yield file.fileno(), file.name
 
 
-class PageWriter:
+class SharedProgressWriter:
     """The process's side: opened with the first word that is to be written."""
 
-    def __init__(self, address: PageAddress) -> None:
-        self.notebook = Notebook(self._write)
+    def __init__(self, address: SharedProgressAddress) -> None:
+        self.notebook = ProgressBuffer(self._write)
         self._address = address
         self._turn = threading.Lock()
         self._memory: mmap.mmap | None = None
@@ -172,9 +174,9 @@ class PageWriter:
 
 
 @contextmanager
-def writing_to(address: PageAddress) -> Iterator[Notebook]:
+def writing_to(address: SharedProgressAddress) -> Iterator[ProgressBuffer]:
     """A notebook that is written to that page."""
-    writer = PageWriter(address)
+    writer = SharedProgressWriter(address)
     try:
         yield writer.notebook
     finally:

@@ -14,8 +14,13 @@ from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerUnavailable, SchemaOutdated
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.runtime.endings import CalledOff, Ending, Released, finish_request
-from switchyard.services.engine.runtime.running import RunningJob, TakenOver
+from switchyard.services.engine.runtime.endings import (
+    CancelledWhileRunning,
+    Ending,
+    Released,
+    finish_request,
+)
+from switchyard.services.engine.runtime.running import ClaimLost, RunningJob
 
 T = TypeVar("T")
 
@@ -34,21 +39,21 @@ class Recorder:
     async def record(self, job: RunningJob, ending: Ending) -> tuple[Ending, list[str]]:
         """Record how the attempt has ended. Gives that as the ledger has it, which may know of a
         cancel that was not heard here, and the jobs that had waited for it and are due now.
-        Raises TakenOver."""
+        Raises ClaimLost."""
         now = self.ledger.clock.time()
         request = finish_request(job.message, job.claim_id, ending, now=now)
         noted = await self.until_reached(lambda: self.ledger.jobs.finish(request))
         if noted is None:
-            raise TakenOver(f"its end as {request.state} does not count")
-        return CalledOff() if noted.state is State.CANCELLED else ending, noted.due
+            raise ClaimLost(f"its end as {request.state} does not count")
+        return CancelledWhileRunning() if noted.state is State.CANCELLED else ending, noted.due
 
     async def is_wanted(self, job: RunningJob) -> bool:
         """Whether the job, which is to be retried or dead, was not called off meanwhile. Asked
         before that is published, which nothing could take back; the end itself the ledger checks.
-        Raises TakenOver when the claim does not hold any more."""
+        Raises ClaimLost when the claim does not hold any more."""
         record = await self.until_reached(lambda: self.ledger.job_reads.get(job.message.job_id))
         if record is not None and record.claim_id != job.claim_id:
-            raise TakenOver(f"by {record.worker_id}")
+            raise ClaimLost(f"by {record.worker_id}")
         return record is None or record.cancel_asked_at is None
 
     async def release(self, job: RunningJob) -> None:

@@ -11,9 +11,9 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.engine.jobs.retry import Delayed, Died, Failure, Succeeded
 from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.monitoring.job_events import PROGRESS, TEXT, announce
-from switchyard.services.engine.records.progress import Reported
-from switchyard.services.engine.runtime.endings import CalledOff, Ending
-from switchyard.services.engine.runtime.metering import Meter
+from switchyard.services.engine.records.progress import ReportedProgress
+from switchyard.services.engine.runtime.endings import CancelledWhileRunning, Ending
+from switchyard.services.engine.runtime.metering import AttemptMetrics
 from switchyard.services.engine.runtime.running import RunningJob
 
 TRACEBACK_LIMIT = 4_000
@@ -54,7 +54,7 @@ class Reporter:
     worker_id: str
     clock: Clock
     counters: Counters = field(default_factory=Counters)
-    meter: Meter | None = None
+    meter: AttemptMetrics | None = None
     """Counts for whoever scrapes; None where nobody does."""
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Reporter:
             self.meter.started(job.message, job.delivery.lane, self.clock.time())
         self._announce("started", job)
 
-    def progressed(self, job: RunningJob, said: Reported) -> None:
+    def progressed(self, job: RunningJob, said: ReportedProgress) -> None:
         """Its handler says how far it is, and the ledger has it."""
         self._announce(PROGRESS, job, said)
 
@@ -105,7 +105,7 @@ class Reporter:
                     error=ending.failure.message[:MESSAGE_LIMIT],
                 )
                 self._announce("dead", job)
-            case CalledOff():
+            case CancelledWhileRunning():
                 self.counters.cancelled += 1
                 self._log.info("cancelled")
                 self._announce("cancelled", job)
@@ -114,7 +114,7 @@ class Reporter:
         self,
         event: str,
         job: RunningJob,
-        progress: Reported | None = None,
+        progress: ReportedProgress | None = None,
         text: tuple[str, int] | None = None,
     ) -> None:
         message = job.message

@@ -24,11 +24,11 @@ from switchyard.broker.errors import MalformedMessage
 from switchyard.broker.message import JobMessage
 from switchyard.services.common.settings import Settings
 from switchyard.services.common.traceparent import trace_id_of
-from switchyard.services.engine.jobs.context import JobContext, Shared
-from switchyard.services.engine.jobs.notebook import Notebook
+from switchyard.services.engine.jobs.context import JobContext, ProcessResources
+from switchyard.services.engine.jobs.notebook import ProgressBuffer
 from switchyard.services.engine.jobs.registry import JobType, Registry, UnknownJobType
 from switchyard.services.engine.jobs.retry import Decision, Delayed, Died, Failure, decide
-from switchyard.services.engine.jobs.speech import Speech
+from switchyard.services.engine.jobs.speech import OutputStream
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import (
     LedgerClosed,
@@ -40,19 +40,19 @@ from switchyard.services.engine.records.errors import (
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.runtime.claiming import Claims
 from switchyard.services.engine.runtime.endings import (
-    CalledOff,
+    CancelledWhileRunning,
     Ending,
     classify,
+    inherit_join,
     unwritable,
-    within,
 )
 from switchyard.services.engine.runtime.execution import Executor
-from switchyard.services.engine.runtime.following import FollowUp
-from switchyard.services.engine.runtime.limiting import LimitEntry, LimitKeeper
-from switchyard.services.engine.runtime.noting import NoteTaker
+from switchyard.services.engine.runtime.following import FollowUpPublisher
+from switchyard.services.engine.runtime.limiting import Permit, PermitClient
+from switchyard.services.engine.runtime.noting import ProgressWriter
 from switchyard.services.engine.runtime.recording import Recorder
 from switchyard.services.engine.runtime.reporting import Reporter
-from switchyard.services.engine.runtime.running import RunningJob, TakenOver, is_from_outside
+from switchyard.services.engine.runtime.running import ClaimLost, RunningJob, is_from_outside
 from switchyard.services.engine.runtime.traced import attempting
 
 _LEDGER_AWAY = (LedgerUnavailable, LedgerMisconfigured, LedgerClosed, SchemaOutdated)
@@ -70,15 +70,15 @@ class Runner:
     registry: Registry
     ledger: Ledger
     claims: Claims
-    limits: LimitKeeper
+    limits: PermitClient
     executor: Executor
-    follow_up: FollowUp
+    follow_up: FollowUpPublisher
     recorder: Recorder
     reporter: Reporter
-    shared: Shared
+    shared: ProcessResources
 
     def __post_init__(self) -> None:
-        self._notes = NoteTaker(self.ledger)
+        self._notes = ProgressWriter(self.ledger)
         self._log = structlog.get_logger("worker")
 
     async def handle(self, delivery: Delivery) -> None:
@@ -127,18 +127,18 @@ class Runner:
 
     async def _enter(
         self, delivery: Delivery, message: JobMessage, task: Task | None
-    ) -> LimitEntry | None:
+    ) -> Permit | None:
         """Room in the limits of the job; None when it has to wait, and the delivery is settled."""
         if task is None or not task[0].limits:
-            return LimitEntry()
+            return Permit()
         expires_at = self.claims.runs_until(delivery, message)
         if expires_at is None:
             await self.ledger.limits.wait_no_longer(message.job_id)
-            return LimitEntry()
+            return Permit()
         return await self.limits.enter(delivery, message, *task, expires_at)
 
     async def _claim_and_run(
-        self, delivery: Delivery, message: JobMessage, task: Task | None, entry: LimitEntry
+        self, delivery: Delivery, message: JobMessage, task: Task | None, entry: Permit
     ) -> None:
         try:
             job = await self.claims.claim(delivery, message, is_known=task is not None)
@@ -147,14 +147,14 @@ class Runner:
         finally:
             await self.limits.leave(entry)
 
-    async def _see_through(self, job: RunningJob, task: Task | None, entry: LimitEntry) -> None:
+    async def _see_through(self, job: RunningJob, task: Task | None, entry: Permit) -> None:
         """A job that has been claimed, from its run to its end."""
         try:
             with attempting(job) as tell:
                 ended = await self._attempt(job, task, entry)
                 ending, due = await self._conclude(job, ended)
                 tell(ending)
-        except TakenOver as error:
+        except ClaimLost as error:
             self._log.warning("another worker had taken over", why=str(error))
             job.delivery.ack()
         except _LEDGER_AWAY:
@@ -175,7 +175,7 @@ class Runner:
         finally:
             self.claims.close(job)
 
-    async def _attempt(self, job: RunningJob, task: Task | None, entry: LimitEntry) -> Any:
+    async def _attempt(self, job: RunningJob, task: Task | None, entry: Permit) -> Any:
         """The handler's answer, or a Failure, also of what stands between it and its run. None for
         a job that has its verdict."""
         try:
@@ -192,13 +192,13 @@ class Runner:
         """Publish what follows from the attempt, and record it; how it ends, and the jobs that are
         due now. An end that can't be written is replaced by one that can: a dead letter.
 
-        Raises TakenOver, LedgerError where the ledger is away.
+        Raises ClaimLost, LedgerError where the ledger is away.
         """
         try:
             ending, jobs = self._classify(job, ended)
-            ending = await self.follow_up.publish(job, ending, within(job.join_id, jobs))
+            ending = await self.follow_up.publish(job, ending, inherit_join(job.join_id, jobs))
             return await self.recorder.record(job, ending)
-        except (TakenOver, *_LEDGER_AWAY):
+        except (ClaimLost, *_LEDGER_AWAY):
             raise
         except BaseException as error:
             if is_from_outside(error):
@@ -208,7 +208,7 @@ class Runner:
         ending = await self.follow_up.publish(job, died, ())
         try:
             return await self.recorder.record(job, ending)
-        except (TakenOver, *_LEDGER_AWAY):
+        except (ClaimLost, *_LEDGER_AWAY):
             raise
         except BaseException as error:
             if is_from_outside(error):
@@ -223,7 +223,7 @@ class Runner:
         failure = Failure.of(error)
         self._log_failure("job failed outside of its handler", failure)
         metadata = job.message.metadata
-        ending: Decision | CalledOff = decide(
+        ending: Decision | CancelledWhileRunning = decide(
             failure,
             attempts=metadata.attempts,
             max_attempts=metadata.max_attempts,
@@ -278,7 +278,7 @@ class Runner:
             return None
         return job_type, job_type.validate(message.payload)
 
-    async def _confirm(self, job: RunningJob, entry: LimitEntry) -> None:
+    async def _confirm(self, job: RunningJob, entry: Permit) -> None:
         """See that a job that is claimed has the room that it needs; else it has a verdict. Without
         the ledger it runs: it is claimed, and one job too many does less harm."""
         job.usage = entry.usage
@@ -302,9 +302,9 @@ class Runner:
         job_type: JobType,
         payload: BaseModel,
         last_checkpoint: Any,
-        notebook: Notebook,
+        notebook: ProgressBuffer,
     ) -> Any:
-        speech = Speech(partial(self.reporter.wrote, job))
+        speech = OutputStream(partial(self.reporter.wrote, job))
         ctx = JobContext(
             message=job.message,
             lane=job.delivery.lane,
@@ -329,7 +329,7 @@ class Runner:
                 raise
             if job.handler is not None:
                 job.handler.uncancel()
-            job.verdict = CalledOff()
+            job.verdict = CancelledWhileRunning()
             return None
         finally:
             speech.end()

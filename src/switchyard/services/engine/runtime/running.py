@@ -9,10 +9,10 @@ from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.jobs.context import Usage
 from switchyard.services.engine.jobs.retry import Delayed, Died
-from switchyard.services.engine.runtime.endings import CalledOff
+from switchyard.services.engine.runtime.endings import CancelledWhileRunning
 
 
-class TakenOver(Exception):
+class ClaimLost(Exception):
     """Another worker has taken the job over meanwhile: what this attempt came to does not count."""
 
 
@@ -47,7 +47,7 @@ class RunningJob:
     """An earlier attempt has kept where it was."""
     join_id: str | None = None
     """The job that waits for this one."""
-    verdict: Delayed | Died | CalledOff | None = None
+    verdict: Delayed | Died | CancelledWhileRunning | None = None
     """How it ends, where that is not for the handler to say."""
     handler: asyncio.Task[None] | None = None
     """The task in which the handler runs, while it does."""

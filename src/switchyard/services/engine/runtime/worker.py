@@ -11,30 +11,30 @@ from typing import Any
 
 import structlog
 
-from switchyard.broker.background import Background, end_tasks
+from switchyard.broker.background import TaskSupervisor, end_tasks
 from switchyard.broker.consume.consumer import LaneConsumer
 from switchyard.broker.lanes import LANES, Lane, queue_name
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.link import Link
-from switchyard.services.common.errors import Unknown
+from switchyard.services.common.errors import NotFoundError
 from switchyard.services.common.instance import new_instance_id, process_mark
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.context import Shared
+from switchyard.services.engine.jobs.context import ProcessResources
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.jobs.retry import RetryPolicy
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
 from switchyard.services.engine.monitoring.metrics import Metrics, show_publishes
-from switchyard.services.engine.monitoring.waiting import once_there
+from switchyard.services.engine.monitoring.waiting import wait_until_available
 from switchyard.services.engine.monitoring.worker_status import BEATS_PER_TAKEOVER
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.runtime.claiming import Claims
 from switchyard.services.engine.runtime.control import ControlListener
 from switchyard.services.engine.runtime.execution import Executor
-from switchyard.services.engine.runtime.following import FollowUp
-from switchyard.services.engine.runtime.gathering import Crowd
-from switchyard.services.engine.runtime.limiting import LimitKeeper
-from switchyard.services.engine.runtime.metering import Meter, WorkerGauges
+from switchyard.services.engine.runtime.following import FollowUpPublisher
+from switchyard.services.engine.runtime.gathering import PermitRequestBatcher
+from switchyard.services.engine.runtime.limiting import PermitClient
+from switchyard.services.engine.runtime.metering import AttemptMetrics, WorkerGauges
 from switchyard.services.engine.runtime.recording import Recorder
 from switchyard.services.engine.runtime.reporting import Reporter
 from switchyard.services.engine.runtime.runner import Runner
@@ -52,12 +52,12 @@ LANE_WORKER_PRIORITY = 10
 jobs first, the general workers what it can't take."""
 
 
-class UnknownWorker(Unknown):
+class UnknownWorker(NotFoundError):
     """No job type is worked by this kind of worker, or not in that lane."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class WorkerPlan:
     """What one kind of worker consumes."""
 
     kind: str
@@ -72,14 +72,14 @@ class Share:
         return [queue_name(lane, self.kind) for lane in self.lanes]
 
 
-def share_of(
+def plan_for(
     registry: Registry,
     kind: str,
     *,
     lanes: Sequence[str] | None = None,
     slots: int,
     reserve: int | None = None,
-) -> Share:
+) -> WorkerPlan:
     """What a worker of that kind consumes, in the lanes named or in all that it has.
 
     `reserve` None means 1 where there are two slots or more. Raises UnknownWorker.
@@ -98,7 +98,7 @@ def share_of(
         )
     chosen = tuple(lane for lane in possible if lanes is None or lane in lanes)
     most = slots - 1
-    return Share(
+    return WorkerPlan(
         kind=kind,
         lanes=chosen,
         slots=slots,
@@ -107,7 +107,7 @@ def share_of(
     )
 
 
-def _processes(share: Share, registry: Registry) -> int:
+def _processes(share: WorkerPlan, registry: Registry) -> int:
     """How many the worker may have beside itself. All are started with the first job that needs
     one: jobs that only wait for servers are many more than this host could bear."""
     if any(each.worker == share.kind and each.isolation == "process" for each in registry):
@@ -123,7 +123,7 @@ class Worker:
         settings: Settings,
         registry: Registry,
         ledger: Ledger,
-        shares: Iterable[Share],
+        shares: Iterable[WorkerPlan],
         *,
         lanes: tuple[Lane, ...] = LANES,
         executor: Callable[[int], Executor] = Executor,
@@ -141,16 +141,16 @@ class Worker:
         self._ledger_away = asyncio.Event()
         self._link = Link(settings.require_amqp_url(), f"worker {self.worker_id}", self._log)
         self._publisher = Publisher(settings, name=f"worker {self.worker_id} publisher")
-        self._shared = Shared()
+        self._shared = ProcessResources()
         kinds = [share.kind for share in self._shares]
-        meter = None if metrics is None else Meter(metrics, registry, kinds)
+        meter = None if metrics is None else AttemptMetrics(metrics, registry, kinds)
         reporter = Reporter(self._publisher, self.worker_id, ledger.clock, meter=meter)
         self.counters = reporter.counters
         recorder = Recorder(ledger, self._on_ledger_away)
         policy = RetryPolicy.over(settings.retry_delays)
-        follow_up = FollowUp(self._publisher, recorder, policy, self.worker_id)
-        gathering = Crowd(min((share.slots for share in self._shares), default=1))
-        self._limits = LimitKeeper(ledger, follow_up, self.counters, settings.limits, gathering)
+        follow_up = FollowUpPublisher(self._publisher, recorder, policy, self.worker_id)
+        gathering = PermitRequestBatcher(min((share.slots for share in self._shares), default=1))
+        self._limits = PermitClient(ledger, follow_up, self.counters, settings.limits, gathering)
         self._executors = [executor(_processes(share, registry)) for share in self._shares]
         self._runners = [
             Runner(
@@ -218,7 +218,7 @@ class Worker:
 
     async def _is_registered(self, stopping: asyncio.Task[bool]) -> bool:
         """Whether the ledger knows this worker; not if it is stopped before the ledger is there."""
-        registering = asyncio.create_task(once_there("ledger", self._register))
+        registering = asyncio.create_task(wait_until_available("ledger", self._register))
         await asyncio.wait((stopping, registering), return_when=asyncio.FIRST_COMPLETED)
         if registering.done():
             registering.result()
@@ -228,7 +228,7 @@ class Worker:
 
     async def _work(self, stopping: asyncio.Task[bool]) -> None:
         self._publisher.connect_soon()  # the first events, too, are to be heard
-        background = Background(self._log)
+        background = TaskSupervisor(self._log)
         # Without these two, a worker looks alive and is not.
         background.start("beat", self._beat, vital=True)
         background.start("watch ledger", self._watch_ledger, vital=True)

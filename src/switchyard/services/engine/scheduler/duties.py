@@ -9,7 +9,7 @@ from functools import partial
 
 import structlog
 
-from switchyard.broker.errors import BrokerAway, WrongSystem
+from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.files.storage_errors import StorageError
@@ -20,7 +20,7 @@ from switchyard.services.engine.identity.broker import advance_broker
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.engine.redrive.returning import LOOK, Returner
+from switchyard.services.engine.redrive.returning import LOOK, DisplacedJobReturner
 from switchyard.services.engine.runtime.limiting import call
 from switchyard.services.engine.schedules.firing import ScheduleRunner
 from switchyard.services.engine.wings import brought
@@ -30,7 +30,7 @@ GENERATION_INTERVAL = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SchedulerIntervals:
     """How often a scheduler looks, and how long it waits before it steps in; all in seconds."""
 
     turn: float = 0.5
@@ -61,7 +61,7 @@ class DutyContext:
     registry: Registry
     ledger: Ledger
     publisher: Publisher
-    pace: Pace
+    pace: SchedulerIntervals
     lanes: tuple[Lane, ...] = LANES
     refuse: Callable[[WrongSystem], None] = lambda _: None
     """Ends the scheduler: broker and ledger do not belong together."""
@@ -93,7 +93,7 @@ async def run_duty(duty: PeriodicDuty, log: structlog.stdlib.BoundLogger) -> Non
     while True:
         try:
             await duty.run()
-        except (BrokerAway, LedgerError, StorageError) as error:
+        except (BrokerUnavailable, LedgerError, StorageError) as error:
             log.warning("duty postponed", duty=duty.name, error=str(error))
         await asyncio.sleep(duty.interval)
 
@@ -103,7 +103,9 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     settings, registry, ledger = context.settings, context.registry, context.ledger
     publisher, pace = context.publisher, context.pace
     indexer = DeadLetterIndexer(settings, ledger, registry)
-    returner = Returner(settings, registry, ledger, publisher, context.lanes, look=pace.displaced)
+    returner = DisplacedJobReturner(
+        settings, registry, ledger, publisher, context.lanes, look=pace.displaced
+    )
     schedules = ScheduleRunner(settings, registry, ledger, publisher, look=pace.turn)
     yield PeriodicDuty("index of dead letters", indexer.run)
     yield PeriodicDuty("generations", partial(_advance, context), GENERATION_INTERVAL)

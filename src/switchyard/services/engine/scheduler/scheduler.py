@@ -13,8 +13,8 @@ from functools import partial
 
 import structlog
 
-from switchyard.broker.background import Background
-from switchyard.broker.errors import BrokerAway, WrongSystem
+from switchyard.broker.background import TaskSupervisor
+from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.instance import new_instance_id
@@ -26,11 +26,16 @@ from switchyard.services.engine.ledger.leases import SCHEDULER
 from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
 from switchyard.services.engine.monitoring.metrics import Metrics, show_publishes
-from switchyard.services.engine.publishing.recorded import Refusals, publish_recorded
+from switchyard.services.engine.publishing.recorded import RefusalLog, publish_recorded
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.scheduler.duties import DutyContext, Pace, load_duties, run_duty
+from switchyard.services.engine.scheduler.duties import (
+    DutyContext,
+    SchedulerIntervals,
+    load_duties,
+    run_duty,
+)
 
 BATCH = 500
 LAST_GENERATION_TIMEOUT = 2.0
@@ -39,7 +44,7 @@ hold up the end."""
 
 
 @dataclass(slots=True)
-class Turn:
+class TickResult:
     """What one turn has published."""
 
     scheduled: int = 0
@@ -47,9 +52,9 @@ class Turn:
     lost: int = 0
     refused: int = 0
 
-    def plus(self, other: Turn) -> Turn:
+    def plus(self, other: TickResult) -> TickResult:
         """Both together."""
-        return Turn(
+        return TickResult(
             self.scheduled + other.scheduled,
             self.outbox + other.outbox,
             self.lost + other.lost,
@@ -66,7 +71,7 @@ class Scheduler:
         registry: Registry,
         ledger: Ledger,
         *,
-        pace: Pace | None = None,
+        pace: SchedulerIntervals | None = None,
         metrics: Metrics | None = None,
         lanes: tuple[Lane, ...] = LANES,
     ) -> None:
@@ -75,20 +80,20 @@ class Scheduler:
         """Set while this instance has the lease."""
         self._settings = settings
         self._ledger = ledger
-        self._pace = pace or Pace()
+        self._pace = pace or SchedulerIntervals()
         self._publisher = Publisher(settings, name="scheduler")
         self._duties = load_duties(
             DutyContext(
                 settings, registry, ledger, self._publisher, self._pace, lanes, self._refuse
             )
         )
-        self._refusals = Refusals()
+        self._refusals = RefusalLog()
         self._published_again: set[str | None] = set()
         """Claims of silent workers whose jobs were published again."""
         self._log = structlog.get_logger("scheduler").bind(scheduler=self.holder)
         self._stopping = asyncio.Event()
         self._refused: WrongSystem | None = None
-        self._total = Turn()
+        self._total = TickResult()
         if metrics is not None:
             show_publishes(metrics, self._publisher.counts)
             metrics.show(self._shown)
@@ -105,12 +110,12 @@ class Scheduler:
     async def run(self) -> None:
         """Stand by for the lease, then do the work, until `stop`. Raises WrongSystem when
         the broker has become another system's."""
-        background: Background | None = None
+        background: TaskSupervisor | None = None
         try:
             while not self._stopping.is_set():
                 if await self._hold_lease():
                     if background is None:
-                        background = Background(self._log)
+                        background = TaskSupervisor(self._log)
                         for duty in self._duties:
                             background.start(duty.name, partial(run_duty, duty, self._log))
                     try:
@@ -148,7 +153,7 @@ class Scheduler:
                 await advance_broker(self._settings, self._ledger)
         except WrongSystem as error:
             self._refuse(error)
-        except (BrokerAway, LedgerError, TimeoutError) as error:
+        except (BrokerUnavailable, LedgerError, TimeoutError) as error:
             self._log.warning("no last generation of the system id", error=str(error))
 
     def stop(self) -> None:
@@ -159,9 +164,9 @@ class Scheduler:
         """Close the connection to the broker; `run` does so at its end."""
         await self._publisher.close()
 
-    async def turn(self) -> Turn:
+    async def turn(self) -> TickResult:
         """Publish everything that is due now. Raises LedgerUnavailable."""
-        turn = Turn()
+        turn = TickResult()
         moment = self._ledger.clock.time()
         old = moment - self._pace.pending
         turn.scheduled = await self._publish_due(
@@ -183,7 +188,7 @@ class Scheduler:
         return turn
 
     async def _publish_due(
-        self, fetch: Callable[..., Awaitable[list[JobRecord]]], turn: Turn
+        self, fetch: Callable[..., Awaitable[list[JobRecord]]], turn: TickResult
     ) -> int:
         """Publish a batch of what is due, and as long as a batch runs into full queues one more
         without these: jobs that wait for room do not stand in the way of others."""
@@ -209,7 +214,7 @@ class Scheduler:
         gone = {each for each in held if states.get(each) is not State.PENDING}
         return [each for each in due if each.id not in gone]
 
-    async def _publish_silent(self, turn: Turn) -> int:
+    async def _publish_silent(self, turn: TickResult) -> int:
         """Publish what silent workers run, once for each claim.
 
         The claims stay: whoever gets a copy takes the job over by the same rules as ever, which
@@ -222,7 +227,7 @@ class Scheduler:
         self._published_again |= {record.claim_id for record in fresh if record.id in accepted}
         return len(accepted)
 
-    async def _publish(self, records: list[JobRecord], turn: Turn) -> list[str]:
+    async def _publish(self, records: list[JobRecord], turn: TickResult) -> list[str]:
         """Publish recorded jobs, and say which the broker took. Those that it refuses keep their
         state and come again."""
         if not records:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import NAMESPACE_URL, uuid5
 
-from switchyard.services.common.errors import Unknown, WrongState
+from switchyard.services.common.errors import ConflictError, NotFoundError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
@@ -29,11 +29,11 @@ _OWNERS = {
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/schedules")
 
 
-class UnknownSchedule(Unknown):
+class UnknownSchedule(NotFoundError):
     """There is no schedule of that name."""
 
 
-class ScheduleConflict(WrongState):
+class ScheduleConflict(ConflictError):
     """The name is taken, or the schedule is not to be changed here; the text says why."""
 
 

@@ -39,7 +39,7 @@ class InvalidSchedule(InvalidInput):
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class DueTimes:
     """What becomes of the due times that have passed."""
 
     fired: tuple[float, ...]
@@ -109,7 +109,9 @@ class CronRule:
             "not only on those that fit both."
         )
 
-    def passed(self, since: float, now: float, *, jitter: float, grace: float, name: str) -> Passed:
+    def passed(
+        self, since: float, now: float, *, jitter: float, grace: float, name: str
+    ) -> DueTimes:
         """What becomes of the due times from `since`, which is one, until now.
 
         Those of the last AT_ONCE seconds are fired, each of them. Where there are none, the last
@@ -120,7 +122,7 @@ class CronRule:
         for number, due in enumerate(self._from(since)):
             age = now - put_off(name, due, jitter)
             if age < 0:
-                return Passed(tuple(fired), (first_missed, missed) if missed else None, due)
+                return DueTimes(tuple(fired), (first_missed, missed) if missed else None, due)
             if fired and now - put_off(name, fired[-1], jitter) > AT_ONCE:
                 fired.pop()  # it was the last one until now
                 missed += 1
@@ -133,7 +135,7 @@ class CronRule:
         # Nobody was there for long: what is left of it is not gone through.
         recent = self.after(max(now - AT_ONCE - jitter, since))
         rest = self.passed(recent, now, jitter=jitter, grace=grace, name=name)
-        return Passed(rest.fired, (first_missed, missed + len(fired)), rest.next_at)
+        return DueTimes(rest.fired, (first_missed, missed + len(fired)), rest.next_at)
 
     def _from(self, due: float) -> Iterator[float]:
         while True:

@@ -21,8 +21,8 @@ from switchyard.services.engine.jobs.retry import Decision, Delayed, Died, Failu
 from switchyard.services.engine.ledger import Ledger, upgrade
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.engine.records.joins import JoinedJob
-from switchyard.services.engine.records.limits import Need
-from switchyard.services.engine.records.progress import Reported
+from switchyard.services.engine.records.limits import PermitDemand
+from switchyard.services.engine.records.progress import ReportedProgress
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.runtime.attempt import attempt_alone
@@ -43,11 +43,11 @@ class JobRun:
     """Succeeded, Delayed or Died, as `switchyard.services.engine.jobs.retry.decide` says."""
     seconds: float
     """How long the handler ran."""
-    progress: Reported | None = None
+    progress: ReportedProgress | None = None
     """The last that it said of its progress: `fraction` and `note`."""
     checkpoint: Any = None
     """What it gave to `ctx.checkpoint` last: hand it to the next run as `last_checkpoint`."""
-    needs: tuple[Need, ...] = ()
+    needs: tuple[PermitDemand, ...] = ()
     """What it would need room for in its limits: `name`, `key`, `room`, `tokens`. In a test there
     is always room; a job that could never have any is dead, as in production."""
     used_tokens: int | None = None

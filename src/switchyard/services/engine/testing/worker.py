@@ -29,7 +29,7 @@ from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import FINISHED
 from switchyard.services.engine.runtime.execution import Executor
-from switchyard.services.engine.runtime.worker import Worker, share_of
+from switchyard.services.engine.runtime.worker import Worker, plan_for
 from switchyard.services.engine.testing.running import own_settings
 
 RETRY_DELAYS = (0.1, 0.2, 0.4)
@@ -40,7 +40,7 @@ LOOK = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class HandlerRun:
     """One run of a handler."""
 
     job_id: str
@@ -63,7 +63,7 @@ class TestWorker:
         ledger: Ledger,
         jobs: JobPublisher,
         working: asyncio.Task[None],
-        ran: list[Ran],
+        ran: list[HandlerRun],
     ) -> None:
         self.settings = settings
         self.ledger = ledger
@@ -162,13 +162,13 @@ async def open_worker(
 async def _working(
     settings: Settings, registry: Registry, ledger: Ledger
 ) -> AsyncIterator[TestWorker]:
-    ran: list[Ran] = []
+    ran: list[HandlerRun] = []
     kinds = sorted({job_type.worker for job_type in registry})
     worker = Worker(
         settings,
         registry,
         ledger,
-        [share_of(registry, kind, slots=SLOTS) for kind in kinds],
+        [plan_for(registry, kind, slots=SLOTS) for kind in kinds],
         executor=lambda slots: _Watched(slots, ran),
     )
     async with Publisher(settings, name="test") as publisher:
@@ -189,7 +189,7 @@ async def _working(
 class _Watched(Executor):
     """Notes what has run."""
 
-    def __init__(self, processes: int, ran: list[Ran]) -> None:
+    def __init__(self, processes: int, ran: list[HandlerRun]) -> None:
         super().__init__(processes)
         self._ran = ran
 
@@ -198,6 +198,6 @@ class _Watched(Executor):
     ) -> Any:
         answer = await super().run(job_type, payload, ctx, suspect=suspect)
         self._ran.append(
-            Ran(ctx.job_id, job_type.name, ctx.attempt, dict(ctx.message.payload), answer)
+            HandlerRun(ctx.job_id, job_type.name, ctx.attempt, dict(ctx.message.payload), answer)
         )
         return answer

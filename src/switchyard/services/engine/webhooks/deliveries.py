@@ -36,7 +36,7 @@ class InvalidDelivery(InvalidInput):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DeliveryJob:
     """The job that a delivery asks for."""
 
     routing_key: str
@@ -68,7 +68,7 @@ def delivery_key(source: str, body: bytes) -> str:
     return f"webhook/{source}/{hashlib.sha256(body).hexdigest()}"
 
 
-def github_job(event: str, body: bytes) -> Wanted | Ignored:
+def github_job(event: str, body: bytes) -> DeliveryJob | Ignored:
     """What GitHub tells: a release, a push to the default branch, a repository that has changed, a
     star. Only the body is signed: one that is of another event than the header says is nobody's
     delivery. Raises InvalidDelivery."""
@@ -93,7 +93,7 @@ def github_job(event: str, body: bytes) -> Wanted | Ignored:
         if told["starred_at"] is None:
             return Ignored("a star that was taken back")
         key = f"webhook/github/star/{name}/{int(_moment(told['starred_at']) // STAR_WINDOW)}"
-    return Wanted(f"{LANE}.ingest_github", {"repository": name}, key)
+    return DeliveryJob(f"{LANE}.ingest_github", {"repository": name}, key)
 
 
 def _moment(told: object) -> float:

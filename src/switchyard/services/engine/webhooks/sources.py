@@ -25,9 +25,9 @@ from switchyard.services.common.toml_file import InvalidToml, read_toml
 from switchyard.services.engine.backfill.template import MissingField, Unfillable, render
 from switchyard.services.engine.jobs.registry import Registry, UnknownJobType
 from switchyard.services.engine.webhooks.deliveries import (
+    DeliveryJob,
     Ignored,
     InvalidDelivery,
-    Wanted,
     delivery_key,
     parsed,
 )
@@ -59,7 +59,7 @@ class WebhookSource(BaseModel):
     """The header with the delivery's id. It is not signed: leave it out, and the same bytes are
     the same delivery."""
 
-    def job(self, name: str, body: bytes, delivery_id: str | None) -> Wanted | Ignored:
+    def job(self, name: str, body: bytes, delivery_id: str | None) -> DeliveryJob | Ignored:
         """The job that a delivery asks for. Raises InvalidDelivery."""
         told = parsed(body)
         for field, values in self.when.items():
@@ -74,7 +74,7 @@ class WebhookSource(BaseModel):
         except Unfillable as error:
             raise InvalidDelivery(str(error)) from error
         key = delivery_key(name, body if delivery_id is None else delivery_id.encode() + b"\n")
-        return Wanted(self.routing_key, payload, key)
+        return DeliveryJob(self.routing_key, payload, key)
 
 
 class WebhookSources:

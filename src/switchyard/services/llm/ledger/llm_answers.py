@@ -14,9 +14,9 @@ from switchyard.services.engine.ledger.sql.dialect import clock, db_now, insert_
 from switchyard.services.engine.ledger.sql.tables import llm_answers
 from switchyard.services.llm.records.llm import (
     AnswerClaim,
-    AnswerClaimed,
-    AnswerKept,
-    AnswerUnderWay,
+    CacheHit,
+    LeaseAcquired,
+    LeaseHeld,
 )
 
 USED = 3600.0
@@ -46,7 +46,7 @@ class LlmAnswerRepository(Repository):
         if kept and row is not None and row.created_at > now - max_age:
             if row.used_at < now - USED:
                 connection.execute(update(llm_answers).where(mine).values(used_at=now))
-            return AnswerKept(row.created_at)
+            return CacheHit(row.created_at)
         claim = {"key": key, "holder": holder, "lease_until": now + ttl}
         free = or_(llm_answers.c.holder.is_(None), llm_answers.c.lease_until <= now)
         taken = connection.execute(
@@ -55,7 +55,7 @@ class LlmAnswerRepository(Repository):
             .on_conflict_do_update(index_elements=["key"], set_=claim, where=free)
             .returning(llm_answers.c.key)
         )
-        return AnswerClaimed() if taken.first() is not None else AnswerUnderWay()
+        return LeaseAcquired() if taken.first() is not None else LeaseHeld()
 
     @write
     def renew_llm_answer(self, connection: Connection, key: str, holder: str, ttl: float) -> bool:

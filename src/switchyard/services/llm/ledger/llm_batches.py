@@ -37,7 +37,7 @@ from switchyard.services.llm.ledger.batch_tables import (
     llm_batches,
 )
 from switchyard.services.llm.records.llm_batches import BatchItem, BatchState, ItemState, LlmBatch
-from switchyard.services.llm.records.spending import AskedBy, CallState, LlmCall
+from switchyard.services.llm.records.spending import CallState, LlmCall, Requester
 
 ENDED = (ItemState.ANSWERED.value, ItemState.LIVE.value)
 CALLED_AGAIN = 600.0
@@ -316,7 +316,7 @@ def _item(row: Row[Any]) -> BatchItem:
 
 def _call(kept: str) -> LlmCall:
     values = json.loads(kept)
-    values["asked_by"] = AskedBy(**values["asked_by"])
+    values["asked_by"] = Requester(**values["asked_by"])
     return LlmCall(**values | {"state": CallState(values["state"])})
 
 

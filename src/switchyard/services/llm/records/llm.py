@@ -10,7 +10,7 @@ TRIED = 5
 """Failures in a row from which a server gets one call at a time, until one is answered."""
 BRIEF_PAUSE = 5.0
 """Seconds of a pause that a request waits for in its worker; for a longer one its job goes back."""
-WAIT_FOR_SERVER = ("LlmAway", "LlmBusy", "LlmLimited")
+WAIT_FOR_SERVER = ("LlmUnreachable", "LlmSaturated", "LlmLimited")
 """Errors of requests that have gone back to wait for a server, and used up no attempt."""
 
 
@@ -88,20 +88,20 @@ class PauseEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerKept:
+class CacheHit:
     """The question was answered before."""
 
     created_at: float
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerClaimed:
+class LeaseAcquired:
     """Whoever got this is to ask."""
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerUnderWay:
+class LeaseHeld:
     """Somebody else is asking."""
 
 
-AnswerClaim = AnswerKept | AnswerClaimed | AnswerUnderWay
+AnswerClaim = CacheHit | LeaseAcquired | LeaseHeld

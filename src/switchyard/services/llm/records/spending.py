@@ -12,7 +12,7 @@ SPENT_BY: tuple[SpentBy, ...] = get_args(SpentBy)
 
 
 @dataclass(frozen=True, slots=True)
-class AskedBy:
+class Requester:
     """For whom a call is made; None where that is nobody's."""
 
     job_id: str | None = None
@@ -42,7 +42,7 @@ class LlmCall:
 
     id: str
     state: CallState
-    asked_by: AskedBy
+    asked_by: Requester
     provider: str
     """The server's name; empty for one that was saved."""
     model: str

@@ -8,7 +8,7 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
 
 
-async def kept_references(storage: Storage, document_id: str) -> dict[str, Any] | None:
+async def stored_references(storage: Storage, document_id: str) -> dict[str, Any] | None:
     """What a document cites: `references`, each with its `link` where that was looked for, and
     `citations`. None where nobody has looked for its references yet. Raises StorageError."""
     kept = await _json(storage, references_key(document_id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-from switchyard.services.common.errors import Unknown, WrongState
+from switchyard.services.common.errors import ConflictError, NotFoundError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
@@ -19,7 +19,7 @@ _MOMENT = 0.01
 """Seconds by which two of the same length differ at most, as sums of times are rounded."""
 
 
-class UnknownCrawl(Unknown):
+class UnknownCrawl(NotFoundError):
     """There is no crawl of that id."""
 
     def __init__(self, crawl_id: str) -> None:
@@ -28,7 +28,7 @@ class UnknownCrawl(Unknown):
         )
 
 
-class CrawlKeyTaken(WrongState):
+class CrawlKeyTaken(ConflictError):
     """The idempotency key was used before, for a crawl with other bounds."""
 
     def __init__(self, key: str, crawl_id: str) -> None:

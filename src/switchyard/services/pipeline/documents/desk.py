@@ -12,14 +12,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from switchyard.broker.wording import choices
-from switchyard.services.common.errors import InvalidInput, Unknown, WrongState
+from switchyard.broker.wording import suggest
+from switchyard.services.common.errors import ConflictError, InvalidInput, NotFoundError
 from switchyard.services.common.files.keys import figures_key, page_key, result_key, stage_key
 from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.common.files.uploads import Upload
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.jobs.together import together
+from switchyard.services.engine.jobs.together import gather_bounded
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.metrics import Metrics
 from switchyard.services.engine.publishing.preparing import JobRequest
@@ -27,10 +27,10 @@ from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.results import Document, Page
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.runtime.inline import InlineRunner
-from switchyard.services.pipeline.citations.kept import kept_references
-from switchyard.services.pipeline.documents.extractions import ExtractionDesk
-from switchyard.services.pipeline.documents.inbox import About, Inbox
-from switchyard.services.pipeline.documents.reference_orders import ReferenceDesk
+from switchyard.services.pipeline.citations.kept import stored_references
+from switchyard.services.pipeline.documents.extractions import ExtractionService
+from switchyard.services.pipeline.documents.inbox import UploadIntake, UploadMetadata
+from switchyard.services.pipeline.documents.reference_orders import ReferenceService
 from switchyard.services.pipeline.documents.runs import PipelineRuns, recorded_run
 from switchyard.services.pipeline.documents.status import STATES, DocumentStatus, status_of
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
@@ -43,7 +43,7 @@ _LOOKS = 20
 """Pages that are looked through for documents in a state, for one page of them."""
 
 
-class UnknownDocument(Unknown):
+class UnknownDocument(NotFoundError):
     """There is no document of that id, or its result was removed."""
 
 
@@ -51,7 +51,7 @@ class UnknownDocumentState(InvalidInput):
     """No document is ever in such a state."""
 
 
-class NotFinished(WrongState):
+class NotFinished(ConflictError):
     """There is no result yet, or there never will be one as things stand: see `status`."""
 
     def __init__(self, status: DocumentStatus) -> None:
@@ -85,12 +85,12 @@ class DocumentPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Desks:
+class DocumentServices:
     """What a process that serves documents needs."""
 
-    documents: DocumentDesk
-    extractions: ExtractionDesk
-    references: ReferenceDesk
+    documents: DocumentService
+    extractions: ExtractionService
+    references: ReferenceService
 
 
 @asynccontextmanager
@@ -100,39 +100,41 @@ async def open_desks(
     ledger: Ledger,
     jobs: JobPublisher | None,
     metrics: Metrics | None = None,
-) -> AsyncIterator[Desks]:
+) -> AsyncIterator[DocumentServices]:
     """The use cases, for as long as the process that serves them runs.
 
     Without `jobs` (no broker) the pipeline runs in this process, and `metrics` show it.
     """
     if jobs is not None:
-        yield _desks(ledger, Inbox(settings, jobs, None))
+        yield _desks(ledger, UploadIntake(settings, jobs, None))
         return
     async with InlineRunner(settings, registry, ledger, metrics=metrics) as runner:
-        yield _desks(ledger, Inbox(settings, runner, runner))
+        yield _desks(ledger, UploadIntake(settings, runner, runner))
 
 
-def _desks(ledger: Ledger, inbox: Inbox) -> Desks:
-    return Desks(
-        DocumentDesk(ledger, inbox), ExtractionDesk(ledger, inbox), ReferenceDesk(ledger, inbox)
+def _desks(ledger: Ledger, inbox: UploadIntake) -> DocumentServices:
+    return DocumentServices(
+        DocumentService(ledger, inbox),
+        ExtractionService(ledger, inbox),
+        ReferenceService(ledger, inbox),
     )
 
 
-class DocumentDesk:
+class DocumentService:
     """Where documents are handed in and asked for."""
 
-    def __init__(self, ledger: Ledger, inbox: Inbox) -> None:
+    def __init__(self, ledger: Ledger, inbox: UploadIntake) -> None:
         self._ledger = ledger
         self._runs = PipelineRuns(ledger)
         self.inbox = inbox
 
     # --- in ---------------------------------------------------------------------------------
 
-    async def submit(self, upload: Upload, about: About) -> Submitted:
+    async def submit(self, upload: Upload, about: UploadMetadata) -> Submitted:
         """Have the pipeline take up an upload, unless its content or source is known.
 
         A document that has failed is taken up anew. Inline, this returns when the pipeline has
-        ended. Raises as Inbox.start does.
+        ended. Raises as UploadIntake.start does.
         """
         submitted = await self._submit(upload, about)
         if self.inbox.is_inline:
@@ -159,7 +161,7 @@ class DocumentDesk:
         is_own = submitted.is_own and status.document_id == submitted.status.document_id
         return replace(submitted, status=status, is_own=is_own)
 
-    async def _submit(self, upload: Upload, about: About) -> Submitted:
+    async def _submit(self, upload: Upload, about: UploadMetadata) -> Submitted:
         document_id = document_id_of(upload.sha256)
         known = await PipelineLedger(self._ledger).documents.find_document(
             upload.sha256, about.source
@@ -206,7 +208,7 @@ class DocumentDesk:
             if result is not None and result.get("unreadable_pages"):
                 found[document_id] = tuple(result["unreadable_pages"])
 
-        await together(map(one, sorted(set(document_ids))), at_once=_READ_AT_ONCE)
+        await gather_bounded(map(one, sorted(set(document_ids))), at_once=_READ_AT_ONCE)
         return found
 
     async def _status(self, document_id: str, document: Document | None) -> DocumentStatus:
@@ -267,7 +269,7 @@ class DocumentDesk:
         Raises UnknownDocument, also where that job has not run yet.
         """
         status = await self.status(document_id)
-        found = await kept_references(self.inbox.storage, status.document_id)
+        found = await stored_references(self.inbox.storage, status.document_id)
         if found is None:
             raise UnknownDocument(
                 f"the references of document {document_id} have not been looked for: publish "
@@ -343,7 +345,7 @@ class DocumentDesk:
         InvalidCursor, and ValueError for a limit that is none.
         """
         if state is not None and state not in STATES:
-            raise UnknownDocumentState(f"no document state {state!r}: {choices(state, STATES)}")
+            raise UnknownDocumentState(f"no document state {state!r}: {suggest(state, STATES)}")
         recorded = state if state in FINISHED_STATES else None
         not_states = FINISHED_STATES if state is not None and recorded is None else ()
         found: list[DocumentStatus] = []

@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from switchyard.services.common.errors import Unknown, WrongState
+from switchyard.services.common.errors import ConflictError, NotFoundError
 from switchyard.services.common.files.storage_errors import InvalidKey, NotStored
 from switchyard.services.common.files.uploads import Upload
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
-from switchyard.services.pipeline.documents.inbox import About, Inbox
+from switchyard.services.pipeline.documents.inbox import UploadIntake, UploadMetadata
 from switchyard.services.pipeline.workers.stages import EXTRACT
 
 
-class UnknownExtraction(Unknown):
+class UnknownExtraction(NotFoundError):
     """There is no extraction of that id, or its result was removed."""
 
 
-class ExtractionNotFinished(WrongState):
+class ExtractionNotFinished(ConflictError):
     """It has no result yet, or has failed: see `record`."""
 
     def __init__(self, record: JobRecord) -> None:
@@ -38,17 +38,18 @@ class Extraction:
     result: dict[str, Any] | None = None
 
 
-class ExtractionDesk:
+class ExtractionService:
     """Where texts are ordered and fetched."""
 
-    def __init__(self, ledger: Ledger, inbox: Inbox) -> None:
+    def __init__(self, ledger: Ledger, inbox: UploadIntake) -> None:
         self._ledger = ledger
         self.inbox = inbox
 
-    async def order(self, upload: Upload, about: About) -> Extraction:
+    async def order(self, upload: Upload, about: UploadMetadata) -> Extraction:
         """Have the text of an upload extracted. Inline, with its result.
 
-        Raises as Inbox.start does; inline ExtractionNotFinished for a file that can't be read.
+        Raises as UploadIntake.start does; inline ExtractionNotFinished for a file that can't be
+        read.
         """
         request = JobRequest(
             f"{about.lane}.{EXTRACT.name}",

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import uuid4
 
-from switchyard.services.common.errors import Failed
+from switchyard.services.common.errors import PermanentFailure
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import JobRequest
-from switchyard.services.pipeline.documents.inbox import Inbox
+from switchyard.services.pipeline.documents.inbox import UploadIntake
 
 
-class SamplesFailed(Failed):
+class SamplesFailed(PermanentFailure):
     """The job that makes samples has failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class SampleOrder:
     """Samples that will be made, by the job of that id."""
 
     job_id: str
@@ -28,7 +28,7 @@ class Ordered:
 
 async def order_samples(
     ledger: Ledger,
-    inbox: Inbox,
+    inbox: UploadIntake,
     *,
     count: int,
     seed: int,
@@ -36,7 +36,7 @@ async def order_samples(
     languages: Sequence[str],
     lane: Literal["hot", "backfill"] = "hot",
     asked_by: str = "api",
-) -> Ordered:
+) -> SampleOrder:
     """Have samples made and taken in. Inline, this returns when their pipelines have ended.
 
     Raises UnknownSample, StorageFull, SamplesFailed, and as JobPublisher.publish does.
@@ -53,9 +53,9 @@ async def order_samples(
     )
     published = await inbox.publish(request)
     if not inbox.is_inline:
-        return Ordered(published.job_id)
+        return SampleOrder(published.job_id)
     await inbox.see_through(published.job_id)
     record = await ledger.job_reads.get(published.job_id)
     if record is None or record.result is None:
         raise SamplesFailed((record and record.error_message) or "the samples were not made")
-    return Ordered(published.job_id, record.result["documents"])
+    return SampleOrder(published.job_id, record.result["documents"])

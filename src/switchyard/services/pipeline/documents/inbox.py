@@ -39,7 +39,7 @@ class InvalidAbout(InvalidInput):
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class UploadMetadata:
     """What a sender says of a file. Nothing of it is ever used as a path."""
 
     filename: str | None = None
@@ -61,7 +61,7 @@ class About:
         *,
         asked_by: str,
         may_read: bool = True,
-    ) -> About:
+    ) -> UploadMetadata:
         """From a form: `source`, `title`, `lane`, `notify_url`. Raises InvalidAbout for a field
         that does not exist, is too long, or names another lane."""
         said = {name: clean(value) for name, value in fields.items()}
@@ -108,7 +108,7 @@ def check_claim(source: str, registry: Registry) -> None:
         )
 
 
-class Inbox:
+class UploadIntake:
     """Takes uploads in and starts their jobs."""
 
     def __init__(self, settings: Settings, start: Starter, inline: InlineRunner | None) -> None:
@@ -140,7 +140,7 @@ class Inbox:
         metered = self._quota.metered(parts)
         return await receive(self.storage, metered, filename, charset, max_bytes=self.max_bytes)
 
-    def check(self, about: About) -> None:
+    def check(self, about: UploadMetadata) -> None:
         """Raises InvalidJob where nobody could be told of the end as it is asked for."""
         if about.notify_url is None:
             return
@@ -182,7 +182,7 @@ class Inbox:
         """Start a job that reads no upload. Raises as `start` does."""
         return await self._starter.publish(request)
 
-    async def tell_as_well(self, about: About, job_id: str) -> None:
+    async def tell_as_well(self, about: UploadMetadata, job_id: str) -> None:
         """Tell a sender of the end of a run that another has started: of the errors only one who
         may read. Raises as `start` does."""
         notice: dict[str, Any] = {"url": about.notify_url, "job_id": job_id}

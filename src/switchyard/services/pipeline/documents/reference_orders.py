@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import uuid4
 
-from switchyard.services.common.errors import Unknown
+from switchyard.services.common.errors import NotFoundError
 from switchyard.services.common.files.keys import extraction_key, job_folder, stage_key
 from switchyard.services.common.files.storage_errors import FileTooLarge, NotStored
 from switchyard.services.common.files.uploads import Upload
@@ -16,9 +16,9 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
-from switchyard.services.pipeline.citations.kept import kept_references
+from switchyard.services.pipeline.citations.kept import stored_references
 from switchyard.services.pipeline.documents.extractions import ExtractionNotFinished
-from switchyard.services.pipeline.documents.inbox import About, Inbox
+from switchyard.services.pipeline.documents.inbox import UploadIntake, UploadMetadata
 from switchyard.services.pipeline.workers.stages import LINK_CITATIONS, REFERENCE_STAGES
 
 Order = Literal["extract_references", "parse_references", "process_references"]
@@ -27,7 +27,7 @@ MAX_OUTPUT = 8 * 1024 * 1024
 """Bytes of an output that stands in a job's view."""
 
 
-class NoReferences(Unknown):
+class NoReferences(NotFoundError):
     """There is no job of that id that looks for references, or its result was removed."""
 
 
@@ -40,17 +40,17 @@ class StagesDone:
     completed: tuple[str, ...]
 
 
-class ReferenceDesk:
+class ReferenceService:
     """Where references are ordered and fetched."""
 
-    def __init__(self, ledger: Ledger, inbox: Inbox) -> None:
+    def __init__(self, ledger: Ledger, inbox: UploadIntake) -> None:
         self._ledger = ledger
         self.inbox = inbox
 
-    async def order_from_file(self, order: Order, upload: Upload, about: About) -> str:
+    async def order_from_file(self, order: Order, upload: Upload, about: UploadMetadata) -> str:
         """Start the job on an upload; gives its id. Inline, this returns when it has ended.
 
-        Raises as Inbox.start does.
+        Raises as UploadIntake.start does.
         """
         payload = about.payload(upload, "filename")
         request = _request(order, about, payload, upload.vouched)
@@ -62,7 +62,9 @@ class ReferenceDesk:
                 await self.inbox.discard(upload)
         return job_id
 
-    async def order_from_text(self, order: Order, payload: Mapping[str, Any], about: About) -> str:
+    async def order_from_text(
+        self, order: Order, payload: Mapping[str, Any], about: UploadMetadata
+    ) -> str:
         """Start the job on what the payload has, else the same. Raises InvalidPayload."""
         job_id = (await self.inbox.start_alone(_request(order, about, payload))).job_id
         await self.inbox.see_through(job_id)
@@ -121,7 +123,7 @@ class ReferenceDesk:
         document_id = record.payload.get("document_id")
         if document_id is None:
             return None
-        return await kept_references(self.inbox.storage, document_id)
+        return await stored_references(self.inbox.storage, document_id)
 
 
 def _has_output(record: JobRecord) -> bool:
@@ -131,7 +133,7 @@ def _has_output(record: JobRecord) -> bool:
 
 def _request(
     order: Order,
-    about: About,
+    about: UploadMetadata,
     payload: Mapping[str, Any],
     vouched: Mapping[str, Any] | None = None,
 ) -> JobRequest:

@@ -15,9 +15,9 @@ from typing import Any
 
 from switchyard.services.pipeline.ledger.graph_identity import is_telling
 from switchyard.services.pipeline.records.graph import (
-    Described,
     EdgeKind,
     NewEdge,
+    NodeDescription,
     NodeKind,
     ToldBy,
 )
@@ -90,7 +90,7 @@ def document_of(
     title: object,
     source: object = None,
     entry: Mapping[str, Any] | None = None,
-) -> Described:
+) -> NodeDescription:
     """A document, by its title, and by what its source says of it: `entry`, as arXiv's."""
     entry = entry or {}
     source_key = arxiv_key(source) if str(source or "").startswith("arxiv:") else None
@@ -105,11 +105,11 @@ def document_of(
         edges.append(NewEdge(EdgeKind.PUBLISHED_IN, venue, told_by="metadata"))
     for topic in _list(entry.get("categories"))[:TOPICS]:
         if name := tidy(topic, KEY):
-            about = Described(NodeKind.TOPIC, name, (key("topic", name.casefold()),))
+            about = NodeDescription(NodeKind.TOPIC, name, (key("topic", name.casefold()),))
             edges.append(NewEdge(EdgeKind.ABOUT, about, told_by="metadata"))
     words = compared(shown)
     named = _title_key(words, family, year)
-    return Described(
+    return NodeDescription(
         NodeKind.DOCUMENT,
         shown or document_id,
         (*keys, *_present([named])),
@@ -144,7 +144,7 @@ def cited_works(
     return edges
 
 
-def work_of(reference: Mapping[str, Any], told_by: ToldBy = "reference") -> Described | None:
+def work_of(reference: Mapping[str, Any], told_by: ToldBy = "reference") -> NodeDescription | None:
     """A work, by its fields as they stand in a parsed reference, or as a catalogue has told them;
     None where they name none."""
     keys = _present(
@@ -175,7 +175,7 @@ def work_of(reference: Mapping[str, Any], told_by: ToldBy = "reference") -> Desc
     ]
     if venue := _venue(tidy(reference.get("container"))):
         edges.append(NewEdge(EdgeKind.PUBLISHED_IN, venue))
-    return Described(
+    return NodeDescription(
         NodeKind.WORK,
         title or tidy(reference.get("text")) or keys[0],
         (*keys, *_present([named])),
@@ -192,7 +192,7 @@ def similar_documents(links: Iterable[Mapping[str, Any]]) -> list[NewEdge]:
     return [
         NewEdge(
             EdgeKind.SIMILAR,
-            Described(
+            NodeDescription(
                 NodeKind.DOCUMENT,
                 tidy(link.get("title")) or str(link["document_id"]),
                 document_id=str(link["document_id"]),
@@ -211,13 +211,13 @@ def _title_key(title: str, family: str, year: int | None) -> str | None:
     return key("title", f"{title}|{year}|{family}")
 
 
-def _author(family: str, given: str) -> Described | None:
+def _author(family: str, given: str) -> NodeDescription | None:
     """A person, who goes by the name as it is written: J. Roe and Jane Roe may be two."""
     words = compared(f"{family} {given}")
     if not words:
         return None
     shown = f"{given} {family}".strip()
-    return Described(NodeKind.AUTHOR, tidy(shown), (key("author", words),))
+    return NodeDescription(NodeKind.AUTHOR, tidy(shown), (key("author", words),))
 
 
 def _parted(name: str) -> tuple[str, str]:
@@ -229,13 +229,13 @@ def _parted(name: str) -> tuple[str, str]:
     return family, given
 
 
-def _venue(name: str) -> Described | None:
+def _venue(name: str) -> NodeDescription | None:
     """Where a work has appeared; what follows its name (volume, pages, year) is left out."""
     bare = re.split(r"[\s,(;:]+(?:vol|no|pp|p|art)?\.?\s*\(?\d", name, maxsplit=1, flags=re.I)[0]
     words = compared(bare)
     if not re.search(r"[^\W\d_]{2}", words):
         return None
-    return Described(NodeKind.VENUE, bare.strip(" .,"), (key("venue", words),))
+    return NodeDescription(NodeKind.VENUE, bare.strip(" .,"), (key("venue", words),))
 
 
 def _year(told: object) -> int | None:

@@ -15,7 +15,7 @@ from switchyard.services.pipeline.graph.describing import (
     similar_documents,
 )
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-from switchyard.services.pipeline.records.graph import Described, EdgeKind, NewEdge, NodeKind
+from switchyard.services.pipeline.records.graph import EdgeKind, NewEdge, NodeDescription, NodeKind
 
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.engine.ledger import Ledger
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the job types are imported without a database
 _ABOUT_ITSELF = (EdgeKind.WRITTEN_BY, EdgeKind.PUBLISHED_IN, EdgeKind.ABOUT)
 
 
-async def tell_document(
+async def upsert_document(
     ledger: Ledger,
     document_id: str,
     about: Mapping[str, Any],
@@ -51,11 +51,11 @@ async def tell_document(
     await PipelineLedger(ledger).graph.put_in_graph(document, edges)
 
 
-async def tell_similar(
+async def upsert_similar(
     ledger: Ledger, document_id: str, title: str | None, links: Iterable[Mapping[str, Any]]
 ) -> None:
     """Tell what a document is like, and nothing else of it. Raises LedgerUnavailable."""
-    document = Described(NodeKind.DOCUMENT, title or document_id, document_id=document_id)
+    document = NodeDescription(NodeKind.DOCUMENT, title or document_id, document_id=document_id)
     await PipelineLedger(ledger).graph.put_in_graph(
         document, {EdgeKind.SIMILAR: similar_documents(links)}
     )

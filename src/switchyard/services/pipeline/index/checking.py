@@ -8,13 +8,13 @@ from pathlib import Path
 from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.common.files.storage import directory_of
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.monitoring.check import Check, Finding, warning, well, wrong
-from switchyard.services.pipeline.index.chunk_index import IndexAway, way_back
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
+from switchyard.services.pipeline.index.chunk_index import IndexUnavailable, recovery_hint
 from switchyard.services.pipeline.index.embedder import is_offline
 from switchyard.services.pipeline.index.generations import Generation, Generations
 from switchyard.services.pipeline.index.opening import OpenIndex, open_index
 from switchyard.services.pipeline.index.probing import LEAST_ALIKE, REMEDY, other_vectors, probed
-from switchyard.services.pipeline.index.words import WORDING
+from switchyard.services.pipeline.index.words import TOKENIZER_VERSION
 
 TIMEOUT = 8.0
 """Seconds that a database or object store has to say what the index is, and then the server of its
@@ -24,14 +24,14 @@ HERE_TIMEOUT = 60.0
 slow."""
 
 
-async def index(settings: Settings) -> list[Check]:
+async def index(settings: Settings) -> list[Diagnostic]:
     """Whether it answers, is of the settings' embedder, and of the vectors that this makes. Nothing
     is made."""
     directory = directory_of(settings.vectors_url)
     seconds = TIMEOUT if directory is None else HERE_TIMEOUT
     try:
         if directory is not None and not _has_tables(directory):
-            return [well("index", "nothing has been indexed yet")]
+            return [ok("index", "nothing has been indexed yet")]
         async with open_index(settings) as opened:
             await opened.home.load()
             async with asyncio.timeout(seconds):
@@ -39,17 +39,17 @@ async def index(settings: Settings) -> list[Check]:
                 wording = await opened.home.wording(state.active)
             told = [_named(state, wanted), *_worded(wording, state)]
             return told + await _made(opened, state.active)
-    except (IndexAway, OSError) as error:  # TimeoutError among them
+    except (IndexUnavailable, OSError) as error:  # TimeoutError among them
         detail = str(error) or f"it has not answered within {seconds:g} s"
         remedy = (
             "see JOBS_INDEX_URL: is it right, does the database or object store run?"
             if directory is None
             else f"is the disk of {directory} away, or this host far too busy?"
         )
-        return [wrong("index", Finding.INDEX_AWAY, detail, remedy)]
+        return [failure("index", Finding.INDEX_AWAY, detail, remedy)]
     except PermanentError as error:
         remedy = "correct JOBS_INDEX_URL, or JOBS_EMBED_…"
-        return [wrong("index", Finding.INDEX_UNUSABLE, str(error), remedy)]
+        return [failure("index", Finding.INDEX_UNUSABLE, str(error), remedy)]
 
 
 def _has_tables(directory: Path) -> bool:
@@ -58,32 +58,32 @@ def _has_tables(directory: Path) -> bool:
     return directory.is_dir() and any(each.is_dir() for each in directory.iterdir())
 
 
-def _named(state: Generations, wanted: Generation) -> Check:
+def _named(state: Generations, wanted: Generation) -> Diagnostic:
     active = state.active
     if (active.embedder, active.dimensions) == (wanted.embedder, wanted.dimensions):
-        return well("index", f"it holds vectors of {active.embedder!r}, as the settings name")
+        return ok("index", f"it holds vectors of {active.embedder!r}, as the settings name")
     if any(each.embedder == wanted.embedder for each in state.written):
-        return well("index", f"it is being built anew for {wanted.embedder!r}")
+        return ok("index", f"it is being built anew for {wanted.embedder!r}")
     detail = (
         f"it holds vectors of {active.embedder!r}, and is searched with them; the settings name "
         f"{wanted.embedder!r}"
     )
-    back = way_back(active.embedder, active.dimensions)
+    back = recovery_hint(active.embedder, active.dimensions)
     return warning(
         "index", Finding.INDEX_EMBEDDER, detail, f"`jobctl index rebuild` for these; or {back}"
     )
 
 
-def _worded(wording: int | None, state: Generations) -> list[Check]:
+def _worded(wording: int | None, state: Generations) -> list[Diagnostic]:
     """Whether its words are kept as those of a query are looked for."""
-    if wording in (None, WORDING) or state.building is not None:
+    if wording in (None, TOKENIZER_VERSION) or state.building is not None:
         return []
     detail = "it keeps words as an earlier version did: `CO2` may not find `CO₂`"
     remedy = "jobctl index rebuild --force"
     return [warning("index words", Finding.INDEX_WORDS, detail, remedy)]
 
 
-async def _made(opened: OpenIndex, active: Generation) -> list[Check]:
+async def _made(opened: OpenIndex, active: Generation) -> list[Diagnostic]:
     """Whether a server still makes the vectors that are searched; nothing where none is asked, or
     where none of them is known."""
     if is_offline(active.embedder):
@@ -92,7 +92,7 @@ async def _made(opened: OpenIndex, active: Generation) -> list[Check]:
     try:
         async with asyncio.timeout(TIMEOUT):
             alike = await probed(opened.home, active, embedder)
-    except IndexAway:
+    except IndexUnavailable:
         raise
     except (RetryableError, TimeoutError) as error:
         detail = str(error) or f"it has not answered within {TIMEOUT:g} s"
@@ -101,5 +101,5 @@ async def _made(opened: OpenIndex, active: Generation) -> list[Check]:
     if alike is None:
         return []
     if alike < LEAST_ALIKE:
-        return [wrong("embedder", Finding.INDEX_VECTORS, other_vectors(active, alike), REMEDY)]
-    return [well("embedder", f"it makes the vectors that the index holds (likeness {alike:.2f})")]
+        return [failure("embedder", Finding.INDEX_VECTORS, other_vectors(active, alike), REMEDY)]
+    return [ok("embedder", f"it makes the vectors that the index holds (likeness {alike:.2f})")]

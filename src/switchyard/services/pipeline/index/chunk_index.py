@@ -28,7 +28,7 @@ class IndexMismatch(PermanentError):
     length."""
 
 
-class IndexAway(DependencyUnavailable):
+class IndexUnavailable(DependencyUnavailable):
     """What the index is kept in does not answer, or others were faster all the time. A job that
     meets it uses up no attempt."""
 
@@ -91,7 +91,7 @@ class IndexedText:
 
 
 class ChunkIndex(Protocol):
-    """Chunks with their vectors, all of one embedder. All methods raise IndexAway."""
+    """Chunks with their vectors, all of one embedder. All methods raise IndexUnavailable."""
 
     @property
     def dimensions(self) -> int:
@@ -197,7 +197,7 @@ class ChunkIndex(Protocol):
         ...
 
 
-async def near_or_worded(
+async def merge_candidates(
     near: Coroutine[Any, Any, list[ChunkCandidate]],
     worded: Coroutine[Any, Any, list[ChunkCandidate]],
 ) -> list[ChunkCandidate]:
@@ -238,7 +238,7 @@ def best_first(matches: list[Match]) -> list[Match]:
     return sorted(matches, key=lambda match: (-match.similarity, match.chunk.id))
 
 
-def way_back(made_by: str, length: int) -> str:
+def recovery_hint(made_by: str, length: int) -> str:
     """What to set so that an index of that embedder can be used as it is."""
     for offline in ("wordllama", "hashed"):
         if made_by.startswith(f"{offline}-"):

@@ -16,7 +16,7 @@ _CONFLICT_WORDS = ("conflict", "concurrent", "incompatible transaction", "too ma
 Answer = TypeVar("Answer")
 
 
-async def retried(write: Callable[[], Awaitable[Answer]]) -> Answer:
+async def retry_on_conflict(write: Callable[[], Awaitable[Answer]]) -> Answer:
     """The write, again while other writers win. LanceDB's conflicts have no type of their own."""
     from tenacity import (
         AsyncRetrying,

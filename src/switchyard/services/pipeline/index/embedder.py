@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from switchyard.services.common.settings import Settings
-from switchyard.services.pipeline.index.scale import Scale
+from switchyard.services.pipeline.index.scale import SimilarityCalibration
 
 if TYPE_CHECKING:  # the job types are imported without a database
-    from switchyard.services.llm.spending import Purse
+    from switchyard.services.llm.spending import EmbeddingBudget
 
 OFFLINE = ("hashed", "wordllama")
 """Embedders that ask nobody; their names begin with these."""
@@ -31,7 +31,7 @@ class Embedder(Protocol):
         ...
 
     @property
-    def scale(self) -> Scale:
+    def scale(self) -> SimilarityCalibration:
         """What its similarities are worth."""
         ...
 
@@ -76,7 +76,7 @@ def embedder_named(
     settings: Settings,
     name: str,
     dimensions: int,
-    purse: Purse | None = None,
+    purse: EmbeddingBudget | None = None,
     sizes: dict[tuple[str, str], int] | None = None,
 ) -> Embedder | None:
     """The embedder of that name, which these settings need not name; None where they can't make it:
@@ -97,7 +97,7 @@ def _served(
     base_url: str,
     model: str,
     dimensions: int,
-    purse: Purse | None = None,
+    purse: EmbeddingBudget | None = None,
     sizes: dict[tuple[str, str], int] | None = None,
 ) -> Embedder:
     from switchyard.services.pipeline.index.remote import RemoteEmbedder
@@ -112,5 +112,7 @@ def _served(
         purse=purse,
         batch_size=settings.embed_batch_size,
         sizes={} if sizes is None else sizes,
-        scale=Scale(fits=settings.embed_fits, alike=settings.embed_alike, weight=_MODEL_WEIGHT),
+        scale=SimilarityCalibration(
+            fits=settings.embed_fits, alike=settings.embed_alike, weight=_MODEL_WEIGHT
+        ),
     )

@@ -13,7 +13,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
-from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexAway, IndexMismatch
+from switchyard.services.pipeline.index.chunk_index import (
+    ChunkIndex,
+    IndexMismatch,
+    IndexUnavailable,
+)
 
 FIRST_TABLE = "chunks"
 """The table of an index that was never built anew."""
@@ -56,9 +60,9 @@ class Generations:
         return (self.active,) if self.building is None else (self.active, self.building)
 
 
-class IndexHome(Protocol):
-    """Where an index is kept. All methods raise IndexAway, and IndexMismatch where what is there
-    can't be read."""
+class IndexStore(Protocol):
+    """Where an index is kept. All methods raise IndexUnavailable, and IndexMismatch where what is
+    there can't be read."""
 
     where: str
     """Its address, without credentials."""
@@ -115,7 +119,7 @@ class IndexHome(Protocol):
 
 
 async def change(
-    home: IndexHome, first: Generation, step: Callable[[Generations], Generations | None]
+    home: IndexStore, first: Generation, step: Callable[[Generations], Generations | None]
 ) -> Generations:
     """Bring the catalogue one step on, from whatever state it is in; `step` gives None where there
     is nothing to do, and may be asked several times. Gives the state that is there then."""
@@ -127,7 +131,7 @@ async def change(
         wanted = replace(wanted, number=now.number + 1)
         if await home.put_state(wanted):
             return wanted
-    raise IndexAway(f"the catalogue of the index at {home.where} changes all the time")
+    raise IndexUnavailable(f"the catalogue of the index at {home.where} changes all the time")
 
 
 def encoded(state: Generations) -> bytes:

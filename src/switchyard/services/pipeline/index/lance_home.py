@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.files.storage_errors import NotStored, StorageAway, trouble
+from switchyard.services.common.files.storage_errors import NotStored, StorageUnavailable, trouble
 from switchyard.services.common.libraries import load
 from switchyard.services.engine.identity.postgres import without_credentials
 from switchyard.services.pipeline.index.chunk_index import (
     ChunkIndex,
-    IndexAway,
     IndexMismatch,
-    way_back,
+    IndexUnavailable,
+    recovery_hint,
 )
 from switchyard.services.pipeline.index.commits import FIRST_WAIT
 from switchyard.services.pipeline.index.generations import (
@@ -35,8 +35,8 @@ from switchyard.services.pipeline.index.generations import (
     encoded,
 )
 from switchyard.services.pipeline.index.lance_table import WORDS_COLUMN, LanceTable, columns_of
-from switchyard.services.pipeline.index.native_memory import share_heaps
-from switchyard.services.pipeline.index.words import WORDING, add_word_index
+from switchyard.services.pipeline.index.native_memory import limit_malloc_arenas
+from switchyard.services.pipeline.index.words import TOKENIZER_VERSION, add_word_index
 
 _CREATION_TIMEOUT = 30.0
 """Seconds after which a creation's marker belongs to a process that died."""
@@ -70,11 +70,11 @@ def _library() -> Any:
     """LanceDB. Its own log goes to stderr as plain text, among lines of JSON, and warns of what
     nobody has to mend: only its errors are told, unless LANCEDB_LOG says otherwise."""
     os.environ.setdefault("LANCEDB_LOG", "error")
-    share_heaps()  # before it begins its threads
+    limit_malloc_arenas()  # before it begins its threads
     return import_module("lancedb")
 
 
-class LanceHome:
+class LanceStore:
     """An index at an address of LanceDB. Connections are made anew each time, so each sees what
     others have written; they share what they have read of the indexes, which never changes."""
 
@@ -173,18 +173,18 @@ class LanceHome:
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Around whatever needs the store. Raises IndexAway where that does not answer."""
+        """Around whatever needs the store. Raises IndexUnavailable where that does not answer."""
         try:
             yield
-        except StorageAway as error:
+        except StorageUnavailable as error:
             told = trouble(error.__cause__) if isinstance(error.__cause__, Exception) else _SILENT
-            raise IndexAway(f"the index at {self.where} {told}") from error
+            raise IndexUnavailable(f"the index at {self.where} {told}") from error
         except (RuntimeError, ValueError, OSError) as error:
             # Lance has no class for it; an error of those who use a table has one of its own.
             said = str(error)
             if type(error) not in _LANCE_RAISES or not any(each in said for each in _AWAY):
                 raise
-            raise IndexAway(f"the index at {self.where} {trouble(error)}") from error
+            raise IndexUnavailable(f"the index at {self.where} {trouble(error)}") from error
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:
@@ -209,7 +209,7 @@ class LanceHome:
                     if table is None:
                         made = {
                             _EMBEDDER: generation.embedder.encode(),
-                            _WORDING: str(WORDING).encode(),
+                            _WORDING: str(TOKENIZER_VERSION).encode(),
                         }
                         schema = columns_of(generation.dimensions).with_metadata(made)
                         table = await connection.create_table(generation.table, schema=schema)
@@ -222,7 +222,9 @@ class LanceHome:
             if table is not None:
                 return table
             await self._drop_stale(marker, _CREATION_TIMEOUT)
-        raise IndexAway(f"the index at {self.where} is being made by another process for too long")
+        raise IndexUnavailable(
+            f"the index at {self.where} is being made by another process for too long"
+        )
 
     async def _drop_stale(self, marker: str, timeout: float) -> None:
         stored = await self._beside.stat_async(marker)
@@ -266,7 +268,7 @@ def mismatch(made_by: str, length: int, wanted: Generation) -> IndexMismatch:
     """What is said of a table that is another embedder's."""
     return IndexMismatch(
         f"the index holds vectors of {made_by!r}, length {length}; this process embeds with "
-        f"{wanted.embedder!r}, length {wanted.dimensions}: {way_back(made_by, length)}, or "
+        f"{wanted.embedder!r}, length {wanted.dimensions}: {recovery_hint(made_by, length)}, or "
         "`jobctl index rebuild` for an index of this embedder"
     )
 

@@ -26,13 +26,13 @@ from switchyard.services.pipeline.index.chunk_index import (
     WordMatch,
     best_first,
     each_once,
-    near_or_worded,
+    merge_candidates,
     require_pairs,
     unit,
 )
-from switchyard.services.pipeline.index.commits import retried
+from switchyard.services.pipeline.index.commits import retry_on_conflict
 from switchyard.services.pipeline.index.lance_vectors import add_up, cosines
-from switchyard.services.pipeline.index.native_memory import give_back
+from switchyard.services.pipeline.index.native_memory import trim_heap
 from switchyard.services.pipeline.index.words import add_word_index, has_word_index, words_query
 from switchyard.services.pipeline.text.chunks import Chunk
 from switchyard.services.pipeline.text.plain import normalised
@@ -77,16 +77,16 @@ class LanceTable:
     ) -> None:
         if chunks:
             rows = await asyncio.to_thread(self._rows, title, chunks, vectors)
-            await retried(lambda: self._upsert(rows))
+            await retry_on_conflict(lambda: self._upsert(rows))
 
     async def drop_from(self, document_id: str, number: int) -> None:
         orphans = f"document_id = {_quoted(document_id)} AND index >= {number}"
         # A delete that finds nothing is a commit nevertheless, which others may collide with.
         if await self._table.count_rows(orphans):
-            await retried(lambda: self._table.delete(orphans))
+            await retry_on_conflict(lambda: self._table.delete(orphans))
 
     async def delete_document(self, document_id: str) -> None:
-        await retried(lambda: self._table.delete(f"document_id = {_quoted(document_id)}"))
+        await retry_on_conflict(lambda: self._table.delete(f"document_id = {_quoted(document_id)}"))
 
     async def count(self, document_id: str | None = None) -> int:
         where = None if document_id is None else f"document_id = {_quoted(document_id)}"
@@ -214,7 +214,7 @@ class LanceTable:
         if query is None or (within is not None and not within):
             return None
         if not await has_word_index(self._table, self._words):
-            await retried(lambda: add_word_index(self._table, self._words))
+            await retry_on_conflict(lambda: add_word_index(self._table, self._words))
         found = self._table.query().nearest_to_text(query, columns=[self._words]).limit(limit)
         return found if within is None else found.where(_one_of(within))
 
@@ -226,7 +226,7 @@ class LanceTable:
         *,
         within: Collection[str] | None = None,
     ) -> list[ChunkCandidate]:
-        return await near_or_worded(
+        return await merge_candidates(
             self._near_keys(vector, limit, within), self._worded(vector, text, limit, within)
         )
 
@@ -283,27 +283,29 @@ class LanceTable:
         try:
             await self._compact()
         finally:
-            await asyncio.to_thread(give_back)
+            await asyncio.to_thread(trim_heap)
 
     async def _compact(self) -> None:
         from lancedb.index import BTree, IvfSq
 
         # First, for this writes the rows to other places, and then the indexes anew.
-        await retried(lambda: self._table.optimize(cleanup_older_than=_KEPT))
+        await retry_on_conflict(lambda: self._table.optimize(cleanup_older_than=_KEPT))
         number = await self._table.count_rows()
         if not number:
             return
         indexed = {index.columns[0]: index for index in await self._table.list_indices()}
         if "document_id" not in indexed:
-            await retried(partial(self._table.create_index, "document_id", config=BTree()))
+            await retry_on_conflict(
+                partial(self._table.create_index, "document_id", config=BTree())
+            )
         if "id" in indexed:  # earlier versions made one, by which upserts missed each other
             await self._drop_doubles()
-            await retried(partial(self._table.drop_index, indexed["id"].name))
+            await retry_on_conflict(partial(self._table.drop_index, indexed["id"].name))
         segments = await self._segments(indexed.get("vector"))
         if number >= APPROXIMATE_FROM and not 0 < segments < _SEGMENTS:
             # Into as many parts as LanceDB takes by itself: smaller ones it would join again.
             config = IvfSq(distance_type="cosine")
-            await retried(partial(self._table.create_index, "vector", config=config))
+            await retry_on_conflict(partial(self._table.create_index, "vector", config=config))
 
     async def _drop_doubles(self) -> None:
         """Keep one row of each id. Safe beside writers: what they write, or move, has new row ids,
@@ -313,7 +315,7 @@ class LanceTable:
         doubles = sorted(set(rows.column("_rowid").to_pylist()).difference(first.to_pylist()))
         for start in range(0, len(doubles), BATCH):
             some = ", ".join(map(str, doubles[start : start + BATCH]))
-            await retried(partial(self._table.delete, f"_rowid IN ({some})"))
+            await retry_on_conflict(partial(self._table.delete, f"_rowid IN ({some})"))
 
     async def _segments(self, index: Any | None) -> int:
         """How many an index of neighbours has; 0 without one, and of the kind that earlier versions

@@ -17,7 +17,7 @@ _LARGE = 1024**2
 from the heaps, up to 32 MiB at once."""
 
 
-def share_heaps() -> None:
+def limit_malloc_arenas() -> None:
     """Have this process's threads share one heap for each processor, unless MALLOC_ARENA_MAX says
     how many."""
     option = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have neither
@@ -26,7 +26,7 @@ def share_heaps() -> None:
         option(_OUTSIDE_FROM, _LARGE)
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Let the system have what is free in the heaps. Takes milliseconds, beside other threads."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.postgres import is_postgres
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexMismatch, way_back
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexMismatch, recovery_hint
 from switchyard.services.pipeline.index.embedder import (
     Embedder,
     embedder_for,
@@ -27,13 +27,13 @@ from switchyard.services.pipeline.index.generations import (
     FIRST_TABLE,
     Generation,
     Generations,
-    IndexHome,
+    IndexStore,
 )
-from switchyard.services.pipeline.index.probing import ProbedEmbedder, Seen
-from switchyard.services.pipeline.index.tidying import Tidying
+from switchyard.services.pipeline.index.probing import ProbedEmbedder, VerificationCache
+from switchyard.services.pipeline.index.tidying import BackgroundCompactor
 
 if TYPE_CHECKING:  # the job types are imported without a database
-    from switchyard.services.llm.spending import Purse
+    from switchyard.services.llm.spending import EmbeddingBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class OpenIndex:
     """An index, for as long as its connections are open."""
 
     settings: Settings
-    home: IndexHome
-    tidying: Tidying
-    purse: Purse | None = None
+    home: IndexStore
+    tidying: BackgroundCompactor
+    purse: EmbeddingBudget | None = None
     """Pays for the vectors that a server makes; None where nobody does."""
     clock: Callable[[], float] = time.time
     """Seconds since the epoch by the ledger's clock, of whoever has a ledger."""
-    seen: Seen = field(default_factory=Seen)
+    seen: VerificationCache = field(default_factory=VerificationCache)
     """Which generations have been compared with what a server makes."""
     sizes: dict[tuple[str, str], int] = field(default_factory=dict)
     """How many texts embedding servers take in one request, by address and model, of those that
@@ -60,7 +60,7 @@ class OpenIndex:
         return generation_of(embedder_for(self.settings), FIRST_TABLE)
 
     async def generations(self) -> Generations:
-        """How it stands. Raises IndexMismatch, IndexAway."""
+        """How it stands. Raises IndexMismatch, IndexUnavailable."""
         return await self.home.generations(self.wanted)
 
     def embedder_of(self, generation: Generation) -> Embedder:
@@ -80,14 +80,14 @@ class OpenIndex:
         if found is None:
             raise IndexMismatch(
                 f"the index holds vectors of {generation.embedder!r}, which this process can't "
-                f"make: {way_back(generation.embedder, generation.dimensions)}"
+                f"make: {recovery_hint(generation.embedder, generation.dimensions)}"
             )
         return found
 
     @asynccontextmanager
     async def searched(self) -> AsyncIterator[tuple[ChunkIndex, Embedder]]:
         """The generation that is searched, and whom to ask for a query's vector. Raises
-        IndexMismatch, IndexAway."""
+        IndexMismatch, IndexUnavailable."""
         active = (await self.generations()).active
         embedder = self.embedder_of(active)
         async with self.home.table(active) as table:
@@ -133,7 +133,7 @@ class GenerationReport:
 
 
 async def report(index: OpenIndex) -> list[GenerationReport]:
-    """All generations, the one that is searched first. Raises IndexMismatch, IndexAway."""
+    """All generations, the one that is searched first. Raises IndexMismatch, IndexUnavailable."""
     state = await index.generations()
     found = []
     for generation in state.written:
@@ -152,11 +152,11 @@ def generation_of(embedder: Embedder, table: str) -> Generation:
 
 @asynccontextmanager
 async def open_index(
-    settings: Settings, purse: Purse | None = None, clock: Callable[[], float] = time.time
+    settings: Settings, purse: EmbeddingBudget | None = None, clock: Callable[[], float] = time.time
 ) -> AsyncIterator[OpenIndex]:
     """The index of these settings; its connections are made when they are needed."""
     home = home_at(settings.vectors_url)
-    tidying = Tidying(home)
+    tidying = BackgroundCompactor(home)
     try:
         yield OpenIndex(settings, home, tidying, purse, clock)
     finally:
@@ -178,20 +178,20 @@ async def index_of(ctx: JobContext) -> AsyncIterator[OpenIndex]:
         yield replace(shared, purse=purse, clock=clock)
 
 
-def _purse(ctx: JobContext) -> Purse | None:
+def _purse(ctx: JobContext) -> EmbeddingBudget | None:
     if ctx.settings.embed_base_url is None or ctx.ledger is None:
         return None
-    from switchyard.services.llm.spending import Purse, Till, asked_by
+    from switchyard.services.llm.spending import BudgetAccount, EmbeddingBudget, asked_by
 
-    return Purse(Till.of(ctx.settings, ctx.ledger), asked_by(ctx))
+    return EmbeddingBudget(BudgetAccount.of(ctx.settings, ctx.ledger), asked_by(ctx))
 
 
-def home_at(url: str) -> IndexHome:
+def home_at(url: str) -> IndexStore:
     """Where the index of that address is kept: in PostgreSQL, or in LanceDB anywhere else."""
     if is_postgres(url):
-        from switchyard.services.pipeline.index.postgres_home import PostgresHome
+        from switchyard.services.pipeline.index.postgres_home import PostgresStore
 
-        return PostgresHome(url)
-    from switchyard.services.pipeline.index.lance_home import LanceHome
+        return PostgresStore(url)
+    from switchyard.services.pipeline.index.lance_home import LanceStore
 
-    return LanceHome(url)
+    return LanceStore(url)

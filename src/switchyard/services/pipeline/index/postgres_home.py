@@ -14,7 +14,11 @@ from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.libraries import load
 from switchyard.services.engine.identity.postgres import dsn, without_credentials
 from switchyard.services.engine.ledger.sql.servers import connection_options, is_demoted, open_one
-from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexAway, IndexMismatch
+from switchyard.services.pipeline.index.chunk_index import (
+    ChunkIndex,
+    IndexMismatch,
+    IndexUnavailable,
+)
 from switchyard.services.pipeline.index.generations import (
     FIRST_TABLE,
     Generation,
@@ -48,7 +52,7 @@ _LOCK = 0x5357_4944
 """Of those who make tables: two at once would be in each other's way."""
 
 
-class PostgresHome:
+class PostgresStore:
     """An index in a database; connects when it is first used."""
 
     def __init__(self, url: str) -> None:
@@ -147,8 +151,8 @@ class PostgresHome:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
-        """One of the pool's. Raises IndexAway where the database is away, IndexMismatch where its
-        tables are not as they were made, PermanentError where it has no pgvector."""
+        """One of the pool's. Raises IndexUnavailable where the database is away, IndexMismatch
+        where its tables are not as they were made, PermanentError where it has no pgvector."""
         await self.load()
         import asyncpg
 
@@ -176,7 +180,9 @@ class PostgresHome:
                     raise
         except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError) as error:
             self._ready = False
-            raise IndexAway(f"the index at {self.where} is being changed: {error}") from error
+            raise IndexUnavailable(
+                f"the index at {self.where} is being changed: {error}"
+            ) from error
         except (asyncpg.DataError, asyncpg.SyntaxOrAccessError) as error:
             raise IndexMismatch(f"the index at {self.where}: {error}") from error
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
@@ -184,7 +190,7 @@ class PostgresHome:
                 # The next ones lead to whichever server takes writes, and answers, now.
                 await self._pool.expire_connections()
             reason = str(error) or type(error).__name__
-            raise IndexAway(f"the index at {self.where}: {reason}") from error
+            raise IndexUnavailable(f"the index at {self.where}: {reason}") from error
 
     async def _prepare(self, connection: Any) -> None:
         import asyncpg

@@ -21,7 +21,7 @@ from switchyard.services.pipeline.index.chunk_index import (
     WordMatch,
     best_first,
     each_once,
-    near_or_worded,
+    merge_candidates,
     require_pairs,
     unit,
 )
@@ -43,7 +43,7 @@ from switchyard.services.pipeline.index.postgres_words import (
     with_words,
     worded,
 )
-from switchyard.services.pipeline.index.words import WORDING
+from switchyard.services.pipeline.index.words import TOKENIZER_VERSION
 from switchyard.services.pipeline.text.chunks import Chunk
 from switchyard.services.pipeline.text.plain import words
 
@@ -80,7 +80,7 @@ async def create_table(connection: Any, generation: Generation) -> None:
     )
     await connection.execute(f"CREATE INDEX {name}_documents ON {name} (document_id, index)")
     await connection.execute(f"CREATE INDEX {name}_words ON {name} USING gin (words)")
-    made = {"embedder": generation.embedder, "dimensions": length, "wording": WORDING}
+    made = {"embedder": generation.embedder, "dimensions": length, "wording": TOKENIZER_VERSION}
     told = json.dumps(made)
     quoted = await connection.fetchval("SELECT quote_literal($1::text)", told)
     await connection.execute(f"COMMENT ON TABLE {name} IS {quoted}")
@@ -92,7 +92,7 @@ class TableDescription:
 
     embedder: str
     dimensions: int
-    wording: int = WORDING
+    wording: int = TOKENIZER_VERSION
     """How its words were cut, 0 for any way before there were such numbers."""
     lists: int | None = None
     """Of its index of neighbours (`postgres_neighbours`); None where it has no such index."""
@@ -309,7 +309,7 @@ class PostgresTable:
         *,
         within: Collection[str] | None = None,
     ) -> list[ChunkCandidate]:
-        return await near_or_worded(
+        return await merge_candidates(
             self._near_keys(vector, limit, within), self._worded(vector, text, limit, within)
         )
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from switchyard.services.pipeline.index.chunk_index import IndexMismatch
 from switchyard.services.pipeline.index.embedder import Embedder
-from switchyard.services.pipeline.index.generations import Generation, IndexHome
-from switchyard.services.pipeline.index.scale import Scale
+from switchyard.services.pipeline.index.generations import Generation, IndexStore
+from switchyard.services.pipeline.index.scale import SimilarityCalibration
 
 SENTENCE = "The tide comes in twice a day, and whoever lives by the sea is not surprised by it."
 LEAST_ALIKE = 0.98
@@ -32,7 +32,7 @@ SEEN_FOR = 600.0
 
 
 @dataclass(slots=True)
-class Seen:
+class VerificationCache:
     """Which generations' vectors this process has seen its embedders make, and when."""
 
     at: dict[Generation, float] = field(default_factory=dict)
@@ -44,9 +44,9 @@ class ProbedEmbedder:
     """An embedder of a generation that others have named: it compares before it embeds."""
 
     embedder: Embedder
-    home: IndexHome
+    home: IndexStore
     generation: Generation
-    seen: Seen
+    seen: VerificationCache
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class ProbedEmbedder:
         return self.embedder.dimensions
 
     @property
-    def scale(self) -> Scale:
+    def scale(self) -> SimilarityCalibration:
         return self.embedder.scale
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
@@ -90,9 +90,9 @@ class ProbedEmbedder:
             raise IndexMismatch(f"{other_vectors(self.generation, alike)}: {REMEDY}")
 
 
-async def probed(home: IndexHome, generation: Generation, embedder: Embedder) -> float | None:
+async def probed(home: IndexStore, generation: Generation, embedder: Embedder) -> float | None:
     """How alike the embedder's vector and that of the generation are, from -1 to 1; None where none
-    is kept. Puts nothing. Raises IndexAway, IndexMismatch, and what the embedder raises."""
+    is kept. Puts nothing. Raises IndexUnavailable, IndexMismatch, and what the embedder raises."""
     kept = await home.probe(generation)
     if kept is None:
         return None

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexAway
+from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexUnavailable
 from switchyard.services.pipeline.index.embedder import Embedder
 from switchyard.services.pipeline.index.generations import (
     FIRST_TABLE,
@@ -71,7 +71,7 @@ class Progress:
 async def begin(index: OpenIndex, embedder: Embedder, *, force: bool = False) -> Generations:
     """Begin to build a generation of that embedder, unless it is begun or searched already; with
     `force`, also one of the embedder of the index. Gives the state behind it. Raises AnotherRebuild
-    where one of another embedder is being built, IndexMismatch, IndexAway."""
+    where one of another embedder is being built, IndexMismatch, IndexUnavailable."""
 
     def step(now: Generations) -> Generations | None:
         if now.building is not None:
@@ -92,7 +92,7 @@ async def build(index: OpenIndex, building: Generation, is_over: Callable[[], bo
     """Bring all documents over and swap; whether that is done. It is not where `is_over` says that
     time is up: the next call goes on. Done is also a building that was given up.
 
-    Raises IndexMismatch, IndexAway, and what the embedder raises.
+    Raises IndexMismatch, IndexUnavailable, and what the embedder raises.
     """
 
     async def may_write() -> None:
@@ -150,7 +150,7 @@ async def abandon(index: OpenIndex) -> Generation | None:
 
 async def compact(index: OpenIndex) -> list[Generation]:
     """Compact all generations in use, and remove those that were replaced more than RETIRED_FOR
-    seconds ago; gives these. Raises IndexAway."""
+    seconds ago; gives these. Raises IndexUnavailable."""
     state = await index.generations()
     for generation in state.written:
         await compact_table(index.home, generation)
@@ -183,7 +183,7 @@ async def _bring_over(
     for _ in range(_TRIES):
         if not await _copied(source, target, embedder, document_id, may_write):
             return
-    raise IndexAway(f"document {document_id} is being written all the time")
+    raise IndexUnavailable(f"document {document_id} is being written all the time")
 
 
 async def _copied(

@@ -13,11 +13,11 @@ from pydantic import SecretStr
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.llm.client import call, open_api
-from switchyard.services.llm.errors import LlmNonsense, LlmRefused
+from switchyard.services.llm.errors import InvalidLlmResponse, LlmRefused
 from switchyard.services.llm.reading import Reading, field_of
-from switchyard.services.llm.spending import Bill, Purse
-from switchyard.services.pipeline.index.chunk_index import IndexMismatch, way_back
-from switchyard.services.pipeline.index.scale import Scale
+from switchyard.services.llm.spending import CallCharge, EmbeddingBudget
+from switchyard.services.pipeline.index.chunk_index import IndexMismatch, recovery_hint
+from switchyard.services.pipeline.index.scale import SimilarityCalibration
 
 if TYPE_CHECKING:
     import openai
@@ -38,13 +38,13 @@ class RemoteEmbedder:
     model: str
     dimensions: int
     timeout: float
-    scale: Scale
+    scale: SimilarityCalibration
     api_key: SecretStr | None = field(default=None, repr=False)
     own_model: str | None = None
     """The model of the settings, where another is asked for. Servers of one model answer with that
     whatever they are asked for, so this one has to say whose vectors it gives: never do those of
     two models stand side by side in one index."""
-    purse: Purse | None = None
+    purse: EmbeddingBudget | None = None
     """Who pays, and notes what was paid; None where nobody does."""
 
     batch_size: int = BATCH
@@ -104,9 +104,11 @@ class RemoteEmbedder:
         which = f" text {place + 1} of {of}, of {len(text):,} characters, alone" if of > 1 else ""
         return LlmRefused(f"the embedding server refuses{which or ' the text'}: {error}")
 
-    def _paid(self, batch: Sequence[str]) -> AbstractAsyncContextManager[Bill]:
+    def _paid(self, batch: Sequence[str]) -> AbstractAsyncContextManager[CallCharge]:
         return (
-            nullcontext(Bill()) if self.purse is None else self.purse.embedding(self.model, batch)
+            nullcontext(CallCharge())
+            if self.purse is None
+            else self.purse.embedding(self.model, batch)
         )
 
     def _check_model(self, answer: Any) -> None:
@@ -117,13 +119,13 @@ class RemoteEmbedder:
                 f"the index holds vectors of {self.model!r}, and the server of "
                 f"JOBS_EMBED_BASE_URL, asked for these, answers with those of {whose}: let it "
                 f"serve {self.model!r} besides {self.own_model!r} until the index is rebuilt, or "
-                f"{way_back(self.name, self.dimensions)}"
+                f"{recovery_hint(self.name, self.dimensions)}"
             )
 
     def _vectors(self, answer: Any, expected: int) -> list[list[float]]:
         data = field_of(answer, "data")
         if not isinstance(data, list) or len(data) != expected:
-            raise LlmNonsense(f"the embedding server did not answer with {expected} vectors")
+            raise InvalidLlmResponse(f"the embedding server did not answer with {expected} vectors")
         ordered: list[list[float] | None] = [None] * expected
         for place, item in enumerate(data):
             index = field_of(item, "index")
@@ -131,13 +133,13 @@ class RemoteEmbedder:
             ordered[at] = self._normalised(field_of(item, "embedding"))
         found = [vector for vector in ordered if vector is not None]
         if len(found) != expected:
-            raise LlmNonsense("the embedding server numbered its vectors twice")
+            raise InvalidLlmResponse("the embedding server numbered its vectors twice")
         return found
 
     def _normalised(self, vector: Any) -> list[float]:
         numbers = isinstance(vector, list) and all(isinstance(x, int | float) for x in vector)
         if not numbers or not all(math.isfinite(x) for x in vector):
-            raise LlmNonsense("the embedding server answered something that is no vector")
+            raise InvalidLlmResponse("the embedding server answered something that is no vector")
         if len(vector) != self.dimensions:
             raise PermanentError(
                 f"model {self.model!r} makes vectors of length {len(vector)}, "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class SimilarityCalibration:
     """Every embedder has a scale of its own; `make bench ARGS=search` measures it."""
 
     fits: float

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from switchyard.services.common.errors import DependencyUnavailable, InvalidInput
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import DocumentFilter
-from switchyard.services.pipeline.index.chunk_index import IndexAway
+from switchyard.services.pipeline.index.chunk_index import IndexUnavailable
 from switchyard.services.pipeline.index.embedder import Embedder
 from switchyard.services.pipeline.index.modes import Mode
 from switchyard.services.pipeline.index.opening import OpenIndex
@@ -21,7 +21,7 @@ ANSWERED_WITHIN = 8.0
 """Seconds that embedder and index have together: somebody waits, and can ask again."""
 
 
-class EmbedderAway(DependencyUnavailable):
+class EmbedderUnavailable(DependencyUnavailable):
     """What makes the vector of a query has not answered in time."""
 
 
@@ -67,8 +67,8 @@ async def search_documents(
 ) -> list[Hit]:
     """The places that answer a query, best first. Raises as
     `services.pipeline.index.ranking.search` does, and LedgerUnavailable, IndexMismatch,
-    UnknownWork; IndexAway or EmbedderAway also where that one keeps the search from being answered
-    within ANSWERED_WITHIN seconds."""
+    UnknownWork; IndexUnavailable or EmbedderUnavailable also where that one keeps the search from
+    being answered within ANSWERED_WITHIN seconds."""
     within = await _within(ledger, filters or Filters())
     if within is not None and not within:
         return []
@@ -87,8 +87,8 @@ async def search_documents(
             raise
         said = f"has not answered within {ANSWERED_WITHIN:g} s"
         if watched is not None and watched.is_asked:
-            raise EmbedderAway(f"the embedder {watched.name!r} {said}") from error
-        raise IndexAway(f"the index at {index.home.where} {said}") from error
+            raise EmbedderUnavailable(f"the embedder {watched.name!r} {said}") from error
+        raise IndexUnavailable(f"the index at {index.home.where} {said}") from error
 
 
 @asynccontextmanager

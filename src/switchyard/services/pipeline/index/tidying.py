@@ -12,13 +12,13 @@ import structlog
 
 from switchyard.broker.background import end_tasks
 from switchyard.services.common.errors import PermanentError, RetryableError
-from switchyard.services.pipeline.index.generations import Generation, IndexHome
+from switchyard.services.pipeline.index.generations import Generation, IndexStore
 
 
-class Tidying:
+class BackgroundCompactor:
     """Compacts in the background of a process that writes to an index, one table at a time."""
 
-    def __init__(self, home: IndexHome) -> None:
+    def __init__(self, home: IndexStore) -> None:
         self._home = home
         self._task: asyncio.Task[None] | None = None
 
@@ -40,8 +40,9 @@ class Tidying:
             structlog.get_logger("index").warning("could not be compacted", error=str(error))
 
 
-async def compact_table(home: IndexHome, generation: Generation) -> None:
-    """Compact its table, unless another process is at it. Raises IndexAway, IndexMismatch."""
+async def compact_table(home: IndexStore, generation: Generation) -> None:
+    """Compact its table, unless another process is at it. Raises IndexUnavailable,
+    IndexMismatch."""
     async with home.compacting(generation) as is_ours:
         if is_ours:
             async with home.table(generation) as table:

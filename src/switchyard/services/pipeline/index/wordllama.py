@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.pipeline.index.scale import Scale
+from switchyard.services.pipeline.index.scale import SimilarityCalibration
 
 DIMENSIONS = 256
 """Of the vectors as they come. The first numbers of each say most, so fewer may be taken."""
@@ -53,8 +53,8 @@ class WordllamaEmbedder:
         return f"wordllama-1-{self.dimensions}"
 
     @property
-    def scale(self) -> Scale:
-        return Scale(fits=0.15, alike=0.45, weight=0.8)
+    def scale(self) -> SimilarityCalibration:
+        return SimilarityCalibration(fits=0.15, alike=0.45, weight=0.8)
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Raises PermanentError when the package's files are not there."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from switchyard.services.pipeline.text.plain import content_words, normalised
 
-WORDING = 2
+TOKENIZER_VERSION = 2
 """How the words of chunks are kept. Counted up when `plain.words` or `plain.normalised` give other
 words for a text: an index of another number misses some of what it is asked for, until it is built
 anew."""

@@ -134,7 +134,9 @@ class CrawlRepository(Repository):
                     "url": each.url,
                 }
             )
-            records.append(ops.Record(replace(each.job.shifted(self.clock.offset), run_at=due_at)))
+            records.append(
+                ops.InsertJob(replace(each.job.shifted(self.clock.offset), run_at=due_at))
+            )
         connection.execute(insert(crawl_pages), rows)
         for answer in self._writer.run(connection, records):
             if isinstance(answer, LedgerError):

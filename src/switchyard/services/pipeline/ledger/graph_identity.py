@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from switchyard.services.pipeline.records.graph import TRUST, Described, NodeKind
+from switchyard.services.pipeline.records.graph import TRUST, NodeDescription, NodeKind
 
 BEST_FIRST = ("doi", "arxiv", "openalex", "wikidata", "document", "title")
 """Schemes of keys, in the order in which one of them becomes a node's name."""
@@ -67,7 +67,7 @@ def is_telling(title: str) -> bool:
     return len(title) >= TELLING_LENGTH and len(title.split()) >= TELLING_WORDS
 
 
-def same_by_title(node: Node, told: Described | Node) -> bool:
+def same_by_title(node: Node, told: NodeDescription | Node) -> bool:
     """Whether both are one work by title, year and first author, as far as these are known.
 
     Two documents are never: reports of each year have one title, and nothing else to tell them by.
@@ -88,7 +88,7 @@ def is_weak(node: Node) -> bool:
     return not any(scheme_of(key) in ALONE for key in node.keys)
 
 
-def same_by_key(node: Node, key: str, told: Described) -> bool:
+def same_by_key(node: Node, key: str, told: NodeDescription) -> bool:
     """Whether the node that has this key is the one that is told of."""
     if contradict(node.keys, told.keys):
         return False
@@ -100,7 +100,7 @@ def trust_of(told_by: str) -> int:
     return [str(each) for each in TRUST].index(told_by) if told_by in TRUST else 0
 
 
-def _documents_of(told: Described | Node) -> set[str]:
+def _documents_of(told: NodeDescription | Node) -> set[str]:
     if isinstance(told, Node):
         return told.documents
     return {told.document_id} if told.document_id else set()

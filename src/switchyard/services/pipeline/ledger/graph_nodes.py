@@ -30,7 +30,7 @@ from switchyard.services.pipeline.ledger.graph_tables import (
     graph_nodes,
     graph_ranks,
 )
-from switchyard.services.pipeline.records.graph import Described, EdgeKind, NodeKind
+from switchyard.services.pipeline.records.graph import EdgeKind, NodeDescription, NodeKind
 
 ALIKE_AT_MOST = 2_000
 """Nodes with one of the titles that are compared, at most."""
@@ -55,7 +55,7 @@ class GraphNodes:
         self._by_title: dict[str, list[int]] = {}
         self._merged: dict[int, int] = {}
         self._new_keys: list[tuple[str, int]] = []
-        self.better: dict[int, Described] = {}
+        self.better: dict[int, NodeDescription] = {}
         """Works that may be told of better than before, with what is told, for their own edges."""
 
     def new_id(self) -> int:
@@ -71,7 +71,7 @@ class GraphNodes:
     def node(self, node_id: int) -> Node:
         return self._nodes[self.now(node_id)]
 
-    def load(self, told: Iterable[Described], document_ids: Iterable[str] = ()) -> None:
+    def load(self, told: Iterable[NodeDescription], document_ids: Iterable[str] = ()) -> None:
         """Read all nodes that these descriptions could be of."""
         every = list(told)
         keys = {key for each in every for key in each.keys} - self._by_key.keys()
@@ -82,7 +82,7 @@ class GraphNodes:
         found |= set(self._column(graph_documents.c.node_id, graph_documents.c.document_id, here))
         self._read(found)
 
-    def find(self, told: Described, first: int | None = None) -> int:
+    def find(self, told: NodeDescription, first: int | None = None) -> int:
         """The node that is told of: known, or made now. Nodes that prove to be one are merged;
         `first` is asked before all others."""
         node_id = None
@@ -180,7 +180,7 @@ class GraphNodes:
             return known
         return self._merge(known, other)
 
-    def _by_title_too(self, told: Described, node_id: int | None) -> int | None:
+    def _by_title_too(self, told: NodeDescription, node_id: int | None) -> int | None:
         for candidate in list(self._by_title.get(told.title, ())):
             other = self.now(candidate)
             if other == node_id or not same_by_title(self.node(other), told):
@@ -193,7 +193,7 @@ class GraphNodes:
                 node_id = self._merge(node_id, other)
         return node_id
 
-    def _make(self, told: Described) -> int:
+    def _make(self, told: NodeDescription) -> int:
         node_id = self.new_id()
         keys = [key for key in told.keys if key not in self._by_key]
         if told.document_id is not None:
@@ -220,7 +220,7 @@ class GraphNodes:
         self._is_better(node, told)
         return node_id
 
-    def _enrich(self, node: Node, told: Described) -> None:
+    def _enrich(self, node: Node, told: NodeDescription) -> None:
         before = replace(node)
         better = trust_of(told.told_by) > trust_of(node.told_by)
         again = told.told_by == node.told_by and told.told_by != "reference"
@@ -237,7 +237,7 @@ class GraphNodes:
         if better or again or node.kind is NodeKind.DOCUMENT:
             self._is_better(node, told)
 
-    def _is_better(self, node: Node, told: Described) -> None:
+    def _is_better(self, node: Node, told: NodeDescription) -> None:
         if told.edges and told.document_id is None:
             self.better[node.id] = told
 

@@ -16,7 +16,7 @@ from switchyard.services.pipeline.ledger.graph_tables import (
     graph_edges,
     graph_nodes,
 )
-from switchyard.services.pipeline.records.graph import Described, EdgeKind, NewEdge, NodeKind
+from switchyard.services.pipeline.records.graph import EdgeKind, NewEdge, NodeDescription, NodeKind
 
 _WORK_ITSELF = 0
 """Owner of what is known of a work that is only cited."""
@@ -26,7 +26,7 @@ class GraphWrites(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def put_in_graph(
-        self, document: Described, edges: Mapping[EdgeKind, Sequence[NewEdge]]
+        self, document: NodeDescription, edges: Mapping[EdgeKind, Sequence[NewEdge]]
     ) -> None:
         """The document is in the graph as it is described, and has these edges of these kinds, and
         no others of them; its edges of other kinds stay. Twice is the same as once.
@@ -109,7 +109,7 @@ class GraphWrites(Repository):
 
 
 def _place(
-    connection: Connection, nodes: GraphNodes, document: Described, document_id: str
+    connection: Connection, nodes: GraphNodes, document: NodeDescription, document_id: str
 ) -> tuple[int, int, set[int]]:
     """The document's owner id, its node, and nodes that may have become idle."""
     row = _row_of(connection, document_id)
@@ -136,7 +136,7 @@ def _place(
     return owner, node_id, {before}
 
 
-def _find(connection: Connection, nodes: GraphNodes, target: Described) -> int:
+def _find(connection: Connection, nodes: GraphNodes, target: NodeDescription) -> int:
     """The node of an edge's target; one that is a document becomes that document's node."""
     if target.document_id is None:
         return nodes.find(target)

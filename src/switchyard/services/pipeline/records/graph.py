@@ -47,7 +47,7 @@ TRUST: tuple[ToldBy, ...] = ("reference", "link", "document")
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class NodeDescription:
     """A node as somebody describes it: enough to find it again, whoever describes it next.
 
     All text is normalised (`services.pipeline.graph.describing`), and fits into the ledger.
@@ -74,7 +74,7 @@ class NewEdge:
     """An edge to be: from whoever it is told of to the target."""
 
     kind: EdgeKind
-    target: Described
+    target: NodeDescription
     weight: float = 1.0
     told_by: str = "reference"
     """Its provenance: `reference`, `metadata`, `similarity`, or the service that linked it."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from switchyard.services.pipeline.samples.letters import Letters, pymupdf
-from switchyard.services.pipeline.samples.phrases import Prose
+from switchyard.services.pipeline.samples.letters import Typeface, pymupdf
+from switchyard.services.pipeline.samples.phrases import TextGenerator
 
 WIDTH, HEIGHT = 595.0, 842.0
 MARGIN = 60.0
@@ -54,7 +54,7 @@ class Canvas:
     """A document that grows. `finish` gives its bytes."""
 
     random: Random
-    prose: Prose
+    prose: TextGenerator
     columns: int = 1
     running_head: str | None = None
     size: float = 10.5
@@ -71,11 +71,11 @@ class Canvas:
     _top: float = 0.0
     """Where the page's columns begin."""
     _footnotes: list[Block] = field(default_factory=list)
-    _letters: Letters = field(init=False)
+    _letters: Typeface = field(init=False)
 
     def __post_init__(self) -> None:
         self._document = pymupdf().open()
-        self._letters = Letters.chosen(self.random, self.prose)
+        self._letters = Typeface.chosen(self.random, self.prose)
         self.new_page()
 
     # --- pages ------------------------------------------------------------------------------

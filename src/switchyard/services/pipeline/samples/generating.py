@@ -15,7 +15,7 @@ from switchyard.services.common.errors import InvalidInput
 from switchyard.services.pipeline.samples.canvas import Block, Canvas
 from switchyard.services.pipeline.samples.kinds import KINDS, SampleKind
 from switchyard.services.pipeline.samples.letters import pymupdf
-from switchyard.services.pipeline.samples.phrases import Prose, languages
+from switchyard.services.pipeline.samples.phrases import TextGenerator, languages
 
 MAX_SEED = 2**63 - 1
 SCAN_DPI = 150
@@ -102,7 +102,7 @@ def _sample(
     random = Random(f"{seed}/{number}")
     language = spoken[(number // len(wanted) + number) % len(spoken)]
     kind = KINDS[name]
-    prose = Prose(random, language)
+    prose = TextGenerator(random, language)
     title = prose.title()
     canvas = Canvas(
         random,

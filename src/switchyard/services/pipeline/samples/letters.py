@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Self
 
 from switchyard.services.common.errors import Misconfigured
-from switchyard.services.pipeline.samples.phrases import Prose
+from switchyard.services.pipeline.samples.phrases import TextGenerator
 
 _HYPHENATED = frozenset({"en", "de", "fr", "es"})
 _VOWELS = frozenset("aeiouyäöüéèáíóú")
@@ -29,17 +29,17 @@ class Face:
 
 
 @dataclass(frozen=True, slots=True)
-class Letters:
+class Typeface:
     """The body's and the bold font of one document."""
 
-    prose: Prose
+    prose: TextGenerator
     faces: tuple[Face, Face]
     """The body's, the bold one."""
     _lengths: dict[tuple[str, bool], float] = field(default_factory=dict)
     """Of words, per point of their size: measuring is slow."""
 
     @classmethod
-    def chosen(cls, random: Random, prose: Prose) -> Self:
+    def chosen(cls, random: Random, prose: TextGenerator) -> Self:
         """Serif or not by chance; what the script needs where these do not have it."""
         library = pymupdf()
         script = _SCRIPTS.get(prose.language)

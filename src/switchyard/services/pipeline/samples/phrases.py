@@ -13,14 +13,14 @@ RIGHT_TO_LEFT = frozenset({"he"})
 
 
 @dataclass(frozen=True, slots=True)
-class MadeUpWork:
+class FakeCitation:
     """A work that a generated document cites."""
 
     label: str
     text: str
 
 
-class Prose:
+class TextGenerator:
     """Sentences of one language on one subject, drawn with one generator."""
 
     def __init__(self, random: Random, language: str) -> None:
@@ -83,7 +83,7 @@ class Prose:
     def company(self) -> str:
         return self._one(self._names["companies"])
 
-    def reference(self, number: int) -> MadeUpWork:
+    def reference(self, number: int) -> FakeCitation:
         """An entry of a list of references, as journals print them."""
         people = ", ".join(self.person() for _ in range(self._random.randint(1, 3)))
         first = self._random.randint(1, 900)
@@ -92,7 +92,7 @@ class Prose:
             f"{self._random.randint(3, 60)} ({self._random.randint(1, 6)}), "
             f"{first}-{first + self._random.randint(4, 30)} ({self._random.randint(1975, 2024)})."
         )
-        return MadeUpWork(f"[{number}]", text)
+        return FakeCitation(f"[{number}]", text)
 
     def _one(self, of: list[str]) -> str:
         return self._random.choice(of)

@@ -14,7 +14,7 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.common.retry_after import parse_retry_after
 from switchyard.services.pipeline.sources.errors import (
-    SourceNonsense,
+    InvalidSourceResponse,
     SourceNotFound,
     SourceRefused,
     SourceUnavailable,
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class SourceAnswer:
+class SourceResponse:
     """An answer that was read to its end, whatever it says."""
 
     label: str
@@ -40,7 +40,7 @@ class SourceAnswer:
     unchanged: bool = False
     """The server says that it is as it was when it was last asked."""
 
-    def ok(self) -> SourceAnswer:
+    def ok(self) -> SourceResponse:
         """The answer itself, if it is the thing that was asked for.
 
         Raises SourceNotFound, SourceRefused (do not ask again), SourceUnavailable (try again).
@@ -57,12 +57,12 @@ class SourceAnswer:
         raise SourceUnavailable(f"{label} answers {status}{to}", after=after)
 
     def json(self) -> Any:
-        """The body, read as JSON. Raises what `ok` raises, and SourceNonsense."""
+        """The body, read as JSON. Raises what `ok` raises, and InvalidSourceResponse."""
         self.ok()
         try:
             return json.loads(self.text())
         except (ValueError, RecursionError) as error:
-            raise SourceNonsense(f"{self.label}'s answer is no JSON") from error
+            raise InvalidSourceResponse(f"{self.label}'s answer is no JSON") from error
 
     def text(self) -> str:
         """The body, by its byte order mark or the charset that its Content-Type names, else as
@@ -93,7 +93,7 @@ class KeptAnswers:
     storage: Storage
     server: str
 
-    async def find(self, url: str, accept: str) -> SourceAnswer | None:
+    async def find(self, url: str, accept: str) -> SourceResponse | None:
         """What the server answered last; None where nothing is kept."""
         try:
             raw = await self.storage.get_async(
@@ -103,12 +103,12 @@ class KeptAnswers:
             return None
         head, _, body = raw.partition(b"\n")
         try:
-            return SourceAnswer(**json.loads(head), body=body, unchanged=True)
+            return SourceResponse(**json.loads(head), body=body, unchanged=True)
         except (ValueError, TypeError) as error:  # somebody's hand
             _log.warning("unreadable answer kept of %s: %s", self.server, error)
             return None
 
-    async def keep(self, answer: SourceAnswer, url: str, accept: str) -> None:
+    async def keep(self, answer: SourceResponse, url: str, accept: str) -> None:
         """Keep an answer, if the server can tell later whether it has changed."""
         headers = {name: answer.headers[name] for name in _KEPT_HEADERS if name in answer.headers}
         if not {"etag", "last-modified"} & set(headers) or len(answer.body) > LARGEST_KEPT:
@@ -121,7 +121,7 @@ class KeptAnswers:
         return f"sources/{self.server}/{content_hash([url, accept])}"
 
 
-def conditions(kept: SourceAnswer | None) -> dict[str, str]:
+def conditions(kept: SourceResponse | None) -> dict[str, str]:
     """The headers that ask for what has changed since."""
     if kept is None:
         return {}

@@ -30,14 +30,14 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.libraries import load
 from switchyard.services.engine.backfill.sources import SourceAway as BackfillSourceAway
 from switchyard.services.engine.backfill.sources import SourceContext, SourceFailed
-from switchyard.services.pipeline.sources.answers import KeptAnswers, SourceAnswer, conditions
+from switchyard.services.pipeline.sources.answers import KeptAnswers, SourceResponse, conditions
 from switchyard.services.pipeline.sources.errors import (
+    InvalidSourceResponse,
     SourceBusy,
-    SourceNonsense,
     SourceUnavailable,
 )
 from switchyard.services.pipeline.sources.limits import nothing_left, refused_for_now
-from switchyard.services.pipeline.sources.pace import FleetPace, LocalPace, RequestPace
+from switchyard.services.pipeline.sources.pace import FleetThrottle, LocalThrottle, RequestPace
 
 if TYPE_CHECKING:
     import httpx
@@ -108,13 +108,13 @@ class SourceClient:
         a ledger, turns are those of the whole fleet; without one, of this client alone.
         """
         await load("switchyard.services.common.files.plain")
-        from switchyard.services.common.files.plain import plain_client
+        from switchyard.services.common.files.plain import uncompressed_client
 
         interval = server.interval
         pace: RequestPace
         waits = min(2 * interval + 2, LONGEST_WAIT) if patience is None else patience
         if ledger is not None:
-            pace = FleetPace(
+            pace = FleetThrottle(
                 ledger,
                 server.name,
                 label=server.label,
@@ -123,10 +123,10 @@ class SourceClient:
                 waits_for_place=patience is not None,
             )
         else:
-            pace = LocalPace(label=server.label, interval=interval, patience=waits)
+            pace = LocalThrottle(label=server.label, interval=interval, patience=waits)
         headers = {"User-Agent": settings.user_agent}
         kept = KeptAnswers(Storage(settings.files_url), server.name)
-        async with plain_client(
+        async with uncompressed_client(
             timeout=server.timeout, headers={**headers, **server.headers}
         ) as http:
             yield cls(server, http, pace, kept)
@@ -143,10 +143,10 @@ class SourceClient:
         *,
         accept: str = "application/json",
         conditional: bool = False,
-    ) -> SourceAnswer:
+    ) -> SourceResponse:
         """The thing at a path below the server's address, or at a whole address of the server.
 
-        Raises what `ask` and `SourceAnswer.ok` raise.
+        Raises what `ask` and `SourceResponse.ok` raise.
         """
         return (await self.ask(path, params, accept=accept, conditional=conditional)).ok()
 
@@ -157,11 +157,11 @@ class SourceClient:
         *,
         accept: str = "application/json",
         conditional: bool = False,
-    ) -> SourceAnswer:
+    ) -> SourceResponse:
         """What the server answers, whatever its status.
 
-        Raises SourceBusy, SourceUnavailable, SourceNonsense, LedgerUnavailable; ValueError for an
-        address of another server.
+        Raises SourceBusy, SourceUnavailable, InvalidSourceResponse, LedgerUnavailable; ValueError
+        for an address of another server.
         """
         url = asked_for = self._url(path, params)
         kept = await self._kept.find(asked_for, accept) if conditional else None
@@ -176,7 +176,9 @@ class SourceClient:
                 return answer
         if answer.status == 304:
             if kept is None:
-                raise SourceNonsense(f"{self.server.label} answers 304 without a question for it")
+                raise InvalidSourceResponse(
+                    f"{self.server.label} answers 304 without a question for it"
+                )
             return kept
         if conditional and answer.status == 200:
             await self._kept.keep(answer, asked_for, accept)
@@ -185,9 +187,9 @@ class SourceClient:
     async def download(self, url: str, *, max_bytes: int, within: float) -> bytes:
         """A file that the server names, in turn, from the open internet or from the server's own
         host. Raises FetchRefused, FetchFailed, SourceBusy."""
-        from switchyard.services.common.files.fetching import FetchFailed, Guard, fetching
+        from switchyard.services.common.files.fetching import FetchFailed, SsrfGuard, fetching
 
-        guard = Guard(trusted=frozenset({_place(self.server.base_url)}))
+        guard = SsrfGuard(trusted=frozenset({_place(self.server.base_url)}))
         async with self.pace.turn(takes=within) as turn:
             try:
                 async with fetching(
@@ -201,7 +203,7 @@ class SourceClient:
                 said = f"{self.server.label}'s files: {error}: pause for {wait:.0f} s"
                 raise SourceBusy(said, wait=wait) from error
 
-    async def _in_turn(self, url: str, headers: Mapping[str, str]) -> SourceAnswer:
+    async def _in_turn(self, url: str, headers: Mapping[str, str]) -> SourceResponse:
         server = self.server
         async with self.pace.turn(takes=server.timeout) as turn:
             answer = await self._fetch(url, headers)
@@ -222,7 +224,7 @@ class SourceClient:
                 await turn.pause(rest)
         return answer
 
-    async def _fetch(self, url: str, headers: Mapping[str, str]) -> SourceAnswer:
+    async def _fetch(self, url: str, headers: Mapping[str, str]) -> SourceResponse:
         import httpx
 
         server = self.server
@@ -242,11 +244,11 @@ class SourceClient:
                 async for part in response.aiter_bytes():
                     body += part
                     if len(body) > server.max_bytes:
-                        raise SourceNonsense(
+                        raise InvalidSourceResponse(
                             f"{server.label}'s answer exceeds {server.max_bytes:,} bytes"
                         )
                 got = {name.lower(): value for name, value in response.headers.items()}
-                return SourceAnswer(server.label, url, response.status_code, got, bytes(body))
+                return SourceResponse(server.label, url, response.status_code, got, bytes(body))
         except httpx.HTTPError as error:
             raise SourceUnavailable(_describe(server.label, error)) from error
         except TimeoutError as error:

@@ -12,7 +12,7 @@ from switchyard.broker import patterns
 from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable
 from switchyard.services.pipeline.sources.asking import SourceClient, backfill_client
 from switchyard.services.pipeline.sources.document import mapping
-from switchyard.services.pipeline.sources.errors import SourceNonsense
+from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 from switchyard.services.pipeline.sources.github import github_server, repository_name
 
 PAGE_SIZE = 100
@@ -81,7 +81,7 @@ class GithubBackfill(Source):
                 found = await self._page(client, page, PAGE_SIZE)
                 listed = found.get("items")
                 if not isinstance(listed, list):
-                    raise SourceNonsense("GitHub's answer is no list of repositories")
+                    raise InvalidSourceResponse("GitHub's answer is no list of repositories")
                 for number, each in enumerate(listed[done:], start=done + 1):
                     place = {"page": page, "done": number}
                     try:

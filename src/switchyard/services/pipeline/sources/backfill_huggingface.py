@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from switchyard.broker import patterns
 from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable
 from switchyard.services.pipeline.sources.asking import backfill_client
-from switchyard.services.pipeline.sources.errors import SourceNonsense
+from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 from switchyard.services.pipeline.sources.huggingface import Kind, hub_name, hub_server
 
 PAGE_SIZE = 100
@@ -57,10 +57,10 @@ class HuggingfaceBackfill(Source):
                 try:
                     answer = await client.get(place or f"/api/{kind}s", None if place else wanted)
                 except ValueError as error:
-                    raise SourceNonsense("Hugging Face's next page is elsewhere") from error
+                    raise InvalidSourceResponse("Hugging Face's next page is elsewhere") from error
                 listed = answer.json()
                 if not isinstance(listed, list):
-                    raise SourceNonsense(f"Hugging Face's answer is no list of {kind}s")
+                    raise InvalidSourceResponse(f"Hugging Face's answer is no list of {kind}s")
                 for number, each in enumerate(listed[done:], start=done + 1):
                     at = {"page": place, "done": number}
                     try:

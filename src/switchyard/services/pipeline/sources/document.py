@@ -95,11 +95,11 @@ def is_prose(value: object) -> bool:
 
 
 def mapping(value: object, what: str, label: str) -> Mapping[str, Any]:
-    """A foreign answer that must be a JSON object. Raises SourceNonsense."""
-    from switchyard.services.pipeline.sources.errors import SourceNonsense
+    """A foreign answer that must be a JSON object. Raises InvalidSourceResponse."""
+    from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 
     if not isinstance(value, dict):
-        raise SourceNonsense(f"{label}'s answer is no {what}")
+        raise InvalidSourceResponse(f"{label}'s answer is no {what}")
     return value
 
 

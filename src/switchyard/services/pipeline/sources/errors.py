@@ -2,11 +2,10 @@
 
 RetryableError
 ├── SourceUnavailable   can't be reached, too slow, 5xx, cut off
-├── SourceNonsense      an answer that is none: another content type, broken, empty, without an end
-└── SourceBusy          not now: the fleet's next request is due later, or the server said so
-PermanentError
-├── SourceRefused       the server refuses the request: a malformed id or query, no right to it
-└── SourceNotFound      there is no such thing
+├── InvalidSourceResponse      an answer that is none: another content type, broken, empty, without
+an end └── SourceBusy          not now: the fleet's next request is due later, or the server said so
+PermanentError ├── SourceRefused       the server refuses the request: a malformed id or query, no
+right to it └── SourceNotFound      there is no such thing
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ class SourceUnavailable(RetryableError):
     """The server can't be reached, is too slow, or broke down over the request."""
 
 
-class SourceNonsense(RetryableError):
+class InvalidSourceResponse(RetryableError):
     """The server, or something before it, answered with something that can't be right."""
 
 

@@ -23,7 +23,7 @@ from switchyard.services.pipeline.sources.document import (
     mapping,
     words,
 )
-from switchyard.services.pipeline.sources.errors import SourceNonsense, SourceNotFound
+from switchyard.services.pipeline.sources.errors import InvalidSourceResponse, SourceNotFound
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
@@ -91,14 +91,14 @@ class GithubSource(DocumentSource):
         try:
             name = repository_name(str(about.get("full_name")))
         except ValueError as error:
-            raise SourceNonsense("GitHub's repository has no name") from error
+            raise InvalidSourceResponse("GitHub's repository has no name") from error
         readme = await _optional(client, f"{asked}/readme", _RAW)
         releases = await client.get(
             f"{asked}/releases", {"per_page": str(RELEASES)}, accept=_JSON, conditional=True
         )
         listed = releases.json()
         if not isinstance(listed, list):
-            raise SourceNonsense("GitHub's answer is no list of releases")
+            raise InvalidSourceResponse("GitHub's answer is no list of releases")
         newest = [each for each in listed if isinstance(each, dict)][:RELEASES]
         return FoundDocument(
             id=name.lower(),

@@ -18,7 +18,7 @@ from switchyard.services.pipeline.sources.document import (
     mapping,
     words,
 )
-from switchyard.services.pipeline.sources.errors import SourceNonsense, SourceNotFound
+from switchyard.services.pipeline.sources.errors import InvalidSourceResponse, SourceNotFound
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
@@ -81,7 +81,7 @@ class HuggingfaceSource(DocumentSource):
         try:
             name = hub_name(str(about.get("id")))
         except ValueError as error:
-            raise SourceNonsense(f"Hugging Face's {wanted.kind} has no name") from error
+            raise InvalidSourceResponse(f"Hugging Face's {wanted.kind} has no name") from error
         below = "" if wanted.kind == "model" else "/datasets"
         card = ""
         try:

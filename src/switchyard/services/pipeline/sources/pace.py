@@ -62,7 +62,7 @@ class RequestPace(Protocol):
         ...
 
 
-class FleetPace:
+class FleetThrottle:
     """The pace of all processes that share a ledger."""
 
     def __init__(
@@ -162,7 +162,7 @@ class FleetPace:
             )
 
 
-class LocalPace:
+class LocalThrottle:
     """The pace of one client, where there is no ledger to share one."""
 
     def __init__(self, *, label: str, interval: float, patience: float) -> None:

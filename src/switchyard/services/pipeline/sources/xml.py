@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 from xml.parsers import expat
 
 from switchyard.services.common.files.charsets import Charset, charset_in, decode
-from switchyard.services.pipeline.sources.errors import SourceNonsense
+from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 
 _MAX_DEPTH = 50
 MOST_ELEMENTS = 1_000_000
@@ -19,7 +19,7 @@ def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Elem
     one there are no entities. `charset` is what the server says it is in: it comes before the
     XML declaration, and after a byte order mark.
 
-    Raises SourceNonsense.
+    Raises InvalidSourceResponse.
     """
     builder = ET.TreeBuilder()
     parser = expat.ParserCreate("utf-8", namespace_separator="}")
@@ -34,9 +34,11 @@ def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Elem
         depth += 1
         elements += 1
         if depth > _MAX_DEPTH:
-            raise SourceNonsense(f"{label}'s answer is nested too deeply")
+            raise InvalidSourceResponse(f"{label}'s answer is nested too deeply")
         if elements > MOST_ELEMENTS:
-            raise SourceNonsense(f"{label}'s answer has more than {MOST_ELEMENTS:,} elements")
+            raise InvalidSourceResponse(
+                f"{label}'s answer has more than {MOST_ELEMENTS:,} elements"
+            )
         builder.start(name(tag), {name(key): value for key, value in attributes.items()})
 
     def end(tag: str) -> None:
@@ -45,7 +47,7 @@ def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Elem
         builder.end(name(tag))
 
     def doctype(*_: object) -> None:
-        raise SourceNonsense(f"{label}'s answer has a DOCTYPE, and needs none")
+        raise InvalidSourceResponse(f"{label}'s answer has a DOCTYPE, and needs none")
 
     parser.StartElementHandler = start
     parser.EndElementHandler = end
@@ -55,4 +57,4 @@ def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Elem
         parser.Parse(decode(data, charset or charset_in(data)).encode(), True)
         return builder.close()
     except (expat.ExpatError, ValueError, LookupError) as error:
-        raise SourceNonsense(f"{label}'s answer is no XML: {error}") from error
+        raise InvalidSourceResponse(f"{label}'s answer is no XML: {error}") from error

@@ -26,7 +26,7 @@ from switchyard.services.pipeline.text.plain import clean, unwrap
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from switchyard.services.pipeline.text.ocr import Original
+    from switchyard.services.pipeline.text.ocr import SourceFile
 
 FIGURES_VERSION = "figures-3"
 MOST_FIGURES = 100
@@ -76,7 +76,7 @@ class Picture:
     content: bytes
 
 
-def cut(original: Original) -> list[Picture]:
+def cut(original: SourceFile) -> list[Picture]:
     """The figures of a document, from the first page on, at most MOST_FIGURES. Pages that can't be
     read have none.
 
@@ -95,7 +95,7 @@ class NoSuchPage(PermanentError):
     """The document has fewer pages."""
 
 
-def page_pictures(original: Original, number: int) -> list[Picture]:
+def page_pictures(original: SourceFile, number: int) -> list[Picture]:
     """A whole page, from 1, as a picture; a long one in pieces that overlap, in their order. Raises
     NoSuchPage, and as `cut`."""
     from PIL import Image as Images

@@ -70,7 +70,7 @@ class UnknownLanguage(PermanentError):
 
 
 @dataclass(frozen=True, slots=True)
-class Original:
+class SourceFile:
     """A document's file, where every process finds it."""
 
     storage: Storage
@@ -110,7 +110,7 @@ def require_ocr(language: str | None, models: Path | None) -> None:
 
 
 def read_page(
-    original: Original, number: int, language: str | None = None, models: Path | None = None
+    original: SourceFile, number: int, language: str | None = None, models: Path | None = None
 ) -> ReadPage:
     """Read one page, from 1.
 
@@ -253,7 +253,7 @@ def _model_of(language: str | None, models: Path | None) -> Path:
 
 
 @lru_cache(maxsize=1)
-def _content(original: Original) -> bytes:
+def _content(original: SourceFile) -> bytes:
     """Kept for the pages that follow, which are mostly of the same document."""
     return original.storage.get(original.key)
 

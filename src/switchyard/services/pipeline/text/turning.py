@@ -31,7 +31,7 @@ crops that are that much higher than wide to the left."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class OrientedLines:
     """The lines of a picture that stands as it is read, but for its skew."""
 
     picture: Picture
@@ -42,7 +42,7 @@ class Found:
     """Degrees by which the picture was turned to the left: 0, 90, 180 or 270."""
 
 
-def find_lines(engine: Any, picture: Picture) -> Found:
+def find_lines(engine: Any, picture: Picture) -> OrientedLines:
     """The lines of a picture, turned so that there is an order to read them in.
 
     The engine's own way leaves lines where they are, and asks a model for the direction of each.
@@ -64,7 +64,7 @@ def find_lines(engine: Any, picture: Picture) -> Found:
     if quarters:
         turned = np.ascontiguousarray(np.rot90(picture, quarters))
         picture, boxes, crops = detect(engine, turned)
-    return Found(picture, boxes, crops, 90 * quarters)
+    return OrientedLines(picture, boxes, crops, 90 * quarters)
 
 
 def _is_upside_down(engine: Any, crops: Sequence[Picture]) -> bool:

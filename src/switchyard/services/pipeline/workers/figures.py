@@ -15,7 +15,7 @@ from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
-from switchyard.services.engine.jobs.together import together
+from switchyard.services.engine.jobs.together import gather_bounded
 from switchyard.services.pipeline.workers.outputs import DocumentFiles, StageOutput
 from switchyard.services.pipeline.workers.stages import (
     DESCRIBE_FIGURES,
@@ -37,7 +37,7 @@ FIGURES_TIMEOUT = 480.0
 _AT_ONCE = 4
 
 
-class _ShiftOver(Exception):
+class _TimeBudgetExceeded(Exception):
     """There are figures left for the next job."""
 
 
@@ -86,7 +86,7 @@ async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
             force=payload.force,
             is_whole=lambda result: _are_there(files, result["figures"]),
         )
-    except _ShiftOver:
+    except _TimeBudgetExceeded:
         return Next([Job("describe_figures", payload.model_dump())], {"document_id": document_id})
     figures = output.result["figures"]
     # Written although reused: what is kept of a stage goes after a day, this stays.
@@ -115,13 +115,13 @@ async def _described(
     described: list[dict[str, Any]] = []
     for start in range(0, len(pictures), _AT_ONCE):
         if time.monotonic() > ends_at or ctx.is_cancelled():
-            raise _ShiftOver
+            raise _TimeBudgetExceeded
         some = pictures[start : start + _AT_ONCE]
         asking = (
             _answer_or_refusal(ctx, each.content, MEDIA_TYPES[each.suffix], each.caption)
             for each in some
         )
-        answers = await together(asking, at_once=_AT_ONCE)
+        answers = await gather_bounded(asking, at_once=_AT_ONCE)
         for number, (picture, answer) in enumerate(zip(some, answers, strict=True), start + 1):
             key = figure_key(files.document_id, content_hash(picture.content), picture.suffix)
             await files.require_async(original.content)
@@ -193,10 +193,10 @@ def _no_figure(payload: AnalyzeImage) -> NoSuchFigure:
 
 
 def _original(ctx: JobContext, files: DocumentFiles, original: StageOutput) -> Any:
-    from switchyard.services.pipeline.text.ocr import Original
+    from switchyard.services.pipeline.text.ocr import SourceFile
 
     about = original.result
-    return Original(
+    return SourceFile(
         files.storage,
         about["key"],
         original.content or "",

@@ -19,7 +19,7 @@ from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.document_states import COMPLETED
 from switchyard.services.pipeline.records.graph import Ranking
 from switchyard.services.pipeline.workers.stages import DocumentJob, ends_when_superseded
-from switchyard.services.pipeline.workers.telling import tell_references
+from switchyard.services.pipeline.workers.telling import update_citations
 
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.engine.ledger import Ledger
@@ -38,7 +38,7 @@ async def update_graph(payload: DocumentJob, ctx: JobContext) -> Outcome:
     if await PipelineLedger(ledger).documents.get_document(document_id) is None:
         dropped = await PipelineLedger(ledger).graph.drop_from_graph(document_id)
         return Done({"document_id": document_id, "dropped": dropped})
-    await tell_references(ctx, document_id)
+    await update_citations(ctx, document_id)
     return Done({"document_id": document_id})
 
 
@@ -60,7 +60,7 @@ class ComputeSimilarity(BaseModel):
 async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Outcome:
     """Find anew what each document is like, now that others have come in; some documents at a
     time, so that whatever is more urgent comes in between."""
-    from switchyard.services.pipeline.graph.updating import tell_similar
+    from switchyard.services.pipeline.graph.updating import upsert_similar
 
     ledger = _ledger(ctx)
     wanted = DocumentFilter(state=COMPLETED)
@@ -76,7 +76,7 @@ async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Out
             links = await similar_documents(
                 chunks, document.id, top_k=payload.top_k, threshold=threshold
             )
-            await tell_similar(ledger, document.id, document.title, map(asdict, links))
+            await upsert_similar(ledger, document.id, document.title, map(asdict, links))
             edges += len(links)
     result = {"documents": len(found), "edges": edges}
     if len(found) < payload.batch:

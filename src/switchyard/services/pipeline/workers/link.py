@@ -33,7 +33,7 @@ from switchyard.services.pipeline.workers.stages import (
     at_stage,
     ends_when_superseded,
 )
-from switchyard.services.pipeline.workers.telling import tell_likeness
+from switchyard.services.pipeline.workers.telling import update_similarity
 
 
 class LinkContent(DocumentJob):
@@ -73,7 +73,7 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
         )
         # Written although reused: result and edges follow from the kept output.
         key = await files.put_result_async(await _whole(files, output.result["links"]))
-        await tell_likeness(ctx, document_id, output.result["links"], output.content)
+        await update_similarity(ctx, document_id, output.result["links"], output.content)
     result = {
         "document_id": document_id,
         "links": output.result["links"],

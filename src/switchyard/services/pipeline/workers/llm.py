@@ -86,7 +86,7 @@ async def _by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, 
     # With database and storage: whoever only declares job types needs neither.
     from switchyard.services.llm.batches import may_batch
     from switchyard.services.llm.gate import Urgency
-    from switchyard.services.llm.lane import lane_of
+    from switchyard.services.llm.lane import model_client_of
     from switchyard.services.llm.spending import asked_by
 
     length = sum(map(len, pages))
@@ -96,7 +96,7 @@ async def _by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, 
         "max_tokens": SUMMARY_MAX_TOKENS,
         "temperature": 0,
     }
-    async with lane_of(ctx) as lane:
+    async with model_client_of(ctx) as lane:
         answer, paid_before = await lane.answer(
             asked,
             urgency=Urgency.of(ctx.lane, ctx.message.priority),

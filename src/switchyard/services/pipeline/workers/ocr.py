@@ -21,7 +21,7 @@ from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
-from switchyard.services.engine.jobs.together import together
+from switchyard.services.engine.jobs.together import gather_bounded
 from switchyard.services.pipeline.workers.outputs import DocumentFiles, StageOutput, pages_for_ocr
 from switchyard.services.pipeline.workers.stages import (
     EXTRACT,
@@ -211,7 +211,7 @@ class _Pages:
         about: Mapping[str, Any],
         content: str | None,
     ) -> None:
-        from switchyard.services.pipeline.text.ocr import OCR_VERSION, Original, require_ocr
+        from switchyard.services.pipeline.text.ocr import OCR_VERSION, SourceFile, require_ocr
 
         if about["media_type"] not in (PDF, *IMAGES):
             raise UnsupportedDocument("plain text has no pages that OCR could read")
@@ -220,7 +220,7 @@ class _Pages:
         self._payload = payload
         self._files = files
         self._content = content
-        self._original = Original(
+        self._original = SourceFile(
             files.storage,
             about["key"],
             content or "",
@@ -245,7 +245,7 @@ class _Pages:
                 told = f"page {len(found)} of {len(numbers)}"
                 self._ctx.progress(len(found) / len(numbers), told)
 
-        await together(map(one, numbers), at_once=self._at_once())
+        await gather_bounded(map(one, numbers), at_once=self._at_once())
         return found
 
     def _at_once(self) -> int:

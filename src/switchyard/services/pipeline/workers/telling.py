@@ -10,28 +10,28 @@ from typing import Any
 
 from switchyard.services.common.files.keys import result_key
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.pipeline.citations.kept import kept_references
+from switchyard.services.pipeline.citations.kept import stored_references
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.workers.outputs import DocumentFiles, MissingOutput, kept_result
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST
 
 
-async def tell_likeness(
+async def update_similarity(
     ctx: JobContext, document_id: str, links: Sequence[Mapping[str, Any]], content: str | None
 ) -> None:
     """The document, made of that content, is like these."""
     files = DocumentFiles.of(ctx, document_id)
-    references = await kept_references(files.storage, document_id)
+    references = await stored_references(files.storage, document_id)
     # What another content has cited, this one may not cite; `process_references` will tell.
     is_stale = references is not None and references.get("content") not in (None, content)
     await _tell(ctx, files, links=links, references={} if is_stale else None)
 
 
-async def tell_references(ctx: JobContext, document_id: str) -> None:
+async def update_citations(ctx: JobContext, document_id: str) -> None:
     """The document cites what is kept of its references, and of the works they are linked to.
     Raises ContentReplaced where they are of another content than the document's."""
     files = DocumentFiles.of(ctx, document_id)
-    references = await kept_references(files.storage, document_id)
+    references = await stored_references(files.storage, document_id)
     if references is not None:
         await files.require_async(references.get("content"))
     await _tell(ctx, files, references=references)
@@ -40,14 +40,14 @@ async def tell_references(ctx: JobContext, document_id: str) -> None:
 async def _tell(ctx: JobContext, files: DocumentFiles, **found: Any) -> None:
     if ctx.ledger is None:
         return
-    from switchyard.services.pipeline.graph.updating import tell_document
+    from switchyard.services.pipeline.graph.updating import upsert_document
 
     about, title = await _described(files)
     if not about:
         document = await PipelineLedger(ctx.ledger).documents.get_document(files.document_id)
         if document is not None:
             about, title = {"source": document.source}, document.title
-    await tell_document(ctx.ledger, files.document_id, about, title or "", **found)
+    await upsert_document(ctx.ledger, files.document_id, about, title or "", **found)
 
 
 async def _described(files: DocumentFiles) -> tuple[Mapping[str, Any], str | None]:

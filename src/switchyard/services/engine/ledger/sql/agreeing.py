@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from switchyard.broker.message import JobMessage
-from switchyard.broker.moments import shown
+from switchyard.broker.moments import to_datetime
 from switchyard.services.engine.ledger.sql.rows import JobRow
-from switchyard.services.engine.ledger.sql.works import Kept, KnownWorks, Work
+from switchyard.services.engine.ledger.sql.works import ContentHistory, JobContent, RecordedMetadata
 from switchyard.services.engine.records.requests import ClaimRequest, FoundLetter
 from switchyard.services.engine.records.states import State
 
@@ -24,7 +24,7 @@ QUEUED_SECONDS = 60.0
 it is confirmed."""
 
 
-def is_foreign(work: Work, redrives: int, at: float, known: KnownWorks | None) -> bool:
+def is_foreign(work: JobContent, redrives: int, at: float, known: ContentHistory | None) -> bool:
     """Whether a message is another job than the one whose id it carries, whoever has sent it: its
     work is neither what is recorded, nor what a redrive has made of that or made that of; or it
     says that it was redriven, and no redrive has noted that; or the job's time is to come, and not
@@ -40,7 +40,9 @@ def is_foreign(work: Work, redrives: int, at: float, known: KnownWorks | None) -
     return _is_unknown_redrive(redrives, known) or _is_early(at, known)
 
 
-def is_foreign_letter(letter: FoundLetter, work: Work, at: float, known: KnownWorks | None) -> bool:
+def is_foreign_letter(
+    letter: FoundLetter, work: JobContent, at: float, known: ContentHistory | None
+) -> bool:
     """The same of a message in `jobs.dead`."""
     if known is None:
         return False
@@ -55,22 +57,22 @@ def is_foreign_letter(letter: FoundLetter, work: Work, at: float, known: KnownWo
     return is_elsewhere and redrives <= known.redrives
 
 
-def _is_known(work: Work, known: KnownWorks) -> bool:
+def _is_known(work: JobContent, known: ContentHistory) -> bool:
     return any(work.is_same(each) for each in known.all())
 
 
-def _is_unknown_redrive(redrives: int, known: KnownWorks) -> bool:
+def _is_unknown_redrive(redrives: int, known: ContentHistory) -> bool:
     # Whoever redrives notes it first. What is over for good is skipped anyway.
     is_over = known.state in (State.SUCCEEDED, State.CANCELLED)
     return redrives > known.redrives and redrives not in known.planned and not is_over
 
 
-def _is_early(at: float, known: KnownWorks) -> bool:
+def _is_early(at: float, known: ContentHistory) -> bool:
     run_at = known.run_at if known.state is State.SCHEDULED else None
     return run_at is not None and run_at > at + EARLY_SECONDS
 
 
-def agreed(message: JobMessage, row: JobRow | None, kept: Kept | None) -> JobMessage:
+def agreed(message: JobMessage, row: JobRow | None, kept: RecordedMetadata | None) -> JobMessage:
     """The message, not foreign, as far as the ledger agrees to what it says of itself."""
     if row is None or kept is None:
         return message
@@ -84,14 +86,14 @@ def agreed(message: JobMessage, row: JobRow | None, kept: Kept | None) -> JobMes
         changes["attempts"] = row.attempts
     since, said = kept.queued_at, metadata.queued_at
     if since is not None and said is not None and said.timestamp() < since - QUEUED_SECONDS:
-        changes["queued_at"] = shown(since)
+        changes["queued_at"] = to_datetime(since)
     if not kept.says(message):
         changes |= kept.as_metadata()
         message = message.model_copy(update={"priority": kept.priority})
     return message.with_metadata(**changes) if changes else message
 
 
-def rewrites(request: ClaimRequest, work: Work, row: JobRow, known: KnownWorks) -> bool:
+def rewrites(request: ClaimRequest, work: JobContent, row: JobRow, known: ContentHistory) -> bool:
     """Whether a copy that runs is what a redrive has made of the job, so that the record is to say
     so: whoever did that may not have got to it. A message by itself changes no record."""
     redrives = request.message.metadata.redrives

@@ -8,17 +8,17 @@ from typing import ClassVar, Final
 from switchyard.services.engine.ledger.sql import agreeing, rules
 from switchyard.services.engine.ledger.sql.codec import clean, job_columns
 from switchyard.services.engine.ledger.sql.rows import JobRow, Rows, new_row
-from switchyard.services.engine.ledger.sql.works import Work
+from switchyard.services.engine.ledger.sql.works import JobContent
 from switchyard.services.engine.records.requests import ClaimRequest, FinishRequest
 from switchyard.services.engine.records.results import (
     AlreadyFinished,
+    AttemptFinished,
     Cancelled,
     CancelResult,
     Claimed,
     ClaimResult,
-    EndNoted,
     Finished,
-    Foreign,
+    IdCollision,
     NoSuchJob,
     Running,
 )
@@ -42,7 +42,7 @@ class Claim:
 
     order: ClassVar[int] = 3
     request: ClaimRequest
-    work: Work
+    work: JobContent
     """Of its message."""
 
     @property
@@ -55,7 +55,7 @@ class Claim:
         known = rows.known_works(self.job_id)
         redrives = request.message.metadata.redrives
         if agreeing.is_foreign(self.work, redrives, request.now, known):
-            return Foreign()
+            return IdCollision()
         message = agreeing.agreed(request.message, row, known.kept if known else None)
         if message is not request.message:
             request = replace(request, message=message)
@@ -107,14 +107,14 @@ class Finish:
     def job_id(self) -> str:
         return self.request.job_id
 
-    def apply(self, rows: Rows) -> EndNoted | None:
+    def apply(self, rows: Rows) -> AttemptFinished | None:
         request = self.request
         row = rows.jobs.get(request.job_id)
         if row is None or not rules.owns(row, request):
             return None
         if row.state is State.RUNNING:
             self._end(row, rows)
-        noted = EndNoted(state=row.state)
+        noted = AttemptFinished(state=row.state)
         if row.join_id is not None:
             rows.noted[row.join_id] = noted
         return noted

@@ -43,7 +43,7 @@ from switchyard.services.engine.records.errors import (
 )
 
 T = TypeVar("T")
-Work = Callable[[Connection], T]
+TransactionBody = Callable[[Connection], T]
 
 BUSY_TIMEOUT = 30.0
 """Seconds that a write waits for another process before the ledger counts as unavailable."""
@@ -75,11 +75,11 @@ class Database(Protocol):
     where: str
     """The file, or server and database, without credentials."""
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: TransactionBody[T]) -> T:
         """Run `work` in a transaction that changes nothing. Raises LedgerError."""
         ...
 
-    async def write(self, work: Work[T]) -> T:
+    async def write(self, work: TransactionBody[T]) -> T:
         """Run `work` in a transaction; it may be run again. Raises LedgerError."""
         ...
 
@@ -139,10 +139,10 @@ class SqliteDatabase:
         self._writer = ThreadPoolExecutor(1, "ledger-writer")
         self._readers = ThreadPoolExecutor(READERS, "ledger-reader")
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: TransactionBody[T]) -> T:
         return await self._run(self._readers, self._read_engine, work)
 
-    async def write(self, work: Work[T]) -> T:
+    async def write(self, work: TransactionBody[T]) -> T:
         return await self._run(self._writer, self._write_engine, work)
 
     async def sync(self) -> None:
@@ -169,7 +169,9 @@ class SqliteDatabase:
             await loop.run_in_executor(executor, engine.dispose)
             executor.shutdown(wait=False)
 
-    async def _run(self, executor: ThreadPoolExecutor, engine: Engine, work: Work[T]) -> T:
+    async def _run(
+        self, executor: ThreadPoolExecutor, engine: Engine, work: TransactionBody[T]
+    ) -> T:
         if not self._owner.is_here:
             raise LedgerForked
         try:
@@ -178,7 +180,7 @@ class SqliteDatabase:
         except Exception as error:
             raise_translated(error)
 
-    def _transact(self, engine: Engine, work: Work[T]) -> T:
+    def _transact(self, engine: Engine, work: TransactionBody[T]) -> T:
         with engine.begin() as connection:
             return self.clock.measured(work)(connection)
 
@@ -223,10 +225,10 @@ class PostgresDatabase:
         )
         event.listen(self._engine.sync_engine, "handle_error", _leave_the_demoted)
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: TransactionBody[T]) -> T:
         return await self._run(work, commit=False)
 
-    async def write(self, work: Work[T]) -> T:
+    async def write(self, work: TransactionBody[T]) -> T:
         for _ in range(RACES):
             try:
                 return await self._run(work, commit=True)
@@ -237,7 +239,7 @@ class PostgresDatabase:
     async def sync(self) -> None:
         """Return at once: the server has synced what it has committed."""
 
-    async def _run(self, work: Work[T], *, commit: bool) -> T:
+    async def _run(self, work: TransactionBody[T], *, commit: bool) -> T:
         if not self._owner.is_here:
             raise LedgerForked
         if not self._prompt:
@@ -276,7 +278,7 @@ class PostgresDatabase:
         if not task.cancelled():
             task.exception()  # nobody waits for it any more
 
-    async def _patiently(self, work: Work[T], *, commit: bool) -> T:
+    async def _patiently(self, work: TransactionBody[T], *, commit: bool) -> T:
         try:
             try:
                 return await self._once(work, commit=commit)
@@ -289,7 +291,7 @@ class PostgresDatabase:
         except Exception as error:
             raise_translated(error)
 
-    async def _once(self, work: Work[T], *, commit: bool) -> T:
+    async def _once(self, work: TransactionBody[T], *, commit: bool) -> T:
         async with self._engine.connect() as connection:
             try:
                 result = await connection.run_sync(self.clock.measured(work))

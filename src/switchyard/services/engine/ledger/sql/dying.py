@@ -13,7 +13,7 @@ from switchyard.services.engine.records.states import AttemptOutcome, State
 
 
 @dataclass(frozen=True, slots=True)
-class Overflow:
+class MarkOverflowed:
     """The lane was full, and the job waits in `jobs.dead`."""
 
     order: ClassVar[int] = 2
@@ -29,7 +29,7 @@ class Overflow:
 
 
 @dataclass(frozen=True, slots=True)
-class Redriven:
+class MarkRedriven:
     """A dead job was sent back to its lane, perhaps as another job than it was."""
 
     order: ClassVar[int] = 2
@@ -52,7 +52,7 @@ class Redriven:
 
 
 @dataclass(frozen=True, slots=True)
-class Unredrive:
+class UndoRedrive:
     """A redrive is taken back: the copy in its lane is not to run, and the job is what it was.
 
     The copy is of the generation that has died now, so whoever gets it skips it.
@@ -79,7 +79,7 @@ class Unredrive:
 
 
 @dataclass(frozen=True, slots=True)
-class Bury:
+class MarkDead:
     """A letter of the job lies in `jobs.dead`. Makes its row when there is none."""
 
     order: ClassVar[int] = 5

@@ -7,11 +7,11 @@ from typing import NoReturn
 from sqlalchemy import exc
 
 from switchyard.services.engine.records.errors import (
-    LedgerCrowded,
+    LedgerAuthError,
+    LedgerConnectionLimit,
     LedgerError,
     LedgerFull,
     LedgerReadOnly,
-    LedgerRefuses,
     LedgerUnavailable,
     RowRejected,
     SchemaOutdated,
@@ -57,7 +57,7 @@ def translate(error: Exception) -> Exception:
         if state == _PG_FULL:
             return LedgerFull(f"the disk of the ledger's database is full: {text}")
         if state == _PG_CROWDED:
-            return LedgerCrowded(f"the ledger's database has no connection left: {text}")
+            return LedgerConnectionLimit(f"the ledger's database has no connection left: {text}")
         if state == _PG_READ_ONLY:
             return LedgerReadOnly(f"the ledger's database takes no writes: {text}")
         if state in _PG_OUTDATED:
@@ -65,7 +65,7 @@ def translate(error: Exception) -> Exception:
         if state[:2] in _PG_REJECTED:
             return RowRejected(text)
         if state in _PG_NOT_LET_IN:
-            return LedgerRefuses(f"the ledger's database refuses: {text}: see JOBS_DATABASE_URL")
+            return LedgerAuthError(f"the ledger's database refuses: {text}: see JOBS_DATABASE_URL")
         return LedgerUnavailable(f"the ledger's database refuses: {text}")
     if isinstance(error, exc.OperationalError) and any(s in text for s in _SQLITE_OUTDATED):
         return _outdated(text)

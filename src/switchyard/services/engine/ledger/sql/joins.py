@@ -39,7 +39,7 @@ _CHANGED: Final[sql.Columns] = {
 
 
 @dataclass(slots=True)
-class Counted:
+class JoinDelta:
     """Jobs of a join by where they stand; also how many more there are of each."""
 
     total: int = 0
@@ -56,8 +56,8 @@ class Counted:
         self.dead += number * (state is State.DEAD)
         self.cancelled += number * (state is State.CANCELLED)
 
-    def plus(self, other: Counted) -> Counted:
-        return Counted(
+    def plus(self, other: JoinDelta) -> JoinDelta:
+        return JoinDelta(
             self.total + other.total,
             self.open + other.open,
             self.dead + other.dead,
@@ -73,7 +73,7 @@ class JoinRow:
     when_dead: WhenDead
     held: bool
     again: bool
-    counted: Counted
+    counted: JoinDelta
     fulfilled_at: float | None
 
     @property
@@ -135,7 +135,7 @@ class JoinWriter:
                 join.when_dead,
                 join.held,
                 join.again,
-                changes.pop(join_id, Counted()),
+                changes.pop(join_id, JoinDelta()),
                 None,
             )
             for join_id, join in rows.opened.items()
@@ -195,7 +195,7 @@ class JoinWriter:
     def _load(self, connection: Connection, ids: list[str]) -> list[JoinRow]:
         found = sql.fetch_locked(connection, self._select, ids)
         return [
-            JoinRow(join_id, when_dead, bool(held), bool(again), Counted(*numbers), fulfilled_at)
+            JoinRow(join_id, when_dead, bool(held), bool(again), JoinDelta(*numbers), fulfilled_at)
             for join_id, when_dead, held, again, *numbers, fulfilled_at in found
         ]
 
@@ -233,13 +233,13 @@ class JoinWriter:
         return sql.rows_parameters(self._dialect, _CHANGED, lines)
 
 
-def _changes(rows: Rows) -> dict[str, Counted]:
+def _changes(rows: Rows) -> dict[str, JoinDelta]:
     """By join, what has changed among its jobs."""
-    changes: dict[str, Counted] = {}
+    changes: dict[str, JoinDelta] = {}
 
     def count(row: JobRow, now: State | None) -> None:
         if row.join_id is not None and now is not row.before:
-            counted = changes.setdefault(row.join_id, Counted())
+            counted = changes.setdefault(row.join_id, JoinDelta())
             counted.add(row.before, -1)
             counted.add(now, 1)
 
@@ -247,4 +247,4 @@ def _changes(rows: Rows) -> dict[str, Counted]:
         count(row, row.state)
     for row in rows.deleted:
         count(row, None)
-    return {join_id: each for join_id, each in changes.items() if each != Counted()}
+    return {join_id: each for join_id, each in changes.items() if each != JoinDelta()}

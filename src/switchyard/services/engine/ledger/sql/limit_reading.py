@@ -65,7 +65,7 @@ _COLUMNS: dict[str, TypeEngine[Any]] = {
 
 
 @dataclass
-class Readings:
+class LockedLimitRows:
     """What was found under the lock."""
 
     now: float
@@ -90,7 +90,7 @@ def read_locked(
     come: Collection[str] = (),
     claimed: Collection[str] = (),
     holds: Collection[str] = (),
-) -> Readings:
+) -> LockedLimitRows:
     """Lock these limits until the end of the transaction, always in the same order, and read what
     is known of them, of the jobs that `come`, of what the `claimed` ones hold, and of `holds`."""
     dialect = connection.dialect.name
@@ -100,7 +100,7 @@ def read_locked(
     query = _reading(dialect, bool(come), bool(holds or claimed))
     lists = {"come": come, "claimed": claimed, "holds": holds}
     values = {name: list_value(dialect, sorted(each)) for name, each in lists.items()}
-    found = Readings(now=0.0, bins=bins)
+    found = LockedLimitRows(now=0.0, bins=bins)
     for row in connection.execute(query, wanted | values):
         match row.kind:
             case "limit":

@@ -31,7 +31,7 @@ from sqlalchemy.sql.selectable import TableValuedAlias
 
 from switchyard.services.engine.ledger.sql.dialect import among_listed, is_sqlite, list_value
 from switchyard.services.engine.ledger.sql.limit_tables import limit_holds, limit_waits, limits
-from switchyard.services.engine.records.limits import Called
+from switchyard.services.engine.records.limits import WokenJob
 
 CALLED_FOR = 5.0
 """Seconds for which room is kept for a job that was called."""
@@ -61,7 +61,7 @@ class RoomWrites:
     called: list[str] = field(default_factory=list)
     """Jobs for which room is kept, in order."""
 
-    def execute(self, connection: Connection, now: float) -> list[Called]:
+    def execute(self, connection: Connection, now: float) -> list[WokenJob]:
         """Those that are called, and wait still."""
         lists = {"ended": self.ended, "waits_no_more": self.waits_no_more, "called": self.called}
         tables = {"limits": self.limits, "holds": self.holds, "waits": self.waits}
@@ -82,7 +82,7 @@ class RoomWrites:
                 values |= _columns(name, each)
             result = connection.execute(_all_at_once(frozenset(parts)), values)
             rows = result.all() if self.called else ()
-        called = {row.job_id: Called(row.job_id, row.queue, row.body) for row in rows}
+        called = {row.job_id: WokenJob(row.job_id, row.queue, row.body) for row in rows}
         return [called[each] for each in self.called if each in called]
 
 

@@ -18,18 +18,18 @@ from switchyard.services.engine.ledger.sql.dialect import db_now
 from switchyard.services.engine.ledger.sql.limit_reading import read_locked
 from switchyard.services.engine.ledger.sql.limit_tables import limit_waits, limits
 from switchyard.services.engine.ledger.sql.limit_writing import RoomWrites
-from switchyard.services.engine.ledger.sql.locked_limits import LockedLimit, WaitingLine
+from switchyard.services.engine.ledger.sql.locked_limits import LockedLimit, PermitQueue
 from switchyard.services.engine.records.limits import (
-    Called,
     LimitSize,
-    Need,
     NoRoom,
-    NotToRun,
+    NotRunnable,
+    PermitDemand,
     RoomAnswer,
     RoomFreed,
     RoomGiven,
     RoomRequest,
     RoomReturn,
+    WokenJob,
     put_off,
 )
 from switchyard.services.engine.records.states import FINISHED, State
@@ -62,7 +62,7 @@ class RoomBatch:
             holds={each.hold for each in changes if isinstance(each, RoomReturn)},
         )
         self._limits = {place: LockedLimit.of(needs[place], self._found) for place in sorted(needs)}
-        self._waiting = WaitingLine(connection, self._limits, self._here)
+        self._waiting = PermitQueue(connection, self._limits, self._here)
 
     def run(self) -> list[RoomAnswer]:
         """The answers, in order. Those that have room now stand in the first."""
@@ -119,7 +119,7 @@ class RoomBatch:
     def _take(self, request: RoomRequest) -> RoomAnswer:
         if not request.claimed and not self._is_to_run(request):
             self._no_waits.add(request.job_id)
-            return NotToRun()
+            return NotRunnable()
         limits = [self._limits[need.name, need.key] for need in request.needs]
         taken_over = request.claimed and self._drop_holds(request.job_id)
         if not taken_over:
@@ -164,7 +164,9 @@ class RoomBatch:
             return bool(request.redrives > redrives)
         return state != State.RUNNING and state not in FINISHED
 
-    def _put_off(self, request: RoomRequest, limit: LockedLimit, need: Need, why: str) -> NoRoom:
+    def _put_off(
+        self, request: RoomRequest, limit: LockedLimit, need: PermitDemand, why: str
+    ) -> NoRoom:
         wait = self._found.waits.get(request.job_id)
         times = 0 if wait is None else wait.second
         # Those that came in one transaction keep their order, too.
@@ -189,7 +191,7 @@ class RoomBatch:
 
     # --- what is kept -----------------------------------------------------------------------
 
-    def _write(self) -> list[Called]:
+    def _write(self) -> list[WokenJob]:
         writes = self._writes
         writes.limits = [each.row() for each in self._limits.values() if each.has_changed()]
         writes.waits = list(self._new_waits.values())
@@ -201,7 +203,7 @@ class RoomBatch:
         return writes.execute(self._connection, self._found.now)
 
 
-def call_waiting(connection: Connection, at_most: int) -> list[Called]:
+def call_waiting(connection: Connection, at_most: int) -> list[WokenJob]:
     """Those that wait and have room, as a rate or a lease has run out; and those that have grown
     too old, which their workers say. The limits that were looked at longest ago come first."""
     now = db_now(connection)
@@ -219,7 +221,7 @@ def call_waiting(connection: Connection, at_most: int) -> list[Called]:
     )
     query = select(limits).where(waited_for).order_by(limits.c.updated_at).limit(at_most)
     needs = {
-        (row.name, row.key): Need(
+        (row.name, row.key): PermitDemand(
             row.name,
             row.key,
             LimitSize(row.concurrency, row.per_minute, row.tokens_per_minute),
@@ -229,7 +231,7 @@ def call_waiting(connection: Connection, at_most: int) -> list[Called]:
     if needs:
         found = read_locked(connection, needs)
         locked = {place: LockedLimit.of(needs[place], found) for place in sorted(needs)}
-        waiting = WaitingLine(connection, locked, ())
+        waiting = PermitQueue(connection, locked, ())
         writes = RoomWrites()
         for limit in locked.values():
             waiting.call(limit)

@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from switchyard.services.engine.ledger.sql.limit_reading import Place, Readings, read_waiting
-from switchyard.services.engine.records.limits import LimitSize, Need, RateWindow
+from switchyard.services.engine.ledger.sql.limit_reading import LockedLimitRows, Place, read_waiting
+from switchyard.services.engine.records.limits import LimitSize, PermitDemand, RateWindow
 
 CALLED_AT_ONCE = 20
 """Jobs that are called together at most."""
@@ -20,7 +20,7 @@ CALLED_AT_ONCE = 20
 class LockedLimit:
     """One limit within a transaction that has locked it."""
 
-    need: Need
+    need: PermitDemand
     now: float
     kept_row: Row[Any]
     """As it was found."""
@@ -34,7 +34,7 @@ class LockedLimit:
     called: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, need: Need, found: Readings) -> LockedLimit:
+    def of(cls, need: PermitDemand, found: LockedLimitRows) -> LockedLimit:
         place = (need.name, need.key)
         row, count = found.bins[place], found.counts[place]
         return cls(
@@ -102,7 +102,7 @@ class LockedLimit:
         return any(new[name] != getattr(old, name) for name in new if name != "updated_at")
 
 
-class WaitingLine:
+class PermitQueue:
     """Who waits for some limits: read when there is room for somebody, and again when all of these
     were called and there may be more."""
 

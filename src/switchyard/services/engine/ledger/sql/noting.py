@@ -42,7 +42,7 @@ _Lines = Mapping[str, Sequence[Any]]
 """Rows by the job's id."""
 
 
-class Noted:
+class SaveProgress:
     """A running job says something of itself. Encodes its work at once, so that its caller gets
     what is wrong with it."""
 

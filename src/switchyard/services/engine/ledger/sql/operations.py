@@ -35,7 +35,7 @@ class JobChange(Protocol[Answer_co]):
         ...
 
 
-class Record:
+class InsertJob:
     """Make a job's row. Encodes the message at once, so its caller gets what is wrong with it."""
 
     __slots__ = ("_columns", "_joins", "_notice", "_receipt")
@@ -49,7 +49,7 @@ class Record:
         # Of this operation and no other: applied again, it knows the row that it has made.
         self._receipt = columns["claim_id"] = uuid4().hex
         self._joins = job.joins
-        self._notice = None if job.notice is None else Record(job.notice)
+        self._notice = None if job.notice is None else InsertJob(job.notice)
         if job.joins is not None:
             columns |= {"state": State.JOINING, "joins": 1, "claim_id": None}
         key = clean(job.idempotency_key)
@@ -100,7 +100,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Rely:
+class PinJob:
     """Somebody relies on a job that another has recorded: it is not taken back any more."""
 
     order: ClassVar[int] = 2
@@ -134,7 +134,7 @@ class MarkQueued:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeBack:
+class RollbackInsert:
     """The broker refused the job: forget it, unless anybody else relies on it. Comes last, for
     that may be in the same transaction."""
 

@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from switchyard.services.engine.ledger.sql.works import KEPT, EditedWork, Kept, KnownWorks, Work
+from switchyard.services.engine.ledger.sql.works import (
+    KEPT,
+    ContentHistory,
+    EditedContent,
+    JobContent,
+    RecordedMetadata,
+)
 from switchyard.services.engine.records.joins import Joining
-from switchyard.services.engine.records.results import EndNoted
+from switchyard.services.engine.records.results import AttemptFinished
 from switchyard.services.engine.records.states import FINISHED, AttemptOutcome, State
 
 
@@ -120,13 +126,13 @@ class Rows:
     opened: dict[str, Joining] = field(default_factory=dict)
     """What is new among the joins, by the id of the job that waits."""
 
-    noted: dict[str, EndNoted] = field(default_factory=dict)
+    noted: dict[str, AttemptFinished] = field(default_factory=dict)
     """Of each join, who is told when this transaction fulfils it: see `joins.JoinWriter`."""
 
-    works: dict[str, KnownWorks] = field(default_factory=dict)
+    works: dict[str, ContentHistory] = field(default_factory=dict)
     """Of jobs that are claimed, by id."""
 
-    def known_works(self, job_id: str) -> KnownWorks | None:
+    def known_works(self, job_id: str) -> ContentHistory | None:
         """What is known of a job's work, this transaction's own changes included; None where there
         is no such job."""
         row = self.jobs.get(job_id)
@@ -136,12 +142,12 @@ class Rows:
         columns = self.rewritten.get(job_id) or row.new
         if columns is None:
             return known
-        now = Work(columns["job_type"], columns["payload"])
-        edits: list[EditedWork] = []
+        now = JobContent(columns["job_type"], columns["payload"])
+        edits: list[EditedContent] = []
         if known is not None:
-            before = EditedWork(row.redrives, known.recorded, now, undone=False)
+            before = EditedContent(row.redrives, known.recorded, now, undone=False)
             edits = [*known.edits, before]
-        return KnownWorks(
+        return ContentHistory(
             now,
             edits,
             planned=known.planned if known else set(),
@@ -149,7 +155,7 @@ class Rows:
             state=row.state,
             run_at=columns.get("run_at"),
             routing_key=columns["routing_key"],
-            kept=Kept(**{name: columns[name] for name in KEPT}),
+            kept=RecordedMetadata(**{name: columns[name] for name in KEPT}),
         )
 
     def forget_checkpoint(self, row: JobRow) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from switchyard.broker.addresses import checked, nodes_of
-from switchyard.broker.racing import HEAD_START, NoneOf, quickest
-from switchyard.broker.wire.silence import notice_silence
+from switchyard.broker.racing import HEAD_START, AllAttemptsFailed, first_connected
+from switchyard.broker.wire.silence import set_tcp_user_timeout
 from switchyard.services.engine.records.errors import LedgerMisconfigured
 
 DEFAULT_PORT = 5432
@@ -67,7 +67,7 @@ def _watched_connection() -> type[Any]:
     class WatchedConnection(asyncpg.Connection):  # type: ignore[misc]
         def __init__(self, protocol: Any, transport: Any, *rest: Any) -> None:
             super().__init__(protocol, transport, *rest)
-            notice_silence(transport.get_extra_info("socket"))
+            set_tcp_user_timeout(transport.get_extra_info("socket"))
 
     return WatchedConnection
 
@@ -97,7 +97,7 @@ async def open_one(address: str, **options: Any) -> Any:
 
 async def open_writable(hosts: Sequence[tuple[str, int]], **options: Any) -> Any:
     """A connection of asyncpg to that of the hosts that takes writes; `options` are those of
-    `asyncpg.connect`. One that does not answer is not waited for: see `quickest`.
+    `asyncpg.connect`. One that does not answer is not waited for: see `first_connected`.
 
     Raises what refuses us (a password, a database, one connection too many), else ConnectionError,
     also where all are standbys.
@@ -117,13 +117,13 @@ async def open_writable(hosts: Sequence[tuple[str, int]], **options: Any) -> Any
         )
 
     try:
-        return await quickest(
+        return await first_connected(
             [attempt(*each) for each in hosts],
             head_start=HEAD_START,
             failures=(OSError, asyncpg.PostgresError, asyncpg.InternalClientError),
             close=_terminate,
         )
-    except NoneOf as none:
+    except AllAttemptsFailed as none:
         for error in none.errors:
             if isinstance(error, refused):
                 raise error from none

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
-from switchyard.services.engine.ledger.sql.database import Database, Work
+from switchyard.services.engine.ledger.sql.database import Database, TransactionBody
 
 T = TypeVar("T")
 Observe = Callable[[str, float, bool], None]
@@ -33,11 +33,11 @@ class _AroundDatabase(ABC):
     def _around(self, kind: str) -> AbstractContextManager[None]:
         """Around a transaction of that kind, `read` or `write`."""
 
-    async def read(self, work: Work[T]) -> T:
+    async def read(self, work: TransactionBody[T]) -> T:
         with self._around("read"):
             return await self._database.read(work)
 
-    async def write(self, work: Work[T]) -> T:
+    async def write(self, work: TransactionBody[T]) -> T:
         with self._around("write"):
             return await self._database.write(work)
 
@@ -65,7 +65,7 @@ class TimedDatabase(_AroundDatabase):
             self._observe(kind, time.perf_counter() - began, well)
 
 
-class WaitedForDatabase(_AroundDatabase):
+class SlowTransactionNotifier(_AroundDatabase):
     """Another database, and somebody who is told where it is when a transaction has taken
     LONG_WAIT: it is frozen, locked or busy, and whoever waits sees nothing else of that."""
 

@@ -17,9 +17,15 @@ from switchyard.services.engine.ledger.sql.attempting import UNENDED, Claim
 from switchyard.services.engine.ledger.sql.errors import TransactionRaced
 from switchyard.services.engine.ledger.sql.joins import JoinWriter
 from switchyard.services.engine.ledger.sql.noting import HAS_CHECKPOINT, NoteStatements
-from switchyard.services.engine.ledger.sql.operations import JobChange, Record, TakeBack
+from switchyard.services.engine.ledger.sql.operations import InsertJob, JobChange, RollbackInsert
 from switchyard.services.engine.ledger.sql.rows import JobRow, KeyHolder, Rows
-from switchyard.services.engine.ledger.sql.works import KEPT, Kept, KnownWorks, Work, load_edits
+from switchyard.services.engine.ledger.sql.works import (
+    KEPT,
+    ContentHistory,
+    JobContent,
+    RecordedMetadata,
+    load_edits,
+)
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.states import State
 
@@ -168,13 +174,13 @@ class JobWriter:
     def _load(self, connection: Connection, operations: Sequence[JobChange[Any]]) -> Rows:
         rows = Rows()
         wanted = {operation.job_id for operation in operations}
-        taken_back = [each.made for each in operations if isinstance(each, TakeBack)]
+        taken_back = [each.made for each in operations if isinstance(each, RollbackInsert)]
         wanted.update(each.notice_id for each in taken_back if each.notice_id is not None)
         ids = list(wanted)
         claims = [each for each in operations if isinstance(each, Claim)]
         select = self._select_works if claims else self._select
         found = list(sql.fetch_locked(connection, select, ids))
-        records = [each for each in operations if isinstance(each, Record)]
+        records = [each for each in operations if isinstance(each, InsertJob)]
         keys = list({each.idempotency_key for each in records if each.idempotency_key is not None})
         if keys:
             found += sql.fetch_locked(connection, self._select_keys, keys)
@@ -190,13 +196,13 @@ class JobWriter:
                 rows.keys[key] = KeyHolder(job_id, fingerprint)
             if work:
                 row.unended, job_type, payload, run_at, routing_key, *kept = work
-                rows.works[job_id] = KnownWorks(
-                    Work(job_type, payload),
+                rows.works[job_id] = ContentHistory(
+                    JobContent(job_type, payload),
                     redrives=redrives,
                     state=before,
                     run_at=run_at,
                     routing_key=routing_key,
-                    kept=Kept(*kept),
+                    kept=RecordedMetadata(*kept),
                 )
         doubted = [each.job_id for each in claims if _is_doubtful(each, rows)]
         load_edits(connection, self._dialect, rows.works, doubted)

@@ -15,14 +15,14 @@ from sqlalchemy import Connection, text
 
 from switchyard.broker.errors import MalformedMessage
 from switchyard.broker.message import JobMessage
-from switchyard.broker.moments import shown
+from switchyard.broker.moments import to_datetime
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
 from switchyard.services.engine.ledger.sql.dialect import keys_condition, keys_parameter
 from switchyard.services.engine.records.states import State
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class JobContent:
     """What is to be done."""
 
     job_type: str
@@ -30,11 +30,11 @@ class Work:
     """JSON, as `codec.to_json` writes it."""
 
     @classmethod
-    def of(cls, message: JobMessage) -> Work:
+    def of(cls, message: JobMessage) -> JobContent:
         """Raises RowRejected for a payload that JSON can't say."""
         return cls(message.job_type, to_json(message.payload))
 
-    def is_same(self, other: Work) -> bool:
+    def is_same(self, other: JobContent) -> bool:
         """Whether both ask for the same, in whatever order their fields are."""
         if self == other:  # nearly always: then nothing is parsed
             return True
@@ -42,18 +42,18 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class EditedWork:
+class EditedContent:
     """What a redrive has made of a job: noted before its copy is sent."""
 
     redrives: int
     """Those of the copy."""
-    before: Work | None
-    after: Work | None
+    before: JobContent | None
+    after: JobContent | None
     undone: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RecordedMetadata:
     """What a record says of a job beside its work and its state, and a message says, too."""
 
     priority: int
@@ -79,7 +79,7 @@ class Kept:
 
     def as_metadata(self) -> dict[str, Any]:
         """The fields of a message's metadata that say so."""
-        expires_at = None if self.expires_at is None else shown(self.expires_at)
+        expires_at = None if self.expires_at is None else to_datetime(self.expires_at)
         return {
             "source": self.source,
             "parent_id": self.parent_id,
@@ -90,15 +90,15 @@ class Kept:
         }
 
 
-KEPT: Final = tuple(each.name for each in fields(Kept))
+KEPT: Final = tuple(each.name for each in fields(RecordedMetadata))
 
 
 @dataclass(slots=True)
-class KnownWorks:
+class ContentHistory:
     """What the ledger knows of one job, to tell what is it from what only says so."""
 
-    recorded: Work
-    edits: list[EditedWork] = field(default_factory=list)
+    recorded: JobContent
+    edits: list[EditedContent] = field(default_factory=list)
     """Loaded only where a message is in doubt."""
     planned: set[int] = field(default_factory=set)
     """Redrives that were noted before their copies were sent; loaded likewise."""
@@ -108,14 +108,14 @@ class KnownWorks:
     routing_key: str = ""
     is_ours: bool = True
     """This system has published it; else its record was made of somebody's message."""
-    kept: Kept | None = None
+    kept: RecordedMetadata | None = None
     """None for letters, which are only told apart."""
 
-    def all(self) -> list[Work]:
+    def all(self) -> list[JobContent]:
         found = (work for edit in self.edits for work in (edit.before, edit.after))
         return [self.recorded, *(work for work in found if work is not None)]
 
-    def is_edit(self, work: Work, redrives: int) -> bool:
+    def is_edit(self, work: JobContent, redrives: int) -> bool:
         """Whether a redrive has made that work in the copy of that number."""
         return any(
             edit.redrives == redrives
@@ -126,7 +126,9 @@ class KnownWorks:
         )
 
 
-def load_works(connection: Connection, dialect: str, ids: Sequence[str]) -> dict[str, KnownWorks]:
+def load_works(
+    connection: Connection, dialect: str, ids: Sequence[str]
+) -> dict[str, ContentHistory]:
     """What is recorded of those jobs that are known, without edits."""
     query = text(
         "SELECT id, job_type, payload, redrives, state, run_at, queued_at, routing_key FROM jobs "
@@ -134,8 +136,8 @@ def load_works(connection: Connection, dialect: str, ids: Sequence[str]) -> dict
     )
     rows = connection.execute(query, keys_parameter(dialect, ids))
     return {
-        row.id: KnownWorks(
-            Work(row.job_type, row.payload),
+        row.id: ContentHistory(
+            JobContent(row.job_type, row.payload),
             redrives=row.redrives,
             state=State(row.state),
             run_at=row.run_at,
@@ -147,7 +149,7 @@ def load_works(connection: Connection, dialect: str, ids: Sequence[str]) -> dict
 
 
 def load_edits(
-    connection: Connection, dialect: str, works: Mapping[str, KnownWorks], ids: Iterable[str]
+    connection: Connection, dialect: str, works: Mapping[str, ContentHistory], ids: Iterable[str]
 ) -> None:
     """Add what redrives have made of these, and are about to."""
     doubted = sorted(set(ids))
@@ -158,7 +160,7 @@ def load_edits(
         f"WHERE {keys_condition(dialect, 'letter_id')}"
     )
     for row in connection.execute(query, keys_parameter(dialect, doubted)):
-        edit = EditedWork(
+        edit = EditedContent(
             row.redrives + 1, _work(row.original), _work(row.edited), row.undone_at is not None
         )
         works[row.letter_id].edits.append(edit)
@@ -170,9 +172,9 @@ def load_edits(
         works[row.letter_id].planned.add(row.redrives)
 
 
-def _work(body: bytes) -> Work | None:
+def _work(body: bytes) -> JobContent | None:
     try:
-        return Work.of(JobMessage.decode(body))
+        return JobContent.of(JobMessage.decode(body))
     except MalformedMessage:
         return None
 

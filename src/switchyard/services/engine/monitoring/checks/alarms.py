@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from switchyard.services.engine.monitoring.check import Check, Finding, warning, well, wrong
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 
 MIB = 1024 * 1024
 MEMORY_HIGH = 0.8
@@ -15,23 +15,23 @@ DISK_LOW = 2.0
 """Times the free disk space at which the alarm comes."""
 
 
-async def alarms(system: Examined) -> list[Check]:
+async def alarms(system: DoctorContext) -> list[Diagnostic]:
     """Those of every node."""
-    found: list[Check] = []
+    found: list[Diagnostic] = []
     for node in await system.need_management().get("/nodes"):
         found += _of_node(node)
-    return found or [well("alarms", "no memory or disk alarm, and none near")]
+    return found or [ok("alarms", "no memory or disk alarm, and none near")]
 
 
-def _of_node(node: dict[str, Any]) -> list[Check]:
+def _of_node(node: dict[str, Any]) -> list[Diagnostic]:
     name = node["name"]
     if not node.get("running", True):
         remedy = f"start it: `rabbitmqctl -n {name} start_app`, or the whole node"
-        return [wrong("alarms", Finding.NODE_DOWN, f"{name} does not run", remedy)]
+        return [failure("alarms", Finding.NODE_DOWN, f"{name} does not run", remedy)]
     found = []
     if node.get("mem_alarm"):
         found.append(
-            wrong(
+            failure(
                 "alarms",
                 Finding.ALARM_MEMORY,
                 f"memory alarm on {name}: it uses {_mib(node, 'mem_used')} and may use "
@@ -54,7 +54,7 @@ def _of_node(node: dict[str, Any]) -> list[Check]:
         )
     if node.get("disk_free_alarm"):
         found.append(
-            wrong(
+            failure(
                 "alarms",
                 Finding.ALARM_DISK,
                 f"disk alarm on {name}: {_mib(node, 'disk_free')} are free, and it wants "

@@ -7,11 +7,11 @@ import shlex
 from urllib.parse import unquote, urlsplit
 
 from switchyard.broker.addresses import address_of
-from switchyard.broker.errors import BrokerAway, BrokerRefuses, LimitReached
+from switchyard.broker.errors import BrokerAuthError, BrokerUnavailable, LimitReached
 from switchyard.broker.wire.connection import connected, underlying
-from switchyard.services.engine.monitoring.check import Check, Finding, well, wrong
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok
 from switchyard.services.engine.monitoring.checks import certificates
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 
 CONNECTION = "doctor"
 """The name under which the broker shows its connections."""
@@ -21,13 +21,13 @@ LEAST_VERSION = {"classic": (3, 10), "quorum": (4, 3)}
 """The first release with all that a profile needs."""
 
 
-async def broker(system: Examined) -> list[Check]:
+async def broker(system: DoctorContext) -> list[Diagnostic]:
     """Reach it."""
     url = system.settings.require_amqp_url()
     try:
         async with connected(url, CONNECTION) as connection:
             system.broker = dict(underlying(connection).server_properties)
-    except BrokerRefuses as error:
+    except BrokerAuthError as error:
         if WITHOUT_VHOST in str(error):
             return [_without_vhost(system, error)]
         remedy = (
@@ -35,13 +35,13 @@ async def broker(system: Examined) -> list[Check]:
             "`source .switchyard/env`), or set the password there: "
             "`rabbitmqctl change_password USER PASSWORD`"
         )
-        return [wrong("broker", Finding.BROKER_REFUSES, str(error), remedy)]
-    except BrokerAway as error:
+        return [failure("broker", Finding.BROKER_REFUSES, str(error), remedy)]
+    except BrokerUnavailable as error:
         return [away(system, error)]
-    return [well("broker", f"reached at {address_of(url)}")]
+    return [ok("broker", f"reached at {address_of(url)}")]
 
 
-def _without_vhost(system: Examined, error: BrokerRefuses) -> Check:
+def _without_vhost(system: DoctorContext, error: BrokerAuthError) -> Diagnostic:
     """There is none of that name, or it is not for this user."""
     vhost = shlex.quote(system.settings.vhost)
     user = shlex.quote(unquote(urlsplit(system.settings.require_amqp_url()).username or "guest"))
@@ -50,10 +50,10 @@ def _without_vhost(system: Examined, error: BrokerRefuses) -> Check:
         f"deleted: `rabbitmqctl add_vhost {vhost}`, `rabbitmqctl set_permissions -p {vhost} {user} "
         "'.*' '.*' '.*'`, then `jobctl topology apply` and `jobctl jobs republish`: docs/backup.md"
     )
-    return wrong("broker", Finding.BROKER_REFUSES, str(error), remedy)
+    return failure("broker", Finding.BROKER_REFUSES, str(error), remedy)
 
 
-def _over_limit(system: Examined, error: LimitReached) -> Check:
+def _over_limit(system: DoctorContext, error: LimitReached) -> Diagnostic:
     """Nothing is wrong with the address: too many have come in by it."""
     _, _, text = str(error).partition("NOT_ALLOWED")
     user = shlex.quote(unquote(urlsplit(system.settings.require_amqp_url()).username or "guest"))
@@ -71,10 +71,10 @@ def _over_limit(system: Examined, error: LimitReached) -> Check:
         f"what nobody needs, or raise the limit: {raises}. Workers, API and scheduler wait, and go "
         "on by themselves"
     )
-    return wrong("broker", Finding.BROKER_LIMIT, str(error), remedy)
+    return failure("broker", Finding.BROKER_LIMIT, str(error), remedy)
 
 
-def away(system: Examined, error: BrokerAway) -> Check:
+def away(system: DoctorContext, error: BrokerUnavailable) -> Diagnostic:
     """It is not there, says nothing or lets nobody more in, and what to do about it."""
     if isinstance(error, LimitReached):
         return _over_limit(system, error)
@@ -86,20 +86,20 @@ def away(system: Examined, error: BrokerAway) -> Check:
             "its host is cut off, or the broker is frozen: look at the host and the network; kill "
             "a frozen broker, and start it; or correct host and port in JOBS_AMQP_URL"
         )
-    return wrong("broker", Finding.BROKER_AWAY, str(error), remedy)
+    return failure("broker", Finding.BROKER_AWAY, str(error), remedy)
 
 
-async def version(system: Examined) -> list[Check]:
+async def version(system: DoctorContext) -> list[Diagnostic]:
     """Whether it has all that the profile needs."""
     value = (system.broker or {}).get("version", "")
     text = value.decode() if isinstance(value, bytes) else str(value)
     numbers = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
     profile = system.settings.profile
     if numbers >= LEAST_VERSION[profile]:
-        return [well("version", f"RabbitMQ {text} with the profile {profile}")]
+        return [ok("version", f"RabbitMQ {text} with the profile {profile}")]
     needed = ".".join(map(str, LEAST_VERSION[profile]))
     return [
-        wrong(
+        failure(
             "version",
             Finding.BROKER_TOO_OLD,
             f"the profile {profile} needs RabbitMQ {needed} or later, this is {text}",

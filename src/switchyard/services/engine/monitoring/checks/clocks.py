@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from switchyard.services.engine.monitoring.check import Check, Finding, warning, well, wrong
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 
 BROKER_TOLERANCE = 5.0
 """Seconds: the broker tells its time in whole ones."""
@@ -13,11 +13,11 @@ MUCH = 60.0
 """Seconds from which it is no matter of taste any more."""
 
 
-async def ledger_clock(system: Examined) -> list[Check]:
+async def ledger_clock(system: DoctorContext) -> list[Diagnostic]:
     """This host's."""
     ahead = -system.need_ledger().clock.offset
     if not ahead:
-        return [well("clock", "this host's clock agrees with the ledger's")]
+        return [ok("clock", "this host's clock agrees with the ledger's")]
     detail = (
         f"this host's clock is {_by(ahead)} the ledger's; ages of jobs go by the ledger's, so none "
         "is lost by it, but logs and certificates go by this one"
@@ -25,22 +25,22 @@ async def ledger_clock(system: Examined) -> list[Check]:
     return [_found(ahead, "clock", Finding.CLOCK_LEDGER, detail, "this host")]
 
 
-async def broker_clock(system: Examined) -> list[Check]:
+async def broker_clock(system: DoctorContext) -> list[Diagnostic]:
     """The broker's, against the ledger's where that is known."""
     theirs = await system.need_management().time()
     # Not the host's, for which `ledger_clock` speaks.
     ahead = theirs - system.now()
     if abs(ahead) <= BROKER_TOLERANCE:
-        return [well("broker clock", "the broker's clock agrees")]
+        return [ok("broker clock", "the broker's clock agrees")]
     detail = (
         f"the broker's clock is {_by(ahead)} {'the ledger' if system.ledger else 'this host'}'s"
     )
     return [_found(ahead, "broker clock", Finding.CLOCK_BROKER, detail, "the broker's host")]
 
 
-def _found(ahead: float, name: str, finding: Finding, detail: str, where: str) -> Check:
+def _found(ahead: float, name: str, finding: Finding, detail: str, where: str) -> Diagnostic:
     remedy = f"on {where}: `timedatectl set-ntp true`"
-    found = wrong if abs(ahead) > MUCH else warning
+    found = failure if abs(ahead) > MUCH else warning
     return found(name, finding, detail, remedy)
 
 

@@ -23,7 +23,7 @@ LOOKED_AT = 1000
 
 
 @dataclass
-class Examined:
+class DoctorContext:
     """Each part is there once the check that reaches it was answered well."""
 
     settings: Settings

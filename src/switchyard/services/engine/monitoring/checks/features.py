@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from switchyard.broker.errors import ManagementForbidden
-from switchyard.services.engine.monitoring.check import Check, Finding, some, warning, well
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding, ok, some, warning
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 
 
-async def features(system: Examined) -> list[Check]:
+async def features(system: DoctorContext) -> list[Diagnostic]:
     """Stable flags that are off, and deprecated features that something uses."""
     client = system.need_management()
     node = (await client.get("/overview")).get("node", "")
@@ -16,7 +16,7 @@ async def features(system: Examined) -> list[Check]:
     except ManagementForbidden:
         # 3.10 shows them to administrators alone, and no user of ours is to be one.
         return [
-            well(
+            ok(
                 "features",
                 "not looked at: this broker shows feature flags only to users with the tag "
                 "`administrator`; before its next upgrade, "
@@ -52,6 +52,4 @@ async def features(system: Examined) -> list[Check]:
                 f"`rabbitmqctl -n {node} list_queues --vhost VHOST name durable exclusive`)",
             )
         )
-    return found or [
-        well("features", "every stable feature flag is on, nothing deprecated is used")
-    ]
+    return found or [ok("features", "every stable feature flag is on, nothing deprecated is used")]

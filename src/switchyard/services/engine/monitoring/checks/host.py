@@ -10,12 +10,19 @@ from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.services.common.files.storage import Storage, directory_of
-from switchyard.services.common.files.storage_errors import StorageAway
+from switchyard.services.common.files.storage_errors import StorageUnavailable
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.monitoring.check import Check, Finding, some, warning, well, wrong
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.check import (
+    Diagnostic,
+    Finding,
+    failure,
+    ok,
+    some,
+    warning,
+)
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.records.errors import LedgerFull
 
 PREFIX = str(Settings.model_config["env_prefix"])
@@ -31,7 +38,7 @@ LEAST_KEY = 24
 """Characters of a key that nobody guesses."""
 
 
-async def variables(system: Examined) -> list[Check]:
+async def variables(system: DoctorContext) -> list[Diagnostic]:
     """Settings of this process's environment that there are none of: a name that is misspelt is
     ignored, and its default used."""
     known = [f"{PREFIX}{name.upper()}" for name in type(system.settings).model_fields]
@@ -46,7 +53,7 @@ async def variables(system: Examined) -> list[Check]:
     return [warning("settings", Finding.SETTING_UNKNOWN, some(told), remedy)]
 
 
-async def disk(system: Examined) -> list[Check]:
+async def disk(system: DoctorContext) -> list[Diagnostic]:
     """Room for ledger, files and index, as far as they lie here."""
     found = []
     for place in dict.fromkeys(kept_here(system.settings)):
@@ -54,10 +61,10 @@ async def disk(system: Examined) -> list[Check]:
         left = f"{usage.free / MIB:,.0f} MiB are left of {usage.total / MIB:,.0f} at {place}"
         remedy = f"make room there: `df -h {place}`, `du -xh -d 2 {place} | sort -h | tail`"
         if usage.free < FULL:
-            found.append(wrong("disk", Finding.DISK_FULL, left, remedy))
+            found.append(failure("disk", Finding.DISK_FULL, left, remedy))
         elif usage.free < LOW and usage.free < LOW_PART * usage.total:
             found.append(warning("disk", Finding.DISK_LOW, left, remedy))
-    return found or [well("disk", "there is room for ledger, files and index")]
+    return found or [ok("disk", "there is room for ledger, files and index")]
 
 
 def require_room_for_ledger(settings: Settings) -> None:
@@ -88,7 +95,7 @@ def _nearest(path: Path) -> Path:
     return next(each for each in (path, *path.absolute().parents) if each.is_dir())
 
 
-async def storage(system: Examined) -> list[Check]:
+async def storage(system: DoctorContext) -> list[Diagnostic]:
     """Whether it takes a file."""
     store, key = Storage(system.settings.files_url), f"health/doctor-{os.getpid()}"
     try:
@@ -102,27 +109,27 @@ async def storage(system: Examined) -> list[Check]:
         detail = f"the storage takes no file: {said}"
         user = os.environ.get("USER", "this user")
         remedy = f"see JOBS_STORAGE_URL: is it right, has it room, may {user} write there?"
-        return [wrong("storage", Finding.STORAGE_AWAY, " ".join(detail.split())[:300], remedy)]
+        return [failure("storage", Finding.STORAGE_AWAY, " ".join(detail.split())[:300], remedy)]
     return [await _within_quota(store, system.settings.storage_quota)]
 
 
-async def _within_quota(store: Storage, quota: int | None) -> Check:
+async def _within_quota(store: Storage, quota: int | None) -> Diagnostic:
     """Whether uploads are still taken; a storage that is too large to be measured now is not."""
     used = 0
     if quota is not None:
-        with suppress(TimeoutError, StorageAway):
+        with suppress(TimeoutError, StorageUnavailable):
             async with asyncio.timeout(MEASURE_TIMEOUT):
                 used = await store.size_async()
     if quota is None or used < QUOTA_NEAR * quota:
-        return well("storage", "it takes files")
+        return ok("storage", "it takes files")
     detail = f"it holds {used:,} of the {quota:,} bytes of JOBS_STORAGE_QUOTA"
     remedy = "raise JOBS_STORAGE_QUOTA, or remove files: docs/storage.md#quota"
     if used < quota:
         return warning("storage", Finding.QUOTA_NEAR, detail, remedy)
-    return wrong("storage", Finding.QUOTA_FULL, f"{detail}: uploads are refused", remedy)
+    return failure("storage", Finding.QUOTA_FULL, f"{detail}: uploads are refused", remedy)
 
 
-async def readable(system: Examined) -> list[Check]:
+async def readable(system: DoctorContext) -> list[Diagnostic]:
     """Whether other users of this host can read the ledger: payloads, results and all."""
     url = system.settings.ledger_url
     if not url.startswith("sqlite"):
@@ -143,13 +150,15 @@ def _is_open_to_all(path: Path) -> bool:
     return passable and bool(path.stat().st_mode & stat.S_IROTH)
 
 
-async def keys(system: Examined) -> list[Check]:
+async def keys(system: DoctorContext) -> list[Diagnostic]:
     """Keys that somebody has thought of; those of `jobctl keys` are made at random."""
     setting = system.settings.api_keys
     listed = [] if setting is None else setting.get_secret_value().split(",")
     short = [each for each in listed if 0 < len(each.partition(":")[0].strip()) < LEAST_KEY]
     if not short:
         return []
-    detail = f"{counted(len(short), 'key')} in JOBS_API_KEYS with fewer than {LEAST_KEY} characters"
+    detail = (
+        f"{pluralize(len(short), 'key')} in JOBS_API_KEYS with fewer than {LEAST_KEY} characters"
+    )
     remedy = "make better ones: `jobctl keys create NAME --scope read`"
     return [warning("keys", Finding.KEY_WEAK, some([detail]), remedy)]

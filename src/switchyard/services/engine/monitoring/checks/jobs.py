@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from switchyard.broker.dead.certificate import UNBOUND, Reason
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.services.engine.jobs.registry import UnknownJobType
-from switchyard.services.engine.monitoring.check import Check, Finding, some, warning, well, wrong
-from switchyard.services.engine.monitoring.checks.examined import LOOKED_AT, Examined
+from switchyard.services.engine.monitoring.check import (
+    Diagnostic,
+    Finding,
+    failure,
+    ok,
+    some,
+    warning,
+)
+from switchyard.services.engine.monitoring.checks.examined import LOOKED_AT, DoctorContext
 from switchyard.services.engine.monitoring.checks.processes import advice
 from switchyard.services.engine.monitoring.lane_report import unlisted_letters
 from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter
@@ -28,15 +35,15 @@ JUST_NOW, MANY = 900.0, 20
 """Seconds, and dead letters in that time that are more than a few bad jobs."""
 
 
-async def timeouts(system: Examined) -> list[Check]:
+async def timeouts(system: DoctorContext) -> list[Diagnostic]:
     """Types whose jobs run into their time limit."""
     ledger = system.need_ledger()
     found = await ledger.job_reads.timed_out(ledger.clock.time() - RECENT)
     if not found:
-        return [well("time limits", "no job has run into its limit within an hour")]
+        return [ok("time limits", "no job has run into its limit within an hour")]
     told = some(
         [
-            f"{counted(number, 'job')} of {name} ran into the time limit{_limit(system, name)} "
+            f"{pluralize(number, 'job')} of {name} ran into the time limit{_limit(system, name)} "
             "within an hour, and have not succeeded since"
             for name, number in found.items()
         ]
@@ -47,23 +54,23 @@ async def timeouts(system: Examined) -> list[Check]:
         f"{name}`), or raise `timeout` in their @job and start their workers again; then "
         f"`jobctl dead redrive --type {name} --yes`"
     )
-    return [wrong("time limits", Finding.TYPE_TIMES_OUT, told, remedy)]
+    return [failure("time limits", Finding.TYPE_TIMES_OUT, told, remedy)]
 
 
-def _limit(system: Examined, name: str) -> str:
+def _limit(system: DoctorContext, name: str) -> str:
     try:
         return f" of {system.registry.get(name).timeout:g} s"
     except UnknownJobType:
         return ""
 
 
-async def overdue(system: Examined) -> list[Check]:
+async def overdue(system: DoctorContext) -> list[Diagnostic]:
     """Jobs that run although their limit should have ended them."""
     ledger = system.need_ledger()
     page = await ledger.job_reads.list_jobs(JobFilter(state=State.RUNNING), limit=LOOKED_AT)
     late = [job for job in page.items if _is_late(system, job, ledger.clock.time())]
     if not late:
-        return [well("running jobs", "none runs longer than its type may")]
+        return [ok("running jobs", "none runs longer than its type may")]
     told = some([f"{job.job_type} {job.id} on {job.worker_id}" for job in late])
     remedy = (
         "the worker's log says whether the handler goes on, or its end can't be published or "
@@ -71,24 +78,24 @@ async def overdue(system: Examined) -> list[Check]:
         'isolation="process" lets a handler be killed at its limit'
     )
     return [
-        wrong("running jobs", Finding.JOB_OVERDUE, f"beyond their time limit run: {told}", remedy)
+        failure("running jobs", Finding.JOB_OVERDUE, f"beyond their time limit run: {told}", remedy)
     ]
 
 
-async def _about_holders(system: Examined, running: list[JobSummary]) -> str:
+async def _about_holders(system: DoctorContext, running: list[JobSummary]) -> str:
     """What to do about the workers of these jobs."""
     known = {each.worker_id: each for each in await system.need_ledger().workers.list_workers()}
     ids = dict.fromkeys(job.worker_id for job in running)
     return await advice(system, [known[each] for each in ids if each in known], start=False)
 
 
-async def cancels(system: Examined) -> list[Check]:
+async def cancels(system: DoctorContext) -> list[Diagnostic]:
     """Jobs that somebody has called off, and that run on."""
     ledger = system.need_ledger()
     now = ledger.clock.time()
     running = await ledger.job_reads.unheeded_cancels(now - CANCELLED_FOR, LOOKED_AT)
     if not running:
-        return [well("cancelled jobs", "none runs on")]
+        return [ok("cancelled jobs", "none runs on")]
     told = some(
         [
             f"{job.job_type} {job.id} on {job.worker_id}, for {now - job.cancel_asked_at:,.0f} s"
@@ -101,7 +108,7 @@ async def cancels(system: Examined) -> list[Check]:
         f"{await _about_holders(system, running)}; nobody runs the job again"
     )
     return [
-        wrong(
+        failure(
             "cancelled jobs",
             Finding.CANCEL_UNHEEDED,
             f"called off, and still running: {told}",
@@ -110,7 +117,7 @@ async def cancels(system: Examined) -> list[Check]:
     ]
 
 
-def _is_late(system: Examined, job: JobSummary, now: float) -> bool:
+def _is_late(system: DoctorContext, job: JobSummary, now: float) -> bool:
     try:
         limit = system.registry.get(job.job_type).timeout
     except UnknownJobType:
@@ -118,11 +125,11 @@ def _is_late(system: Examined, job: JobSummary, now: float) -> bool:
     return job.started_at is not None and now - job.started_at > limit + OVER
 
 
-async def joins(system: Examined) -> list[Check]:
+async def joins(system: DoctorContext) -> list[Diagnostic]:
     """Jobs that wait for dead ones alone."""
     stuck = await system.need_ledger().joins.stuck_joins(LOOKED_AT)
     if not stuck:
-        return [well("joins", "no job waits for dead ones alone")]
+        return [ok("joins", "no job waits for dead ones alone")]
     told = some([f"{each.id} waits for {each.dead:,} dead of {each.total:,}" for each in stuck])
     remedy = (
         f"look: `jobctl jobs show {stuck[0].id}`; redrive the dead, or without them: "
@@ -131,15 +138,15 @@ async def joins(system: Examined) -> list[Check]:
     return [warning("joins", Finding.JOIN_STUCK, told, remedy)]
 
 
-async def outbox(system: Examined) -> list[Check]:
+async def outbox(system: DoctorContext) -> list[Diagnostic]:
     """Jobs that are recorded, and that the broker does not take for now."""
     ledger = system.need_ledger()
     now = ledger.clock.time()
     late = await ledger.job_reads.late_pending(now - PENDING_FOR)
     if not late:
-        return [well("outbox", "no job waits for over a minute to be published")]
+        return [ok("outbox", "no job waits for over a minute to be published")]
     told = some(
-        [f"{counted(number, 'job')} of {key}, for {now - at:,.0f} s" for key, number, at in late]
+        [f"{pluralize(number, 'job')} of {key}, for {now - at:,.0f} s" for key, number, at in late]
     )
     remedy = (
         "no worker is at fault. `jobctl scheduler` publishes them and logs why it can't (`not "
@@ -147,15 +154,15 @@ async def outbox(system: Examined) -> list[Check]:
         "broker's user who may not publish (`jobctl topology users`), an alarm (above). To give "
         "one up: `jobctl jobs list --state pending`, then `jobctl jobs cancel ID`"
     )
-    return [wrong("outbox", Finding.JOBS_PENDING, f"not taken by the broker: {told}", remedy)]
+    return [failure("outbox", Finding.JOBS_PENDING, f"not taken by the broker: {told}", remedy)]
 
 
-def _refused(number: int) -> Check:
+def _refused(number: int) -> Diagnostic:
     """Dead jobs whose letters the ledger alone has."""
     return warning(
         "refused jobs",
         Finding.JOBS_REFUSED,
-        f"the broker never takes the messages of {counted(number, 'job')}, which are dead: too "
+        f"the broker never takes the messages of {pluralize(number, 'job')}, which are dead: too "
         "large for it, or not to be put into AMQP; the ledger has their letters",
         "why: `jobctl dead groups`; make the input smaller (large ones go to storage), or raise "
         "`max_message_size` of the broker, then `jobctl dead redrive --reason refused "
@@ -163,7 +170,7 @@ def _refused(number: int) -> Check:
     )
 
 
-async def dead(system: Examined) -> list[Check]:
+async def dead(system: DoctorContext) -> list[Diagnostic]:
     """Letters that wait for somebody, and those that go back by themselves."""
     ledger = system.need_ledger()
     going_back = DeadLetterFilter(state="waiting", reason="displaced")
@@ -188,7 +195,7 @@ async def dead(system: Examined) -> list[Check]:
     more = 0 if system.broker is None else await unlisted_letters(system.settings, ledger)
     checks += [_unlisted(more)] if more > 0 else []
     if waiting <= 0:
-        return [*checks, *([] if more > 0 else [well("dead letters", "none waits")])]
+        return [*checks, *([] if more > 0 else [ok("dead letters", "none waits")])]
     recent = DeadLetterFilter(state="waiting", since=ledger.clock.time() - JUST_NOW)
     if (recently := await ledger.dead_letters.count_dead(recent)) >= MANY:
         checks.append(_growing(recently))
@@ -212,36 +219,36 @@ async def dead(system: Examined) -> list[Check]:
     return [*checks, warning("dead letters", Finding.DEAD_WAITING, told, remedy)]
 
 
-def _unlisted(number: int) -> Check:
+def _unlisted(number: int) -> Diagnostic:
     return warning(
         "unlisted letters",
         Finding.DEAD_UNLISTED,
-        f"jobs.dead has {counted(number, 'message')} more than the ledger lists: no scheduler has "
-        "indexed them yet, or the ledger was set back to an older copy",
+        f"jobs.dead has {pluralize(number, 'message')} more than the ledger lists: no scheduler "
+        "has indexed them yet, or the ledger was set back to an older copy",
         "list them: `jobctl dead index`",
     )
 
 
-def _growing(number: int) -> Check:
-    return wrong(
+def _growing(number: int) -> Diagnostic:
+    return failure(
         "dead letters",
         Finding.DEAD_GROWING,
-        f"{counted(number, 'job')} died within a quarter of an hour",
+        f"{pluralize(number, 'job')} died within a quarter of an hour",
         "their causes: `jobctl dead groups`; mend the first, then `jobctl dead redrive --group ID`",
     )
 
 
-def _unbound(number: int) -> Check:
+def _unbound(number: int) -> Diagnostic:
     return warning(
         "unbound jobs",
         Finding.DISPLACED,
-        f"no queue was bound for {counted(number, 'accepted job')}",
+        f"no queue was bound for {pluralize(number, 'accepted job')}",
         "make what is missing: `jobctl topology apply`. They go into their queues by themselves "
         "where a scheduler runs, as soon as these are there and have room",
     )
 
 
-def _displaced(number: int) -> Check:
+def _displaced(number: int) -> Diagnostic:
     return warning(
         "displaced jobs",
         Finding.DISPLACED,

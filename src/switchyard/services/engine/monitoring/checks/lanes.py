@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from switchyard.broker.wording import counted
-from switchyard.services.engine.monitoring.check import Check, Finding, some, warning, well, wrong
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.broker.wording import pluralize
+from switchyard.services.engine.monitoring.check import (
+    Diagnostic,
+    Finding,
+    failure,
+    ok,
+    some,
+    warning,
+)
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.monitoring.checks.missing import missing
 from switchyard.services.engine.monitoring.checks.processes import advice
 from switchyard.services.engine.monitoring.lane_report import QueueReport, lane_report
@@ -17,7 +24,7 @@ STALLED = 60.0
 """Seconds that a job may wait beside free slots."""
 
 
-async def lanes(system: Examined) -> list[Check]:
+async def lanes(system: DoctorContext) -> list[Diagnostic]:
     """Every queue of every lane."""
     report = await lane_report(system.settings, system.registry, None, clock=system.now)
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
@@ -25,19 +32,19 @@ async def lanes(system: Examined) -> list[Check]:
     waiting = sum(queue.ready for queue in queues)
     worked = "" if system.ledger is None else ", and every queue with jobs is worked"
     return found or [
-        well(
+        ok(
             "lanes",
             f"{_jobs(waiting)}, there is room{worked}",
         )
     ]
 
 
-def _full(queues: list[QueueReport]) -> list[Check]:
+def _full(queues: list[QueueReport]) -> list[Diagnostic]:
     checks = []
     full = [queue for queue in queues if (queue.percent_full or 0) >= 100]
     filling = [queue for queue in queues if FILLING <= (queue.percent_full or 0) < 100]
     for found, queues_so, finding, what in (
-        (wrong, full, Finding.LANE_FULL, "is full"),
+        (failure, full, Finding.LANE_FULL, "is full"),
         (warning, filling, Finding.LANE_FILLING, "fills up"),
     ):
         if queues_so:
@@ -62,7 +69,7 @@ def _room(queues: list[QueueReport]) -> str:
     return "; ".join(remedies)
 
 
-async def _unworked(system: Examined, queues: list[QueueReport]) -> list[Check]:
+async def _unworked(system: DoctorContext, queues: list[QueueReport]) -> list[Diagnostic]:
     if system.ledger is None:
         return []  # without it workers take no jobs, and another one would not either
     checks = []
@@ -73,7 +80,7 @@ async def _unworked(system: Examined, queues: list[QueueReport]) -> list[Check]:
             [f"{_jobs(each.ready)} in {each.name} and nobody works it" for each in unworked]
         )
         remedy = f"start `jobctl worker {_kinds(unworked)}`"
-        checks.append(wrong("consumers", Finding.QUEUE_UNWORKED, detail, remedy))
+        checks.append(failure("consumers", Finding.QUEUE_UNWORKED, detail, remedy))
     alive, silent = await system.workers()
     lively = {kind for worker in alive for kind in worker.kinds}
     frozen = [each for each in held if each not in unworked and _kind(each) not in lively]
@@ -84,20 +91,20 @@ async def _unworked(system: Examined, queues: list[QueueReport]) -> list[Check]:
         theirs = [worker for worker in silent if kinds & set(worker.kinds)]
         detail = some(
             [
-                f"{counted(each.ready + (each.unacked or 0), 'job is', 'jobs are')} in "
+                f"{pluralize(each.ready + (each.unacked or 0), 'job is', 'jobs are')} in "
                 f"{each.name}, whose workers give no sign of life"
                 for each in frozen
             ]
         )
         start = f"start `jobctl worker {_kinds(frozen)}`"
         remedy = await advice(system, theirs) if theirs else start
-        checks.append(wrong("consumers", Finding.QUEUE_FROZEN, detail, remedy))
+        checks.append(failure("consumers", Finding.QUEUE_FROZEN, detail, remedy))
     return checks
 
 
 async def _stalled(
-    system: Examined, queues: list[QueueReport], alive: list[WorkerRecord]
-) -> list[Check]:
+    system: DoctorContext, queues: list[QueueReport], alive: list[WorkerRecord]
+) -> list[Diagnostic]:
     """Queues whose jobs nobody takes, although all who could are free."""
     if not queues:
         return []
@@ -116,7 +123,7 @@ async def _stalled(
                 "although all its workers have free slots"
             )
             remedy = await advice(system, theirs)
-            checks.append(wrong("consumers", Finding.QUEUE_STALLED, detail, remedy))
+            checks.append(failure("consumers", Finding.QUEUE_STALLED, detail, remedy))
     return checks
 
 
@@ -129,4 +136,4 @@ def _kinds(queues: list[QueueReport]) -> str:
 
 
 def _jobs(number: int) -> str:
-    return counted(number, "job waits", "jobs wait")
+    return pluralize(number, "job waits", "jobs wait")

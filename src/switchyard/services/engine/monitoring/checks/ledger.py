@@ -7,17 +7,17 @@ from urllib.parse import unquote, urlsplit
 
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql.servers import KEPT_CONNECTIONS, MORE_CONNECTIONS
-from switchyard.services.engine.monitoring.check import Check, Finding, well, wrong
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok
 from switchyard.services.engine.monitoring.checks import certificates
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.records.errors import (
-    LedgerCrowded,
+    LedgerAuthError,
+    LedgerConnectionLimit,
     LedgerError,
     LedgerFull,
     LedgerMisconfigured,
     LedgerMissing,
     LedgerReadOnly,
-    LedgerRefuses,
     LedgerUnavailable,
     SchemaOutdated,
 )
@@ -29,7 +29,7 @@ STANDBYS = "takes writes"
 """What is said where several servers are named, and none is a primary that answers."""
 
 
-async def ledger(system: Examined) -> list[Check]:
+async def ledger(system: DoctorContext) -> list[Diagnostic]:
     """Reach it, and write nothing into it."""
     try:
         # Somebody waits: what is locked or away says so within two seconds.
@@ -45,16 +45,16 @@ async def ledger(system: Examined) -> list[Check]:
         await found.close()
         return [unusable(system, error)]
     system.ledger = found
-    return [well("ledger", "reached, it takes writes, and its tables are of this version")]
+    return [ok("ledger", "reached, it takes writes, and its tables are of this version")]
 
 
-def unusable(system: Examined, error: LedgerError) -> Check:
+def unusable(system: DoctorContext, error: LedgerError) -> Diagnostic:
     """It can't be used, and what to do about it."""
     finding, remedy = _remedy(system, error)
-    return wrong("ledger", finding, str(error), remedy)
+    return failure("ledger", finding, str(error), remedy)
 
 
-def _remedy(system: Examined, error: LedgerError) -> tuple[Finding, str]:
+def _remedy(system: DoctorContext, error: LedgerError) -> tuple[Finding, str]:
     file = system.settings.ledger_url.partition(":///")[2]
     is_sqlite = system.settings.ledger_url.startswith("sqlite")
     match error:
@@ -65,12 +65,12 @@ def _remedy(system: Examined, error: LedgerError) -> tuple[Finding, str]:
             return Finding.LEDGER_TABLES, "`jobctl db upgrade`"
         case LedgerMisconfigured():
             return Finding.LEDGER_ADDRESS, "correct JOBS_DATABASE_URL"
-        case LedgerRefuses():
+        case LedgerAuthError():
             return (
                 Finding.LEDGER_REFUSES,
                 "correct user, password and database in JOBS_DATABASE_URL",
             )
-        case LedgerCrowded():
+        case LedgerConnectionLimit():
             most = KEPT_CONNECTIONS + MORE_CONNECTIONS
             return Finding.LEDGER_CROWDED, (
                 "close what holds them in vain, or raise `max_connections` of the server and "
@@ -119,7 +119,7 @@ def _remedy(system: Examined, error: LedgerError) -> tuple[Finding, str]:
             )
 
 
-def _name(system: Examined) -> str:
+def _name(system: DoctorContext) -> str:
     """Of PostgreSQL's database, as SQL has it."""
     name = urlsplit(system.settings.ledger_url).path.strip("/")
     return '"' + unquote(name).replace('"', '""') + '"'

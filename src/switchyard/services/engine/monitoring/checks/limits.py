@@ -5,14 +5,14 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from switchyard.broker.topology.build import build
-from switchyard.services.engine.monitoring.check import Check, Finding, warning, well, wrong
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 
 DEFAULT_CONSUMER_TIMEOUT = 1800.0
 """Seconds, since RabbitMQ 3.8.17, unless somebody has changed it."""
 
 
-async def consumer_timeout(system: Examined) -> list[Check]:
+async def consumer_timeout(system: DoctorContext) -> list[Diagnostic]:
     """A job that is not acknowledged in this time is taken from its worker and run again."""
     settings, registry = system.settings, system.registry
     longest = max(registry, key=lambda job_type: job_type.timeout)
@@ -28,7 +28,7 @@ async def consumer_timeout(system: Examined) -> list[Check]:
     what = f"the longest job ({longest.name}) may take {longest.timeout:g} s"
     if where and shortest < needs:
         return [
-            wrong(
+            failure(
                 "consumer timeout",
                 Finding.CONSUMER_TIMEOUT,
                 f"{what}, but the consumer timeout is {shortest:g} s{where}: it would run twice",
@@ -48,7 +48,7 @@ async def consumer_timeout(system: Examined) -> list[Check]:
             )
         ]
     return [
-        well(
+        ok(
             "consumer timeout",
             f"{what}, the default consumer timeout is {DEFAULT_CONSUMER_TIMEOUT:g} s (a node does "
             "not tell whether its rabbitmq.conf says otherwise)",

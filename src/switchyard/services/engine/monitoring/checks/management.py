@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from switchyard.broker.errors import ManagementError, ManagementForbidden
 from switchyard.broker.management.client import ManagementClient
-from switchyard.services.engine.monitoring.check import Check, Finding, warning, well, wrong
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 
 TIMEOUT = 3.0
 """Seconds for each of its answers."""
 
 
-async def management(system: Examined) -> list[Check]:
+async def management(system: DoctorContext) -> list[Diagnostic]:
     """Reach it."""
     try:
         url = system.settings.require_management_url()
@@ -24,20 +24,20 @@ async def management(system: Examined) -> list[Check]:
     except (ManagementError, ValueError) as error:
         return [unreachable(error)]
     system.management = client
-    return [well("management", "the management API answers")]
+    return [ok("management", "the management API answers")]
 
 
-def unreachable(error: Exception) -> Check:
+def unreachable(error: Exception) -> Diagnostic:
     """It does not answer, or refuses."""
     remedy = (
         "correct JOBS_MANAGEMENT_URL, or on the broker `rabbitmq-plugins enable "
         "rabbitmq_management`; AMQP alone does not tell topology and policies, alarms and "
         "watermarks, feature flags, consumer timeouts, the broker's clock, and workers' consumers"
     )
-    return wrong("management", Finding.MANAGEMENT_AWAY, str(error), remedy)
+    return failure("management", Finding.MANAGEMENT_AWAY, str(error), remedy)
 
 
-def unseen(what: str, error: ManagementForbidden) -> Check:
+def unseen(what: str, error: ManagementForbidden) -> Diagnostic:
     """It answers, and does not let this user see that."""
     return warning(
         "permissions",

@@ -6,11 +6,13 @@ from collections.abc import Iterable
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry, RegistryError
-from switchyard.services.engine.monitoring.check import Check, Finding, wrong
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure
 from switchyard.services.engine.wings import job_modules
 
 
-def load_types(settings: Settings, include: Iterable[str] = ()) -> tuple[Registry, list[Check]]:
+def load_types(
+    settings: Settings, include: Iterable[str] = ()
+) -> tuple[Registry, list[Diagnostic]]:
     """The job types of all modules that can be loaded, and what is wrong with the others."""
     loaded: list[str] = list(job_modules())
     registry = Registry.load(loaded)
@@ -23,7 +25,7 @@ def load_types(settings: Settings, include: Iterable[str] = ()) -> tuple[Registr
                 f"`python -c 'import {name}'` says why; correct JOBS_MODULES, or install the "
                 "module, or be in its directory"
             )
-            checks.append(wrong("modules", Finding.MODULE_MISSING, str(error), remedy))
+            checks.append(failure("modules", Finding.MODULE_MISSING, str(error), remedy))
         else:
             loaded.append(name)
     return registry, checks

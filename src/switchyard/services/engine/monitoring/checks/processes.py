@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from switchyard.services.common.instance import ProcessState, state_of_process
 from switchyard.services.engine.monitoring.check import Finding, some
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.monitoring.worker_status import BEATS_PER_TAKEOVER
 from switchyard.services.engine.records.results import LoopBlock, WorkerRecord
 
@@ -42,7 +42,9 @@ CAUSES = {
 """What stops healthy workers, or makes them look as if they had stopped."""
 
 
-async def advice(system: Examined, workers: Sequence[WorkerRecord], *, start: bool = True) -> str:
+async def advice(
+    system: DoctorContext, workers: Sequence[WorkerRecord], *, start: bool = True
+) -> str:
     """What to do about workers that seem not to work; with `start`, also how to start others. Takes
     as long as a heartbeat may, to see whether they send one. Raises LedgerError."""
     causes = list(dict.fromkeys(CAUSES[each] for each in CAUSES if each in system.found))
@@ -67,7 +69,7 @@ async def advice(system: Examined, workers: Sequence[WorkerRecord], *, start: bo
     return "; ".join(told) or "its worker is not known any more"
 
 
-async def _of_running(system: Examined, worker: WorkerRecord, *, is_beating: bool) -> str:
+async def _of_running(system: DoctorContext, worker: WorkerRecord, *, is_beating: bool) -> str:
     """What to do about a process of this host."""
     name, runs = _name(worker), await _runs(system, worker)
     if is_beating:
@@ -85,7 +87,7 @@ async def _of_running(system: Examined, worker: WorkerRecord, *, is_beating: boo
     )
 
 
-async def _of_another(system: Examined, worker: WorkerRecord, state: ProcessState) -> str:
+async def _of_another(system: DoctorContext, worker: WorkerRecord, state: ProcessState) -> str:
     """What to do about one that does not run, or elsewhere."""
     name = _name(worker)
     if state is ProcessState.GONE:
@@ -108,7 +110,7 @@ def _name(worker: WorkerRecord) -> str:
     return f"process {worker.pid} on {worker.host}"
 
 
-async def _beating(system: Examined, workers: Sequence[WorkerRecord]) -> set[str]:
+async def _beating(system: DoctorContext, workers: Sequence[WorkerRecord]) -> set[str]:
     """Those that send a heartbeat while this waits for one."""
     if not workers:
         return set()
@@ -125,13 +127,13 @@ async def _beating(system: Examined, workers: Sequence[WorkerRecord]) -> set[str
     return beating
 
 
-async def _runs(system: Examined, worker: WorkerRecord) -> str:
+async def _runs(system: DoctorContext, worker: WorkerRecord) -> str:
     """What it runs, as far as the ledger knows."""
     jobs = [f"{job.job_type} {job.id}" for job in await system.running_in(worker.worker_id)]
     return f"it runs {some(jobs)}" if jobs else "it runs no job"
 
 
-async def _lasting(system: Examined, worker: WorkerRecord) -> LoopBlock | None:
+async def _lasting(system: DoctorContext, worker: WorkerRecord) -> LoopBlock | None:
     """What blocks its loop now, as far as it was noted."""
     found = await system.need_ledger().workers.loop_blocks(worker.started_at)
     lasting = (each for each in found if each.worker_id == worker.worker_id and not each.ended)

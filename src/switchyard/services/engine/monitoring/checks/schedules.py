@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from switchyard.services.engine.monitoring.check import Check, Finding, some, well, wrong
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, some
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.monitoring.schedule_status import lateness
 from switchyard.services.engine.records.schedules import FiringOutcome
 
@@ -11,7 +11,7 @@ LATE = 60.0
 """Seconds: longer than a change of schedulers takes."""
 
 
-async def schedules(system: Examined) -> list[Check]:
+async def schedules(system: DoctorContext) -> list[Diagnostic]:
     """Those that are overdue, and those whose last job was refused."""
     ledger = system.need_ledger()
     entries = await ledger.schedules.schedules()
@@ -29,7 +29,7 @@ async def schedules(system: Examined) -> list[Check]:
         if late <= reasons.keys():
             remedy = "mend what is said: it is tried again every few seconds"
         checks.append(
-            wrong(
+            failure(
                 "schedules",
                 Finding.SCHEDULE_OVERDUE,
                 f"due and not fired for over {LATE:g} s: {some(told)}",
@@ -40,11 +40,11 @@ async def schedules(system: Examined) -> list[Check]:
     if refused:
         ended = some([f"{each.schedule} ({each.note})" for each in refused])
         checks.append(
-            wrong(
+            failure(
                 "schedules",
                 Finding.SCHEDULE_REFUSED,
                 f"the last job was refused of {ended}",
                 f"mend what is said, then `jobctl schedules run {refused[0].schedule}`",
             )
         )
-    return checks or [well("schedules", f"{len(entries):,} fire when they are due")]
+    return checks or [ok("schedules", f"{len(entries):,} fire when they are due")]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from switchyard.broker.errors import BrokerAway, WrongSystem
+from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.broker.topology.mark import MarkHidden
 from switchyard.services.engine.identity.broker import read_broker, require_same_system
-from switchyard.services.engine.monitoring.check import Check, Finding, warning, well, wrong
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 
 
-async def system(system: Examined) -> list[Check]:
+async def system(system: DoctorContext) -> list[Diagnostic]:
     """Whose the broker is, and whether the ledger is the newest of it."""
     ledger = system.need_ledger()
     ours = await ledger.system.system()
@@ -21,10 +21,10 @@ async def system(system: Examined) -> list[Check]:
         return [warning("system", Finding.SYSTEM_UNKNOWN, str(error), remedy)]
     except WrongSystem as error:
         remedy = "correct the address that is wrong: `jobctl system show` has both side by side"
-        return [wrong("system", Finding.SYSTEM_OTHER, str(error), remedy)]
-    except BrokerAway:
+        return [failure("system", Finding.SYSTEM_OTHER, str(error), remedy)]
+    except BrokerUnavailable:
         return []  # the check of the broker says so
     if mark is None:
         detail = f"the broker is not marked as that of the system {ours}: others could use it"
         return [warning("system", Finding.SYSTEM_UNMARKED, detail, "`jobctl topology apply`")]
-    return [well("system", f"ledger and broker are of {ours}")]
+    return [ok("system", f"ledger and broker are of {ours}")]

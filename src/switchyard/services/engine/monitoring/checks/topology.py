@@ -11,12 +11,19 @@ from switchyard.broker.settings import Profile
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import Deviation, Difference, diff
 from switchyard.broker.wire.depths import ask_queues
-from switchyard.broker.wording import counted
-from switchyard.services.engine.monitoring.check import Check, Finding, some, warning, well, wrong
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.broker.wording import pluralize
+from switchyard.services.engine.monitoring.check import (
+    Diagnostic,
+    Finding,
+    failure,
+    ok,
+    some,
+    warning,
+)
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 
 
-async def topology(system: Examined) -> list[Check]:
+async def topology(system: DoctorContext) -> list[Diagnostic]:
     """All of it, held against the declaration."""
     live = await system.need_management().fetch()
     differences = diff(_declared(system, system.settings.profile), live)
@@ -32,7 +39,7 @@ async def topology(system: Examined) -> list[Check]:
     ]
 
 
-def _declared(system: Examined, profile: Profile) -> Topology:
+def _declared(system: DoctorContext, profile: Profile) -> Topology:
     delays = system.settings.retry_delays
     return build(profile, system.registry.routes, retry_delays=delays)
 
@@ -41,13 +48,15 @@ def _other(profile: Profile) -> Profile:
     return "quorum" if profile == "classic" else "classic"
 
 
-def _declared_as_is(system: Examined, live: LiveTopology, differences: list[Difference]) -> Check:
+def _declared_as_is(
+    system: DoctorContext, live: LiveTopology, differences: list[Difference]
+) -> Diagnostic:
     texts = [each.text for each in differences]
     if not differences:
-        return well("topology", "exchanges, queues, bindings and policies are as declared")
+        return ok("topology", "exchanges, queues, bindings and policies are as declared")
     if all(each.fixable for each in differences):
         remedy = "run `jobctl topology apply`"
-        return wrong("topology", Finding.TOPOLOGY_MISSING, some(texts), remedy)
+        return failure("topology", Finding.TOPOLOGY_MISSING, some(texts), remedy)
     other = _other(system.settings.profile)
     if not any(each.blocking for each in diff(_declared(system, other), live)):
         detail = f"the lanes on the broker are those of the profile {other}: {some(texts)}"
@@ -55,12 +64,12 @@ def _declared_as_is(system: Examined, live: LiveTopology, differences: list[Diff
             f"`export JOBS_PROFILE={other}` for every process, or change the queues: "
             f"`jobctl topology migrate --to {system.settings.profile}`"
         )
-        return wrong("topology", Finding.PROFILE_WRONG, detail, remedy)
+        return failure("topology", Finding.PROFILE_WRONG, detail, remedy)
     remedy = "see docs/topology.md#changing-a-live-broker: empty it, delete it, apply"
-    return wrong("topology", Finding.TOPOLOGY_OTHER, some(texts), remedy)
+    return failure("topology", Finding.TOPOLOGY_OTHER, some(texts), remedy)
 
 
-def _half_migrated(system: Examined, differences: list[Difference]) -> Check:
+def _half_migrated(system: DoctorContext, differences: list[Difference]) -> Diagnostic:
     """What else differs is what that changes: until it has ended nobody is to mend it by hand."""
     names = {each.name.removeprefix(STAND_IN) for each in differences if each.is_extra}
     detail = (
@@ -72,12 +81,14 @@ def _half_migrated(system: Examined, differences: list[Difference]) -> Check:
         f"`jobctl topology migrate --to {profile}` goes on where it was, or the same with "
         f"`--to {_other(profile)}`, if that was begun; either also undoes the other"
     )
-    return wrong("topology", Finding.MIGRATION_UNFINISHED, detail, remedy)
+    return failure("topology", Finding.MIGRATION_UNFINISHED, detail, remedy)
 
 
-def _policies(system: Examined, live: LiveTopology, overridden: list[Difference]) -> Check:
+def _policies(
+    system: DoctorContext, live: LiveTopology, overridden: list[Difference]
+) -> Diagnostic:
     if not overridden:
-        return well("policies", "every queue is under its own policy")
+        return ok("policies", "every queue is under its own policy")
     texts = [each.text for each in overridden]
     names = {each.name for each in overridden}
     ours = {policy.name for policy in _declared(system, system.settings.profile).policies}
@@ -89,10 +100,10 @@ def _policies(system: Examined, live: LiveTopology, overridden: list[Difference]
     else:
         remedy = f"`{rabbitmqctl} list_policies` and `{rabbitmqctl} list_operator_policies`"
         remedy += " show them all"
-    return wrong("policies", Finding.POLICY_OVERRIDDEN, some(texts), remedy)
+    return failure("policies", Finding.POLICY_OVERRIDDEN, some(texts), remedy)
 
 
-async def _extra(system: Examined, extra: list[Difference]) -> list[Check]:
+async def _extra(system: DoctorContext, extra: list[Difference]) -> list[Diagnostic]:
     """What is in our namespace and not declared: of job types that are not loaded, or left over.
     Nothing that holds a job is to be removed."""
     queues = [each.name for each in extra if each.kind == "queue"]
@@ -101,7 +112,7 @@ async def _extra(system: Examined, extra: list[Difference]) -> list[Check]:
     checks = []
     if held:
         texts = [
-            f"{counted(number, 'job waits', 'jobs wait')} in {name}, which is not declared"
+            f"{pluralize(number, 'job waits', 'jobs wait')} in {name}, which is not declared"
             for name, number in held.items()
         ]
         kinds = " ".join(sorted({name.partition(".")[2] for name in held}))
@@ -109,7 +120,7 @@ async def _extra(system: Examined, extra: list[Difference]) -> list[Check]:
             "name the modules of their job types in JOBS_MODULES, and start "
             f"`jobctl worker {kinds}`; don't remove a queue that holds a job"
         )
-        checks.append(wrong("unknown jobs", Finding.TYPES_UNKNOWN, some(texts), remedy))
+        checks.append(failure("unknown jobs", Finding.TYPES_UNKNOWN, some(texts), remedy))
     left = [each for each in extra if each.name not in held]
     if left:
         commands = [_removal(system, each) for each in left]
@@ -121,7 +132,7 @@ async def _extra(system: Examined, extra: list[Difference]) -> list[Check]:
     return checks
 
 
-def _removal(system: Examined, difference: Difference) -> str | None:
+def _removal(system: DoctorContext, difference: Difference) -> str | None:
     vhost = shlex.quote(system.settings.vhost)
     name = shlex.quote(difference.name)
     if difference.kind == "queue":

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from switchyard.broker.wording import counted
+from switchyard.broker.wording import pluralize
 from switchyard.services.common.instance import ProcessState, state_of_process
 from switchyard.services.engine.ledger.leases import AHEAD, LEASE, SCHEDULER
-from switchyard.services.engine.monitoring.check import Check, Finding, some, warning, well, wrong
-from switchyard.services.engine.monitoring.checks.examined import Examined
+from switchyard.services.engine.monitoring.check import (
+    Diagnostic,
+    Finding,
+    failure,
+    ok,
+    some,
+    warning,
+)
+from switchyard.services.engine.monitoring.checks.examined import DoctorContext
 from switchyard.services.engine.monitoring.checks.processes import advice
 from switchyard.services.engine.monitoring.worker_status import FORGOTTEN_AFTER, status_of
 from switchyard.services.engine.records.results import LoopBlock, WorkerRecord
@@ -24,15 +31,15 @@ OVER_AFTER = 900.0
 """Seconds after the last death from which it is only a warning."""
 
 
-async def scheduler(system: Examined) -> list[Check]:
+async def scheduler(system: DoctorContext) -> list[Diagnostic]:
     """One has to be active."""
     if 0 < await system.need_ledger().leases.lease_remaining(SCHEDULER) < LEASE + AHEAD:
-        return [well("scheduler", "one is active")]
+        return [ok("scheduler", "one is active")]
     detail = "none is active: delayed jobs are not published, and what a crash left is not healed"
-    return [wrong("scheduler", Finding.SCHEDULER_NONE, detail, "start `jobctl scheduler`")]
+    return [failure("scheduler", Finding.SCHEDULER_NONE, detail, "start `jobctl scheduler`")]
 
 
-async def workers(system: Examined) -> list[Check]:
+async def workers(system: DoctorContext) -> list[Diagnostic]:
     """Those of the last day."""
     alive, silent = await system.workers()
     kinds = ", ".join(sorted({kind for worker in alive for kind in worker.kinds}))
@@ -47,14 +54,14 @@ async def workers(system: Examined) -> list[Check]:
             ]
         )
         detail += f"; {len(silent)} fell silent within a day, and none took its place: {names}"
-        found = warning if alive else wrong
+        found = warning if alive else failure
         return [found("workers", Finding.WORKERS_SILENT, detail, await advice(system, silent))]
     if not alive:
-        return [wrong("workers", Finding.WORKERS_NONE, detail, "start `jobctl worker all`")]
-    return [well("workers", detail)]
+        return [failure("workers", Finding.WORKERS_NONE, detail, "start `jobctl worker all`")]
+    return [ok("workers", detail)]
 
 
-async def killed(system: Examined) -> list[Check]:
+async def killed(system: DoctorContext) -> list[Diagnostic]:
     """Workers that died without a word, one after another, within a day."""
     ledger, now = system.need_ledger(), system.now()
     gone: dict[tuple[str, ...], list[WorkerRecord]] = {}
@@ -77,7 +84,7 @@ async def killed(system: Examined) -> list[Check]:
     return checks
 
 
-def _died(system: Examined, worker: WorkerRecord) -> bool:
+def _died(system: DoctorContext, worker: WorkerRecord) -> bool:
     """Whether it has ended without saying so."""
     if worker.stopped_at is not None:
         return False
@@ -89,14 +96,14 @@ def _died(system: Examined, worker: WorkerRecord) -> bool:
 
 
 def _killed_again(
-    system: Examined,
+    system: DoctorContext,
     kinds: tuple[str, ...],
     deaths: list[WorkerRecord],
     ran: dict[str, set[str]],
     always: list[str],
-) -> Check:
+) -> Diagnostic:
     lasted = deaths[-1].beat_at - deaths[0].beat_at
-    minutes = counted(max(1, round(lasted / 60)), "minute")
+    minutes = pluralize(max(1, round(lasted / 60)), "minute")
     others = sorted(set.union(*ran.values()))
     if always:
         what = f"always while {some(always)} ran"
@@ -105,7 +112,7 @@ def _killed_again(
     else:
         what = "while no job ran"
     detail = (
-        f"workers of {', '.join(kinds)} were killed {counted(len(deaths), 'time')} in {minutes}, "
+        f"workers of {', '.join(kinds)} were killed {pluralize(len(deaths), 'time')} in {minutes}, "
         f"{what}; the last one {timedelta(seconds=round(system.now() - deaths[-1].beat_at))} ago"
     )
     hosts = ", ".join(sorted({each.host for each in deaths}))
@@ -120,10 +127,10 @@ def _killed_again(
             'isolation="process" and `memory_limit_mb` in its @job it harms nobody else'
         )
     is_over = system.now() - deaths[-1].beat_at > OVER_AFTER
-    return (warning if is_over else wrong)("workers", Finding.WORKERS_KILLED, detail, remedy)
+    return (warning if is_over else failure)("workers", Finding.WORKERS_KILLED, detail, remedy)
 
 
-async def blocked(system: Examined) -> list[Check]:
+async def blocked(system: DoctorContext) -> list[Diagnostic]:
     """Event loops that a job has blocked within a day, or does now."""
     now = system.now()
     found = await system.need_ledger().workers.loop_blocks(now - FORGOTTEN_AFTER)
@@ -150,11 +157,11 @@ def _blocked_by(job_type: str, blocks: list[LoopBlock], now: float) -> str:
         f"the event loop of {longest.worker_id} was blocked for {longest.seconds:.1f} s"
         f"{'' if longest.ended else ' and more'} by {what} at {longest.place}, "
         f"{timedelta(seconds=round(now - longest.began_at))} ago"
-        + (f"; {counted(len(blocks), 'time')} within a day" if len(blocks) > 1 else "")
+        + (f"; {pluralize(len(blocks), 'time')} within a day" if len(blocks) > 1 else "")
     )
 
 
-async def consuming(system: Examined) -> list[Check]:
+async def consuming(system: DoctorContext) -> list[Diagnostic]:
     """Workers that could take jobs, and have no consumer on the broker."""
     alive, _ = await system.workers()
     busy = await system.running_by_worker()
@@ -175,16 +182,17 @@ async def consuming(system: Examined) -> list[Check]:
     return [warning("consumers", Finding.CONSUMER_LOST, detail, remedy)]
 
 
-async def lacking(system: Examined) -> list[Check]:
+async def lacking(system: DoctorContext) -> list[Diagnostic]:
     """Workers that got jobs of types that they do not know."""
     found = await system.need_ledger().workers.lacking()
     if not found:
         return []
     told = some(
         [
-            f"{each.worker_id} does not know {each.job_type} ({counted(each.jobs, 'job')} sent on)"
+            f"{each.worker_id} does not know {each.job_type} "
+            f"({pluralize(each.jobs, 'job')} sent on)"
             for each in found
         ]
     )
     remedy = "start those workers with the modules of these types: JOBS_MODULES, or --include"
-    return [wrong("job types", Finding.TYPES_LACKING, told, remedy)]
+    return [failure("job types", Finding.TYPES_LACKING, told, remedy)]

@@ -12,8 +12,8 @@ import structlog
 from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.together import together
-from switchyard.services.llm.errors import LlmAway
+from switchyard.services.engine.jobs.together import gather_bounded
+from switchyard.services.llm.errors import LlmUnreachable
 from switchyard.services.pipeline.citations.engines.grobid import GrobidEngine
 from switchyard.services.pipeline.citations.engines.model import ModelEngine
 from switchyard.services.pipeline.citations.parsing import OfflineParser
@@ -93,7 +93,7 @@ async def parse_all(texts: Sequence[str], ctx: JobContext) -> list[Reference]:
         return list(await OfflineEngine(ctx).parse(texts))
     batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
     parsing = (_first_that_can(engines, batch) for batch in batches)
-    return list(itertools.chain.from_iterable(await together(parsing, at_once=AT_ONCE)))
+    return list(itertools.chain.from_iterable(await gather_bounded(parsing, at_once=AT_ONCE)))
 
 
 async def _first_that_can(
@@ -125,4 +125,8 @@ async def _first_that_can(
 
 def _is_busy(error: RetryableError | PermanentError) -> bool:
     """It will answer, and not now; unlike one that is away."""
-    return isinstance(error, RetryableError) and not error.counts and not isinstance(error, LlmAway)
+    return (
+        isinstance(error, RetryableError)
+        and not error.counts
+        and not isinstance(error, LlmUnreachable)
+    )

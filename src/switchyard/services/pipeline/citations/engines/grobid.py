@@ -12,8 +12,8 @@ from switchyard.services.pipeline.citations.engines.checking import checked
 from switchyard.services.pipeline.citations.engines.tei_reading import TeiEntry, entries_of
 from switchyard.services.pipeline.citations.reference import Reference
 from switchyard.services.pipeline.sources.errors import (
+    InvalidSourceResponse,
     SourceBusy,
-    SourceNonsense,
     SourceRefused,
     SourceUnavailable,
 )
@@ -42,13 +42,13 @@ class GrobidEngine:
     async def parse(self, texts: Sequence[str]) -> list[Reference]:
         """Each reference, cut, in their order.
 
-        Raises SourceBusy (no attempt), SourceUnavailable, SourceNonsense, SourceRefused.
+        Raises SourceBusy (no attempt), SourceUnavailable, InvalidSourceResponse, SourceRefused.
         """
         form = {"citations": [" ".join(text.split()) for text in texts]}
         body = await self._post("/api/processCitationList", data=form)
         found = await asyncio.to_thread(entries_of, body)
         if len(found) != len(texts):
-            raise SourceNonsense(
+            raise InvalidSourceResponse(
                 f"GROBID has answered {len(found):,} references for {len(texts):,}"
             )
         return [
@@ -99,13 +99,13 @@ class GrobidEngine:
     ) -> tuple[int, Mapping[str, str], bytes]:
         import httpx
 
-        from switchyard.services.common.files.plain import plain_client
+        from switchyard.services.common.files.plain import uncompressed_client
 
         limit = asyncio.timeout(TIMEOUT)
         try:
             async with (
                 limit,
-                plain_client(timeout=TIMEOUT, trust_env=False) as http,
+                uncompressed_client(timeout=TIMEOUT, trust_env=False) as http,
                 http.stream(
                     "POST",
                     self._base_url + path,
@@ -130,5 +130,5 @@ async def _body(answer: httpx.Response) -> bytes:
     async for part in answer.aiter_bytes():
         body += part
         if len(body) > MAX_BYTES:
-            raise SourceNonsense(f"GROBID's answer exceeds {MAX_BYTES:,} bytes")
+            raise InvalidSourceResponse(f"GROBID's answer exceeds {MAX_BYTES:,} bytes")
     return bytes(body)

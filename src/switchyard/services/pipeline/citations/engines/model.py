@@ -52,7 +52,7 @@ class ModelEngine:
     async def parse(self, texts: Sequence[str]) -> list[Reference | None]:
         """Each reference, cut, in their order; None for one that the answer leaves out.
 
-        Raises LlmUnusable (the answers fit no schema), and what `LlmLane.answer` raises.
+        Raises LlmUnusable (the answers fit no schema), and what `ModelClient.answer` raises.
         """
         from switchyard.services.llm.asking import answer_request
 

@@ -26,7 +26,7 @@ class TeiEntry:
 def entries_of(answer: bytes) -> list[TeiEntry]:
     """The references of an answer, in the order of their ids (b0, b1, …); none of an empty one.
 
-    Raises SourceNonsense.
+    Raises InvalidSourceResponse.
     """
     if not answer.strip():
         return []

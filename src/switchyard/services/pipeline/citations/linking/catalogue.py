@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from switchyard.services.common.settings import Settings
-from switchyard.services.pipeline.citations.linking.questions import Means, WorkQuestion
+from switchyard.services.pipeline.citations.linking.questions import LookupMethod, WorkQuestion
 from switchyard.services.pipeline.citations.reference import Person
 from switchyard.services.pipeline.citations.works import CitedWork
 from switchyard.services.pipeline.sources.asking import SourceClient, SourceServer
-from switchyard.services.pipeline.sources.errors import SourceNonsense
+from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 from switchyard.services.pipeline.text.plain import clean
 
 TIMEOUT = 180.0
@@ -73,7 +73,7 @@ class Catalogue(ABC):
     async def _get(self, path: str, **params: str) -> dict[str, Any]:
         told = (await self._client.get(path, params | self._polite)).json()
         if not isinstance(told, dict):
-            raise SourceNonsense(f"{self.label}'s answer is no object")
+            raise InvalidSourceResponse(f"{self.label}'s answer is no object")
         return told
 
     def _records(self, told: Mapping[str, Any], *path: str) -> list[Mapping[str, Any]]:
@@ -81,7 +81,7 @@ class Catalogue(ABC):
         for name in path:
             found = found.get(name) if isinstance(found, dict) else None
         if not isinstance(found, list):
-            raise SourceNonsense(f"{self.label}'s answer has no {'.'.join(path)}")
+            raise InvalidSourceResponse(f"{self.label}'s answer has no {'.'.join(path)}")
         return [each for each in found if isinstance(each, dict)]
 
 
@@ -89,7 +89,7 @@ def dois_of(questions: Sequence[WorkQuestion]) -> dict[str, str]:
     """The questions' keys by DOI; arXiv's papers have DOIs of arXiv's own. A comma or a bar would
     end the DOI in a query: what has one is searched for by its title."""
     dois = {
-        (ARXIV_DOI if each.means is Means.ARXIV else "") + each.value: each.key
+        (ARXIV_DOI if each.means is LookupMethod.ARXIV else "") + each.value: each.key
         for each in questions
     }
     return {doi: key for doi, key in dois.items() if not re.search(r"[,|\s]", doi)}

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from switchyard.broker.background import Background
-from switchyard.services.common.errors import NotNow
+from switchyard.broker.background import TaskSupervisor
+from switchyard.services.common.errors import TemporarilyUnavailable
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.records.errors import LedgerError
@@ -21,7 +21,7 @@ from switchyard.services.pipeline.citations.linking.catalogue import BATCH, Cata
 from switchyard.services.pipeline.citations.linking.catalogues import CATALOGUES
 from switchyard.services.pipeline.citations.linking.matching import chosen, named
 from switchyard.services.pipeline.citations.linking.questions import (
-    Means,
+    LookupMethod,
     WorkQuestion,
     questions_of,
 )
@@ -30,8 +30,8 @@ from switchyard.services.pipeline.citations.works import CitedWork, LinkStatus, 
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.sources.asking import SourceClient
 from switchyard.services.pipeline.sources.errors import (
+    InvalidSourceResponse,
     SourceBusy,
-    SourceNonsense,
     SourceNotFound,
     SourceRefused,
     SourceUnavailable,
@@ -60,7 +60,7 @@ Answers = dict[str, list[Any]]
 """By a question's key: `provider` and `work` of each that was found."""
 
 
-class OutOfTime(NotNow):
+class OutOfTime(TemporarilyUnavailable):
     """The linker's time is over; what was answered is kept."""
 
 
@@ -111,13 +111,13 @@ class Linker:
 
         By identifier where there is one that a catalogue knows; by search else. Catalogues that
         pause for long are left out, and named by `paused`. Raises OutOfTime, SourceBusy, and
-        SourceUnavailable or SourceNonsense where no catalogue answers; whoever calls again goes on
-        from what was answered.
+        SourceUnavailable or InvalidSourceResponse where no catalogue answers; whoever calls again
+        goes on from what was answered.
         """
         # In threads: a book has thousands, and others have to have their turn.
         asked = await asyncio.to_thread(lambda: [questions_of(each) for each in references])
         links: list[WorkLink | None] = [None] * len(references)
-        for means in Means:
+        for means in LookupMethod:
             wanted, questions = await asyncio.to_thread(_wanted, asked, means, links)
             answers = await self._answers(questions)
             links = await asyncio.to_thread(_after, links, references, wanted, answers)
@@ -154,7 +154,7 @@ class Linker:
     async def _ask_claimed(self, questions: Sequence[WorkQuestion]) -> Answers:
         """What is claimed is asked and kept, or given up."""
         keys = [each.key for each in questions]
-        background = Background(self._log)
+        background = TaskSupervisor(self._log)
         background.start("keep claims of questions", partial(self._renew, keys))
         try:
             self._check_time()
@@ -194,7 +194,7 @@ class Linker:
         keys of those to which one that failed may have known more: they are asked again."""
         answers: Answers = {each.key: [] for each in questions}
         left = list(questions)
-        failed: SourceUnavailable | SourceNonsense | None = None
+        failed: SourceUnavailable | InvalidSourceResponse | None = None
         answered = is_incomplete = False
         for catalogue in self._catalogues:
             if not left:
@@ -205,7 +205,7 @@ class Linker:
             try:
                 found = await self._found(catalogue, left)
                 answered = True
-            except (SourceUnavailable, SourceNonsense) as error:
+            except (SourceUnavailable, InvalidSourceResponse) as error:
                 self._log.warning(
                     "a request to a catalogue failed", catalogue=catalogue.name, error=str(error)
                 )
@@ -244,7 +244,7 @@ class Linker:
     async def _found(
         self, catalogue: Catalogue, questions: Sequence[WorkQuestion]
     ) -> dict[str, list[CitedWork]]:
-        if questions[0].means is not Means.SEARCH:
+        if questions[0].means is not LookupMethod.SEARCH:
 
             async def ask() -> dict[str, list[CitedWork]]:
                 found = await catalogue.by_identifiers(questions)
@@ -259,7 +259,7 @@ class Linker:
         for number in range(1, TRIES + 1):
             try:
                 return await self._in_patience(ask)
-            except (SourceUnavailable, SourceNonsense) as error:
+            except (SourceUnavailable, InvalidSourceResponse) as error:
                 if number == TRIES:
                     raise
                 await self._pause(error.after or 0.5 * 2**number, error)
@@ -287,7 +287,7 @@ class Linker:
 
 
 def _wanted(
-    asked: Sequence[Sequence[WorkQuestion]], means: Means, links: Sequence[WorkLink | None]
+    asked: Sequence[Sequence[WorkQuestion]], means: LookupMethod, links: Sequence[WorkLink | None]
 ) -> tuple[dict[int, WorkQuestion], dict[str, WorkQuestion]]:
     """The questions of these means, by the places of the references that are not linked yet, and
     by their keys."""
@@ -324,7 +324,7 @@ def _is_open(link: WorkLink | None) -> bool:
 
 def _batches(questions: Mapping[str, WorkQuestion], keys: Sequence[str]) -> Iterable[list[str]]:
     """Identifiers many at a time, searches one by one."""
-    size = 1 if questions[keys[0]].means is Means.SEARCH else BATCH
+    size = 1 if questions[keys[0]].means is LookupMethod.SEARCH else BATCH
     return [list(keys[start : start + size]) for start in range(0, len(keys), size)]
 
 
@@ -335,7 +335,7 @@ def _works(answer: Sequence[Any]) -> list[tuple[str, CitedWork]]:
 def _settles(question: WorkQuestion, answer: Sequence[Any]) -> bool:
     """Whether no other catalogue need be asked: of a search, when one work alone fits well what
     the question says."""
-    if not answer or question.means is not Means.SEARCH:
+    if not answer or question.means is not LookupMethod.SEARCH:
         return bool(answer)
     reference = Reference(text="", title=question.value, year=question.year)
     return chosen(reference, _works(answer)).status is LinkStatus.LINKED
@@ -344,7 +344,7 @@ def _settles(question: WorkQuestion, answer: Sequence[Any]) -> bool:
 def _linked(
     reference: Reference, question: WorkQuestion, works: Sequence[tuple[str, CitedWork]]
 ) -> WorkLink:
-    if question.means is Means.SEARCH:
+    if question.means is LookupMethod.SEARCH:
         return chosen(reference, works)
     if not works:
         return WorkLink(LinkStatus.NOT_FOUND)

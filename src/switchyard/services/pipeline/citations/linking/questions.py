@@ -18,7 +18,7 @@ MOST_WORDS = 40
 """Of a title, in a query."""
 
 
-class Means(StrEnum):
+class LookupMethod(StrEnum):
     """How a work is asked for."""
 
     DOI = "doi"
@@ -30,7 +30,7 @@ class Means(StrEnum):
 class WorkQuestion:
     """One question; `value` is the DOI, the arXiv id without its version, or a title."""
 
-    means: Means
+    means: LookupMethod
     value: str
     author: str = ""
     """Family name of the first one, of a search."""
@@ -52,14 +52,14 @@ def questions_of(reference: Reference) -> list[WorkQuestion]:
         if own:
             arxiv_id = _VERSION.sub("", own[1])
         else:
-            asked.append(WorkQuestion(Means.DOI, doi))
+            asked.append(WorkQuestion(LookupMethod.DOI, doi))
     if arxiv_id:
-        asked.append(WorkQuestion(Means.ARXIV, arxiv_id))
+        asked.append(WorkQuestion(LookupMethod.ARXIV, arxiv_id))
     title = words_of(reference.title)
     if len("".join(title)) >= 8:
         author = " ".join(words_of(reference.authors[0].family)) if reference.authors else ""
         said = " ".join(title[:MOST_WORDS])
-        asked.append(WorkQuestion(Means.SEARCH, said, author, reference.year))
+        asked.append(WorkQuestion(LookupMethod.SEARCH, said, author, reference.year))
     return asked
 
 

@@ -31,7 +31,7 @@ from switchyard.services.pipeline.citations.linking.catalogue import (
 )
 from switchyard.services.pipeline.citations.linking.questions import WorkQuestion
 from switchyard.services.pipeline.citations.works import CitedWork
-from switchyard.services.pipeline.sources.errors import SourceNonsense
+from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 
 NAMED = 10
 """Authors of a work whose own items are looked up: the first ones. Matching needs no more."""
@@ -93,7 +93,7 @@ class Wikidata(Catalogue):
             )
             entities = told.get("entities")
             if not isinstance(entities, dict):
-                raise SourceNonsense("Wikidata's answer has no entities")
+                raise InvalidSourceResponse("Wikidata's answer has no entities")
             found += [each for each in entities.values() if isinstance(each, dict)]
         return found
 

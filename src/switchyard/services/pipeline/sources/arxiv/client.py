@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.sources.arxiv.feed import ArxivId, Entry, Feed, parse_feed
 from switchyard.services.pipeline.sources.asking import SourceClient, SourceServer
-from switchyard.services.pipeline.sources.errors import SourceNonsense
+from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
@@ -122,7 +122,9 @@ class ArxivClient:
             {"id_list": ",".join(map(str, wanted)), "start": "0", "max_results": str(len(wanted))}
         )
         if feed.total and not feed.entries:
-            raise SourceNonsense("arXiv says that there is such an entry, and does not give it")
+            raise InvalidSourceResponse(
+                "arXiv says that there is such an entry, and does not give it"
+            )
         return list(feed.entries)
 
     async def search(
@@ -141,7 +143,7 @@ class ArxivClient:
         `until`, only what was submitted, or updated, in between, to the minute.
 
         Raises ValueError for numbers that arXiv does not take, SourceBusy, SourceUnavailable and
-        SourceNonsense (try again later), SourceRefused (do not).
+        InvalidSourceResponse (try again later), SourceRefused (do not).
         """
         if not 1 <= max_results <= MAX_PAGE or start < 0:
             raise ValueError(f"start is 0 or more, max_results 1 to {MAX_PAGE:,}")
@@ -159,7 +161,7 @@ class ArxivClient:
             feed = await self._get(parameters)
             if feed.count or start >= feed.total:
                 return feed
-        raise SourceNonsense(
+        raise InvalidSourceResponse(
             f"arXiv's page from {start:,} of {feed.total:,} came empty {EMPTY_TRIES} times"
         )
 
@@ -207,7 +209,7 @@ class ArxivClient:
         answer.ok()
         if not is_xml:
             kind = answer.headers.get("content-type", "no content type")[:100]
-            raise SourceNonsense(f"arXiv's answer is no XML but {kind}")
+            raise InvalidSourceResponse(f"arXiv's answer is no XML but {kind}")
         return await asyncio.to_thread(parse_feed, answer.body, answer.charset)
 
 
@@ -241,7 +243,7 @@ def _middle(window: Cursor) -> datetime:
     """The last minute of the window's first half."""
     half = _minute(window.since + (window.until - window.since) / 2)
     if half >= window.until:
-        raise SourceNonsense(
+        raise InvalidSourceResponse(
             f"arXiv says that more than {DEEPEST:,} papers were submitted in the minute "
             f"{_stamp(window.since)}"
         )

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.broker.message import Moment
 from switchyard.services.common.files.charsets import Charset
-from switchyard.services.pipeline.sources.errors import SourceNonsense, SourceRefused
+from switchyard.services.pipeline.sources.errors import InvalidSourceResponse, SourceRefused
 from switchyard.services.pipeline.sources.xml import xml_tree
 
 _log = logging.getLogger(__name__)
@@ -124,12 +124,12 @@ class Feed:
 def parse_feed(data: bytes, charset: Charset | None = None) -> Feed:
     """Read an answer of the API.
 
-    Raises SourceNonsense when it is no Atom feed, and SourceRefused when it is arXiv's way to say
-    that the request was wrong.
+    Raises InvalidSourceResponse when it is no Atom feed, and SourceRefused when it is arXiv's way
+    to say that the request was wrong.
     """
     root = xml_tree(data, "arXiv", charset)
     if root.tag != f"{_ATOM}feed":
-        raise SourceNonsense("arXiv's answer is XML, but no Atom feed")
+        raise InvalidSourceResponse("arXiv's answer is XML, but no Atom feed")
     found = root.findall(f"{_ATOM}entry")
     for each in found:
         if "/api/errors" in _text(each, f"{_ATOM}id"):
@@ -193,5 +193,5 @@ def _time(text: str) -> datetime:
 def _number(root: ET.Element, name: str) -> int:
     text = _text(root, f"{_SEARCH}{name}")
     if not (text.isascii() and text.isdigit()):
-        raise SourceNonsense(f"arXiv's answer does not say its {name}")
+        raise InvalidSourceResponse(f"arXiv's answer does not say its {name}")
     return int(text[:12])

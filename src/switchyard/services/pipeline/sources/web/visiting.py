@@ -16,18 +16,18 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
 from switchyard.services.pipeline.sources.errors import (
+    InvalidSourceResponse,
     SourceBusy,
-    SourceNonsense,
     SourceNotFound,
     SourceRefused,
     SourceUnavailable,
 )
-from switchyard.services.pipeline.sources.pace import FleetPace, LocalPace, RequestPace
+from switchyard.services.pipeline.sources.pace import FleetThrottle, LocalThrottle, RequestPace
 from switchyard.services.pipeline.sources.web.addresses import origin_of, page_address
 from switchyard.services.pipeline.sources.web.robots import MAX_BYTES, RobotsVerdict, judge
 
 if TYPE_CHECKING:
-    from switchyard.services.common.files.fetching import Fetched, Guard
+    from switchyard.services.common.files.fetching import Fetched, SsrfGuard
 
 MAX_HOPS = 5
 """Redirects on the way to a page."""
@@ -47,7 +47,7 @@ PAGE_TIMEOUT = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class VisitedPage:
+class FetchedPage:
     """What was at an address."""
 
     url: str
@@ -58,7 +58,7 @@ class VisitedPage:
     body: bytes
 
 
-class Visitor:
+class WebFetcher:
     """Visits pages for one job."""
 
     def __init__(self, ctx: JobContext) -> None:
@@ -71,13 +71,13 @@ class Visitor:
         headers: Mapping[str, str] | None = None,
         *,
         may_follow: Callable[[str], Awaitable[None]] | None = None,
-    ) -> VisitedPage:
+    ) -> FetchedPage:
         """The page at an address, redirects followed; `headers` ask for what has changed, and
         `may_follow` is asked before each redirect: it raises SourceRefused for one that is not to
         be followed.
 
         Raises SourceBusy (no turn now), SourceRefused (robots.txt, our own network, a status),
-        SourceNotFound, SourceUnavailable, SourceNonsense, LedgerUnavailable.
+        SourceNotFound, SourceUnavailable, InvalidSourceResponse, LedgerUnavailable.
         """
         from switchyard.services.common.files.fetching import FetchMoved
 
@@ -96,13 +96,13 @@ class Visitor:
                     await may_follow(url)
         raise SourceRefused(f"more than {MAX_HOPS} redirects")
 
-    async def _get(self, url: str, delay: float, headers: Mapping[str, str]) -> VisitedPage:
+    async def _get(self, url: str, delay: float, headers: Mapping[str, str]) -> FetchedPage:
         limit = self._ctx.settings.max_document_bytes
         async with self._pace(url, delay).turn(takes=PAGE_TIMEOUT) as turn:
             try:
                 async with self._fetch(url, limit, PAGE_TIMEOUT, headers) as fetched:
                     body = await _body(fetched, limit)
-                    return VisitedPage(url, fetched.status, fetched.headers, body)
+                    return FetchedPage(url, fetched.status, fetched.headers, body)
             except SourceUnavailable as error:
                 # Also raised by `_fetch`, for what a server says that is to be left alone.
                 if error.after is None:
@@ -114,19 +114,19 @@ class Visitor:
         asked = {"User-Agent": self._ctx.settings.user_agent, "Accept": "*/*", **headers}
         return _Fetch(url, limit, within, asked, self._guard())
 
-    def _guard(self) -> Guard:
-        from switchyard.services.common.files.fetching import Guard
+    def _guard(self) -> SsrfGuard:
+        from switchyard.services.common.files.fetching import SsrfGuard
 
         named = self._ctx.settings.web_hosts
-        return Guard(trusted=frozenset(place_of(f"http://{each}") for each in named))
+        return SsrfGuard(trusted=frozenset(place_of(f"http://{each}") for each in named))
 
     def _pace(self, url: str, delay: float) -> RequestPace:
         host, _ = place_of(url)
         interval = max(self._ctx.settings.web_interval, delay)
         patience = max(PATIENCE, interval + 1)
         if self._ctx.ledger is None:
-            return LocalPace(label=host, interval=interval, patience=patience)
-        return FleetPace(
+            return LocalThrottle(label=host, interval=interval, patience=patience)
+        return FleetThrottle(
             self._ctx.ledger,
             f"web.{content_hash(host.encode())[:32]}",
             label=host,
@@ -211,7 +211,7 @@ class _Fetch:
     """`fetching`, with this room's errors."""
 
     def __init__(
-        self, url: str, limit: int, within: float, headers: Mapping[str, str], guard: Guard
+        self, url: str, limit: int, within: float, headers: Mapping[str, str], guard: SsrfGuard
     ) -> None:
         from switchyard.services.common.files.fetching import fetching
 
@@ -273,7 +273,7 @@ def _after(host: str, error: Exception, seconds: float) -> SourceUnavailable:
 
 
 async def _body(fetched: Fetched, limit: int) -> bytes:
-    """All of it. Raises SourceNonsense for what is too large for what it is."""
+    """All of it. Raises InvalidSourceResponse for what is too large for what it is."""
     body = bytearray()
     is_file = False
     async for part in fetched.parts:
@@ -281,5 +281,5 @@ async def _body(fetched: Fetched, limit: int) -> bytes:
         if not is_file and len(body) > MAX_PAGE_BYTES:
             is_file = b"%PDF-" in body[:1024] or fetched.content_type.startswith("image/")
             if not is_file:
-                raise SourceNonsense(f"the page exceeds {MAX_PAGE_BYTES:,} bytes")
+                raise InvalidSourceResponse(f"the page exceeds {MAX_PAGE_BYTES:,} bytes")
     return bytes(body)

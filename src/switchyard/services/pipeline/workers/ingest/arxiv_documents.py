@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from switchyard.services.common.files.errors import UnsupportedDocument
 from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.files.media import MARKDOWN, PDF
-from switchyard.services.common.files.uploads import Identity, identify
+from switchyard.services.common.files.uploads import FileIdentity, identify
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Outcome, Snooze
 from switchyard.services.pipeline.sources.arxiv.client import ArxivClient
 from switchyard.services.pipeline.sources.arxiv.feed import ArxivId, Entry
-from switchyard.services.pipeline.sources.errors import SourceNonsense
+from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 from switchyard.services.pipeline.workers.ingest.intake import (
-    Arrival,
+    IncomingDocument,
     document_of,
     extract_next,
     is_taken,
@@ -31,7 +31,7 @@ DOWNLOAD_TIMEOUT = 180.0
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class IngestedVersion:
     """What of a paper is in a document: its version, and whether that is the whole text."""
 
     version: int
@@ -43,13 +43,13 @@ class Taken:
         return f"{arxiv_id.base.replace('/', '.')}v{self.version}.{kind}"
 
     @classmethod
-    def of(cls, filename: str | None) -> Taken | None:
+    def of(cls, filename: str | None) -> IngestedVersion | None:
         """Read a filename; None when it is not from here."""
         found = re.fullmatch(r".+v(\d{1,4})\.(pdf|md)", filename or "", re.ASCII)
         return cls(int(found[1]), found[2] == "pdf") if found else None
 
 
-def takes_over(known: Taken | None, offered: Taken) -> bool:
+def takes_over(known: IngestedVersion | None, offered: IngestedVersion) -> bool:
     """Whether what is offered replaces what a document has: a newer version does, and the whole
     text of the same one."""
     if known is None:
@@ -67,16 +67,18 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
     """
     source = entry.arxiv_id.source
     known, claim = await document_of(ctx, source)
-    before = Taken.of(known.filename) if known else None
+    before = IngestedVersion.of(known.filename) if known else None
     whole = full_text or (before is not None and before.full_text)
-    offered = Taken(entry.version, whole and not entry.withdrawn and entry.pdf_url is not None)
+    offered = IngestedVersion(
+        entry.version, whole and not entry.withdrawn and entry.pdf_url is not None
+    )
     renews = known is not None and takes_over(before, offered)
     if known is not None and not renews and not force:
         same = before is not None and before.version == offered.version
         if not same or await is_taken(ctx, known):
             return known_already(known)
     data, identity = await _content(entry, ctx, offered)
-    arrival = Arrival(
+    arrival = IncomingDocument(
         data,
         identity,
         source=source,
@@ -115,18 +117,22 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
     )
 
 
-async def _content(entry: Entry, ctx: JobContext, offered: Taken) -> tuple[bytes, Identity]:
+async def _content(
+    entry: Entry, ctx: JobContext, offered: IngestedVersion
+) -> tuple[bytes, FileIdentity]:
     """What the document is made of. Raises what `_pdf` raises."""
     if not offered.full_text or entry.pdf_url is None:
         data = f"# {entry.title}\n\n{entry.abstract}\n".encode()
-        return data, Identity(content_hash(data), MARKDOWN, len(data))
+        return data, FileIdentity(content_hash(data), MARKDOWN, len(data))
     data = await _pdf(entry.pdf_url, ctx)
     try:
         identity = await asyncio.to_thread(identify, data, None)
     except UnsupportedDocument as error:
-        raise SourceNonsense(f"arXiv's PDF of {entry.arxiv_id} is none: {error}") from error
+        raise InvalidSourceResponse(f"arXiv's PDF of {entry.arxiv_id} is none: {error}") from error
     if identity.media_type != PDF:  # a page that says that the PDF is still being made
-        raise SourceNonsense(f"arXiv's PDF of {entry.arxiv_id} is none: {identity.media_type}")
+        raise InvalidSourceResponse(
+            f"arXiv's PDF of {entry.arxiv_id} is none: {identity.media_type}"
+        )
     return data, identity
 
 

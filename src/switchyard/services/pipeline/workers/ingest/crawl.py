@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from switchyard.broker import patterns
-from switchyard.broker.errors import BrokerAway
+from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.lanes import BACKFILL
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import UnsupportedDocument
@@ -29,7 +29,7 @@ from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlPage, CrawlRecord
 from switchyard.services.pipeline.sources.errors import SourceBusy, SourceNotFound, SourceRefused
 from switchyard.services.pipeline.sources.web.addresses import addresses, page_address
-from switchyard.services.pipeline.sources.web.visiting import Visitor
+from switchyard.services.pipeline.sources.web.visiting import WebFetcher
 from switchyard.services.pipeline.text.web import MOST_LINKS, WebText
 from switchyard.services.pipeline.workers.ingest.sourced import snoozed, take_in
 from switchyard.services.pipeline.workers.ingest.web import SOURCE, found_on
@@ -67,7 +67,7 @@ async def crawl_page(payload: CrawlPagePayload, ctx: JobContext) -> Outcome:
     if pressure is Pressure.FULL:
         pause = FULL_PAUSE * (1 + random.random() / 2)
         return Snooze(pause, "the backfill lane is full: the crawl waits")
-    visitor = Visitor(ctx)
+    visitor = WebFetcher(ctx)
     try:
         visited = await visitor.visit(page.url, may_follow=_following(crawl, page, ctx.ledger))
         found, said = await found_on(visited, visited.url, ctx)
@@ -132,5 +132,5 @@ async def _pressure(ctx: JobContext) -> Pressure:
     )
     try:
         return crawl_pressure(await lanes.snapshot())
-    except BrokerAway:
+    except BrokerUnavailable:
         return Pressure.OK

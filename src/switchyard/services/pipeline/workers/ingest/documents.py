@@ -24,7 +24,7 @@ from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.records.requests import MAX_SOURCE, checked_source
 from switchyard.services.pipeline.records.document_states import NEEDS_OCR
 from switchyard.services.pipeline.workers.ingest.intake import (
-    Arrival,
+    IncomingDocument,
     extract_next,
     is_claim,
     is_taken,
@@ -98,7 +98,7 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
             below=ctx.settings.ingest_paths,
         )
     identity = await asyncio.to_thread(identify, data, name)
-    arrival = Arrival(
+    arrival = IncomingDocument(
         data,
         identity,
         source=payload.source,

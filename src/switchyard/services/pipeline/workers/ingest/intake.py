@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.files.keys import upload_key
-from switchyard.services.common.files.uploads import Identity
+from switchyard.services.common.files.uploads import FileIdentity
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class IncomingDocument:
     """A document that comes in: its bytes, and what is known of it."""
 
     data: bytes
-    identity: Identity
+    identity: FileIdentity
     source: str | None
     filename: str | None
     title: str | None

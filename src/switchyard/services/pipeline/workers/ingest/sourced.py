@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from switchyard.broker.message import now
 from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.files.media import JPEG, MARKDOWN, PDF, PNG, TIFF, WEBP
-from switchyard.services.common.files.uploads import Identity, identify
+from switchyard.services.common.files.uploads import FileIdentity, identify
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, Snooze
 from switchyard.services.engine.jobs.registry import RegistryError, hint_of, job
@@ -27,7 +27,7 @@ from switchyard.services.pipeline.sources.asking import SourceClient
 from switchyard.services.pipeline.sources.document import DocumentSource, FoundDocument
 from switchyard.services.pipeline.sources.errors import SourceBusy
 from switchyard.services.pipeline.workers.ingest.intake import (
-    Arrival,
+    IncomingDocument,
     document_of,
     extract_next,
     is_taken,
@@ -126,10 +126,10 @@ async def take_in(
     identity = (
         identify(data, None)
         if found.data is not None
-        else Identity(content_hash(data), MARKDOWN, len(data))
+        else FileIdentity(content_hash(data), MARKDOWN, len(data))
     )
     mark = content_hash([identity.sha256, dict(found.metadata)])[:12]
-    arrival = Arrival(
+    arrival = IncomingDocument(
         data,
         identity,
         source=source,

@@ -29,7 +29,7 @@ from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.sources.document import FoundDocument
 from switchyard.services.pipeline.sources.errors import SourceBusy
 from switchyard.services.pipeline.sources.web.addresses import page_address
-from switchyard.services.pipeline.sources.web.visiting import VisitedPage, Visitor
+from switchyard.services.pipeline.sources.web.visiting import FetchedPage, WebFetcher
 from switchyard.services.pipeline.text.web import MEMORY_MB, TIMEOUT, WebText, read_page
 from switchyard.services.pipeline.workers.ingest.intake import document_of, is_taken, known_already
 from switchyard.services.pipeline.workers.ingest.sourced import snoozed, take_in
@@ -61,7 +61,7 @@ async def ingest_url(payload: IngestUrl, ctx: JobContext) -> Outcome:
     validators = PageValidators(ctx, payload.url)
     try:
         conditions = {} if payload.force else await validators.conditions()
-        page = await Visitor(ctx).visit(payload.url, conditions)
+        page = await WebFetcher(ctx).visit(payload.url, conditions)
     except SourceBusy as busy:
         return snoozed(busy, ctx)
     if page.status == 304:
@@ -69,7 +69,7 @@ async def ingest_url(payload: IngestUrl, ctx: JobContext) -> Outcome:
         if known is not None and await is_taken(ctx, known):
             return known_already(known)
         try:
-            page = await Visitor(ctx).visit(payload.url)
+            page = await WebFetcher(ctx).visit(payload.url)
         except SourceBusy as busy:
             return snoozed(busy, ctx)
     found, _ = await found_on(page, payload.url, ctx)
@@ -83,7 +83,7 @@ async def ingest_url(payload: IngestUrl, ctx: JobContext) -> Outcome:
 
 
 async def found_on(
-    page: VisitedPage, url: str, ctx: JobContext
+    page: FetchedPage, url: str, ctx: JobContext
 ) -> tuple[FoundDocument | None, WebText | None]:
     """What a page has as a document, None where nothing is readable; and what it says, where it is
     HTML. Raises UnsupportedDocument, TimeoutError, MemoryError, ProcessCrashed."""
@@ -142,7 +142,7 @@ class PageValidators:
         except (NotStored, ValueError, KeyError, TypeError):
             return {}
 
-    async def keep(self, page: VisitedPage) -> None:
+    async def keep(self, page: FetchedPage) -> None:
         told = {name: page.headers.get(name) for name in ("etag", "last-modified")}
         if any(told.values()):
             await self._storage.put_async(self._key, json.dumps(told).encode())

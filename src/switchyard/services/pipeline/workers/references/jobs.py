@@ -36,7 +36,7 @@ from switchyard.services.pipeline.workers.stages import (
     note_beside,
     superseded,
 )
-from switchyard.services.pipeline.workers.telling import tell_references
+from switchyard.services.pipeline.workers.telling import update_citations
 
 LANES = ("hot", "maintenance")
 
@@ -218,7 +218,7 @@ async def _done_with_document(
     about = {"document_id": document_id, "hash": content_hash(made), "content": source.text.content}
     # Written although reused: what is kept of a stage goes after a day, this stays.
     await source.files.storage.put_async(key, encoded({**about, **made}))
-    await tell_references(ctx, document_id)
+    await update_citations(ctx, document_id)
     await note_beside(ctx, document_id, PROCESS_REFERENCES)
     result = {"document_id": document_id, **_counts(made), "result": key, "reused": reused}
     if not ctx.settings.link_citations:

@@ -13,7 +13,7 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Outcome, Snooze
 from switchyard.services.engine.jobs.registry import job
-from switchyard.services.pipeline.citations.kept import kept_references
+from switchyard.services.pipeline.citations.kept import stored_references
 from switchyard.services.pipeline.citations.reference import Reference
 from switchyard.services.pipeline.citations.works import LinkStatus, WorkLink
 from switchyard.services.pipeline.workers.outputs import DocumentFiles, encoded
@@ -24,7 +24,7 @@ from switchyard.services.pipeline.workers.stages import (
     note_beside,
     superseded,
 )
-from switchyard.services.pipeline.workers.telling import tell_references
+from switchyard.services.pipeline.workers.telling import update_citations
 
 SHIFT = 240.0
 """Seconds after which a job asks no more; it goes on behind those that wait."""
@@ -51,7 +51,7 @@ async def link_citations(payload: LinkCitations, ctx: JobContext) -> Outcome:
 
 async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
     storage = DocumentFiles.of(ctx, document_id).storage
-    found = await kept_references(storage, document_id)
+    found = await stored_references(storage, document_id)
     if found is None:
         raise NothingToLink(
             f"the references of document {document_id} have not been looked for: publish "
@@ -73,7 +73,7 @@ async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
     }
     key = links_key(document_id)
     await storage.put_async(key, encoded(made))
-    await tell_references(ctx, document_id)
+    await update_citations(ctx, document_id)
     await note_beside(ctx, document_id, LINK_CITATIONS)
     return Done({"document_id": document_id, **_counted(links), **noted, "result": key})
 
