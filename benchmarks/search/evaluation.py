@@ -14,7 +14,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.embedder import Embedder, embedder_for
 from switchyard.services.pipeline.index.generations import FIRST_TABLE
-from switchyard.services.pipeline.index.lance_home import LanceStore
+from switchyard.services.pipeline.index.lance_store import LanceStore
 from switchyard.services.pipeline.index.modes import Mode
 from switchyard.services.pipeline.index.opening import generation_of
 from switchyard.services.pipeline.index.ranking import search

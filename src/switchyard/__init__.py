@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from switchyard.services.engine.publishing.publisher import JobPublisher
     from switchyard.services.engine.records.joins import JoinedJob
     from switchyard.services.llm.queue import LLMQueue
-    from switchyard.services.pipeline.sources.asking import SourceClient
+    from switchyard.services.pipeline.sources.client import SourceClient
     from switchyard.services.pipeline.sources.document import DocumentSource, FoundDocument
     from switchyard.services.pipeline.sources.errors import (
         InvalidSourceResponse,
@@ -98,7 +98,7 @@ _HOMES = {
     "switchyard.services.engine.publishing.preparing": ("JobRequest",),
     "switchyard.services.engine.publishing.publisher": ("JobPublisher",),
     "switchyard.services.engine.records.joins": ("JoinedJob",),
-    "switchyard.services.pipeline.sources.asking": ("SourceClient",),
+    "switchyard.services.pipeline.sources.client": ("SourceClient",),
     "switchyard.services.pipeline.sources.document": ("DocumentSource", "FoundDocument"),
     "switchyard.services.pipeline.sources.errors": (
         "InvalidSourceResponse",

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.identity.places import MARKER
+from switchyard.services.engine.identity.storage_identity import MARKER
 from switchyard.services.engine.ledger import upgrade
 from tests.acceptance.conftest import CommandLine
 from tests.support.api_server import api_process

@@ -29,8 +29,8 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.schedules.book import Schedules
 from switchyard.services.engine.schedules.entry import ScheduleEntry
+from switchyard.services.engine.schedules.service import Schedules
 from tests.support.api_server import api_process, environment_of
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

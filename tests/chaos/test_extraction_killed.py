@@ -9,7 +9,7 @@ from switchyard.services.common.files.keys import page_key, stage_key
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.pipeline.text.drafts import RANGE
+from switchyard.services.pipeline.text.partial_results import RANGE
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.pdfs import lines_of_text

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from switchyard.services.pipeline.index import postgres_home
+from switchyard.services.pipeline.index import postgres_store as postgres_home
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexUnavailable
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.opening import home_at

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from switchyard.services.engine.records.schedules import FiringOutcome
-from switchyard.services.engine.schedules.book import Schedules, job_id_of
 from switchyard.services.engine.schedules.entry import ScheduleEntry
+from switchyard.services.engine.schedules.service import Schedules, job_id_of
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.system import open_system

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.stage import Stage
 from switchyard.broker.addresses import vhost_of
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.identity.places import claim_places
+from switchyard.services.engine.identity.storage_identity import claim_places
 from switchyard.services.engine.ledger import Ledger
 from tests.support.brokers import TestBroker
 from tests.support.servers import shared_postgres

@@ -14,7 +14,7 @@ from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import connect, connected, underlying
 from switchyard.broker.wire.link import Link
-from switchyard.services.engine.monitoring.waiting import wait_until_available
+from switchyard.services.engine.monitoring.startup import wait_until_available
 from tests.support.brokers import TestBroker
 from tests.support.management import Management
 from tests.support.publishing import job

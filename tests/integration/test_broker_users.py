@@ -23,8 +23,8 @@ from switchyard.broker.management.model import Binding
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.topology import differences
 from switchyard.broker.topology.build import build
-from switchyard.broker.topology.mark import SystemMarker, read_mark, write_mark
 from switchyard.broker.topology.reconcile import apply
+from switchyard.broker.topology.system_marker import SystemMarker, read_mark, write_mark
 from switchyard.broker.topology.users import ROLES
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.depths import ask_queues

@@ -13,7 +13,7 @@ from yarl import URL
 from switchyard.broker.publish.session import _parameters
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.frame_tap import TappedTransport, tap_of
-from switchyard.broker.wire.silence import CUT_OFF_AFTER, TCP_OPTIONS
+from switchyard.broker.wire.tcp_timeout import CUT_OFF_AFTER, TCP_OPTIONS
 from tests.support.brokers import TestBroker
 
 # A filter of one instruction that lets nothing of a packet through (linux/filter.h). The kernel

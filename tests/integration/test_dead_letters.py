@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from switchyard.broker.background import end_tasks
 from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
 from switchyard.broker.dead.scan import scanning
 from switchyard.broker.errors import LaneFull
@@ -17,6 +16,7 @@ from switchyard.broker.lanes import DEAD_EXCHANGE, DEAD_LOG_QUEUE, retry_name
 from switchyard.broker.message import JobMessage, now
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.task_supervisor import end_tasks
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.cli.system.ports import LOOPBACK
 from switchyard.services.engine.dead.indexing import DeadLetterIndexer, index_waiting

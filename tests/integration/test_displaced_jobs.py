@@ -19,10 +19,10 @@ from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.engine.dead.indexing import index_waiting
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.purge import PurgeHandler, start_purge
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.jobs import dead
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.redrive.returning import DisplacedJobReturner
+from switchyard.services.engine.redrive.displaced_returner import DisplacedJobReturner
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -226,7 +226,7 @@ async def test_an_accepted_job_that_no_queue_was_bound_for_goes_into_its_queue(
 async def test_it_waits_for_its_queue_and_holds_nothing_else_up(
     broker310: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.services.engine.redrive.returning.MOST", 2)
+    monkeypatch.setattr("switchyard.services.engine.redrive.displaced_returner.MOST", 2)
     async with open_system(broker310, sqlite_url) as system:
         for lane in ("hot", "backfill"):
             await unbind(system, f"{lane}.noop")

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from switchyard.broker.background import end_tasks
 from switchyard.broker.dead.scan import scanning
 from switchyard.broker.lanes import (
     CONTROL_EXCHANGE,
@@ -18,6 +17,7 @@ from switchyard.broker.lanes import (
     EVENTS_EXCHANGE,
 )
 from switchyard.broker.message import JobMessage, now
+from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.engine.dead.files import exported, import_letters, parse_line
 from switchyard.services.engine.dead.indexing import DeadLetterIndexer, index_waiting

@@ -10,7 +10,7 @@ import pytest
 from switchyard.services.common.settings import LimitNumbers
 from switchyard.services.engine.records.limits import LimitReport
 from switchyard.services.engine.records.states import AttemptOutcome, State
-from switchyard.services.engine.runtime import gathering
+from switchyard.services.engine.runtime import permit_batching as gathering
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.brokers import TestBroker

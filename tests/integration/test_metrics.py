@@ -6,7 +6,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from switchyard.api.scrape import PortTaken, showing
+from switchyard.api.metrics_server import PortTaken, showing
 from switchyard.services.common.settings import LlmServer
 from switchyard.services.engine.dead.indexing import index_waiting
 from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger

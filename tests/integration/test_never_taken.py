@@ -20,7 +20,7 @@ from switchyard.services.engine.dead.purge import PurgeHandler, start_purge
 from switchyard.services.engine.dead.stored import StoredLetter
 from switchyard.services.engine.ledger import schedules as ledger_schedules
 from switchyard.services.engine.monitoring.check import Finding
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.jobs import dead, outbox
 from switchyard.services.engine.publishing.preparing import JobRequest, job_id_of, prepare
 from switchyard.services.engine.publishing.publisher import Published

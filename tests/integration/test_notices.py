@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.broker.errors import LaneFull
-from switchyard.services.common.files.fetching import SsrfGuard
+from switchyard.services.common.files.safe_http import SsrfGuard
 from switchyard.services.engine.alerts import notices
 from switchyard.services.engine.bulk import control
 from switchyard.services.engine.publishing.preparing import InvalidJob

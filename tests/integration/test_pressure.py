@@ -12,7 +12,7 @@ from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.management.model import Policy, Queue
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Finding
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.lanes import lanes
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.monitoring.lane_report import lane_report

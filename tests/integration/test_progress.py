@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from switchyard.broker.lanes import EVENTS_EXCHANGE
-from switchyard.services.engine.ledger.notes import ProgressRepository
+from switchyard.services.engine.ledger.progress import ProgressRepository
 from switchyard.services.engine.records.progress import NoteRequest
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.runtime.noting import PAUSE
+from switchyard.services.engine.runtime.progress_writer import PAUSE
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

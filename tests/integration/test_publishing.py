@@ -14,8 +14,8 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.depths import ask_queue
 from switchyard.services.engine.jobs.registry import InvalidPayload
+from switchyard.services.engine.publishing.bounded_publisher import TimeBoundedPublisher
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
-from switchyard.services.engine.publishing.prompt import TimeBoundedPublisher
 from switchyard.services.engine.publishing.publisher import JobPublisher, Published
 from switchyard.services.engine.records.errors import IdempotencyConflict, LedgerUnavailable
 from switchyard.services.engine.records.states import State

@@ -19,7 +19,7 @@ from switchyard.services.engine.dead.scan import scanning_in_turn
 from switchyard.services.engine.ledger import to_message
 from switchyard.services.engine.ledger.redrives import RedriveRepository
 from switchyard.services.engine.monitoring.check import Diagnostic
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.jobs import dead
 from switchyard.services.engine.records.bulk import BulkOperation, BulkState
 from switchyard.services.engine.records.requests import (

@@ -10,8 +10,8 @@ from switchyard.broker.errors import LaneFull, Unroutable
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.pipeline.documents.desk import DocumentService
-from switchyard.services.pipeline.documents.inbox import UploadIntake, UploadMetadata
+from switchyard.services.pipeline.documents.service import DocumentService
+from switchyard.services.pipeline.documents.upload_intake import UploadIntake, UploadMetadata
 from tests.support.brokers import TestBroker
 from tests.support.publishing import SlowPublisher
 from tests.support.system import System, lanes_with, open_system

@@ -16,7 +16,7 @@ from switchyard.broker.lanes import SYSTEM_EXCHANGE
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.differences import diff
-from switchyard.broker.topology.mark import MarkHidden, SystemMarker, read_mark, write_mark
+from switchyard.broker.topology.system_marker import MarkHidden, SystemMarker, read_mark, write_mark
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.broker import (
@@ -26,7 +26,7 @@ from switchyard.services.engine.identity.broker import (
     require_same_system,
 )
 from switchyard.services.engine.identity.claiming import claiming
-from switchyard.services.engine.identity.places import MARKER, WrongStorage, claim_places
+from switchyard.services.engine.identity.storage_identity import MARKER, WrongStorage, claim_places
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import JobRequest

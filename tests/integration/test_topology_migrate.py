@@ -21,7 +21,7 @@ from switchyard.broker.wire.connection import connected, underlying
 from switchyard.cli.base.errors import INTERRUPTED
 from switchyard.services.engine.monitoring import lane_pressure
 from switchyard.services.engine.monitoring.check import Finding
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.topology import topology
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.states import State

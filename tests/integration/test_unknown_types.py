@@ -14,7 +14,7 @@ from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.purge import PurgeHandler, start_purge
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.jobs import dead as dead_letters
 from switchyard.services.engine.monitoring.checks.workers import lacking
 from switchyard.services.engine.records.results import UNKNOWN_TYPE, UnknownTypeReport

@@ -13,11 +13,11 @@ from aiormq.exceptions import ChannelInvalidStateError, ChannelNotFoundEntity
 from pamqp import commands as spec
 
 from switchyard.broker.errors import BrokerUnavailable, PublishError, Unroutable
-from switchyard.broker.wire.away import CHANNEL_ERRORS
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.confirms import Unconfirmed
 from switchyard.broker.wire.connection import connect, is_blocked, underlying
 from switchyard.broker.wire.envelope import Envelope
+from switchyard.broker.wire.failures import CHANNEL_ERRORS
 from switchyard.broker.wire.incoming import Incoming
 from tests.support.brokers import TestBroker
 from tests.support.eventually import PATIENCE, eventually

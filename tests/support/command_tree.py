@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from switchyard.cli.base.later import LazyCommand
+from switchyard.cli.base.lazy_command import LazyCommand
 from switchyard.cli.main import commands
 
 

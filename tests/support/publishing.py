@@ -11,7 +11,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from aio_pika.exceptions import QueueEmpty
 from pydantic import SecretStr
 
-from switchyard.broker.closing import AsyncCloseable
+from switchyard.broker.closeable import AsyncCloseable
 from switchyard.broker.lanes import LANES, Lane, Route
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.blocking import BlockingPublisher

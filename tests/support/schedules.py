@@ -3,9 +3,9 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from switchyard.services.engine.schedules.book import Schedules
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.firing import ScheduleRunner
+from switchyard.services.engine.schedules.service import Schedules
 from tests.support.system import System
 
 START = datetime(2026, 3, 10, 12, 0, 30, tzinfo=UTC).timestamp()

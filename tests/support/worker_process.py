@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from switchyard.broker.closing import AsyncCloseable
+from switchyard.broker.closeable import AsyncCloseable
 from switchyard.services.common.logs import configure
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.bulk.runner import BulkRunner

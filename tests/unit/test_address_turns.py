@@ -1,6 +1,6 @@
 import pytest
 
-from switchyard.services.common.files.turns import AddressTurns, owner_of
+from switchyard.services.common.files.address_limiter import AddressTurns, owner_of
 
 
 @pytest.mark.parametrize(

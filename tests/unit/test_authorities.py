@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.broker.authorities import authorities
 from switchyard.broker.management.http import ManagementHttp
+from switchyard.broker.tls import authorities
 from tests.support.certificates import make_certificates
 
 

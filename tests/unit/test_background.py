@@ -5,13 +5,13 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from switchyard.broker.background import VITAL_TRIES, BackgroundFailed, TaskSupervisor
+from switchyard.broker.task_supervisor import VITAL_TRIES, BackgroundFailed, TaskSupervisor
 from tests.support.eventually import PATIENCE
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("switchyard.broker.background.FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("switchyard.broker.task_supervisor.FIRST_PAUSE", 0.0)
 
 
 def new() -> TaskSupervisor:
@@ -67,7 +67,7 @@ async def test_a_vital_task_that_can_not_be_kept_running_ends_its_owner(at_once:
 async def test_failures_long_ago_do_not_count(
     at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.broker.background.STEADY", 0.0)
+    monkeypatch.setattr("switchyard.broker.task_supervisor.STEADY", 0.0)
     lives = 0
     enough = asyncio.Event()
 

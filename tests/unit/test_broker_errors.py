@@ -37,10 +37,10 @@ from switchyard.broker.publish.outcome import (
 )
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire.away import CHANNEL_ERRORS, Loss
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.confirms import Unconfirmed
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, connect, connected, underlying
+from switchyard.broker.wire.failures import CHANNEL_ERRORS, Loss
 from tests.support.peers import PEERS, SILENT, Peer, listening, says_nothing
 
 KEY = ("job-1", "jobs.topic", "hot.crawl")

@@ -16,7 +16,7 @@ from switchyard.services.common.files.charsets import (
     charset_of,
     decode,
 )
-from switchyard.services.pipeline.sources.answers import SourceResponse
+from switchyard.services.pipeline.sources.response import SourceResponse
 from switchyard.services.pipeline.sources.xml import xml_tree
 from switchyard.services.pipeline.text.web import read_page
 

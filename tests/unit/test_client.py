@@ -22,8 +22,8 @@ from switchyard.api.client import (
 from switchyard.api.client.calls import jobs, llm, service
 from switchyard.api.client.common import DEFAULT_URL
 from switchyard.api.client.errors import error_of
-from switchyard.api.client.following import EventReader, ReconnectBackoff
 from switchyard.api.client.operations import Listing, Operations
+from switchyard.api.client.sse import EventReader, ReconnectBackoff
 from switchyard.services.common.settings import Settings
 
 SUBJECT = "switchyard.api.client.calls."

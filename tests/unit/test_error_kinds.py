@@ -48,15 +48,15 @@ from switchyard.services.engine.records.errors import (
     RowRejected,
     SchemaOutdated,
 )
-from switchyard.services.pipeline.documents.desk import UnknownDocument
+from switchyard.services.pipeline.documents.service import UnknownDocument
 
 FAMILIES = {SwitchyardError, LedgerError, StorageError}
 """What the errors of one room share, whatever their kinds: caught, and never raised."""
 OTHER_ROOTS = (BrokerError, ApiError, CommandFailed, Problem)
 """Trees of their own: the broker's, the HTTP client's, the command line's, and HTTP answers."""
 SIGNALS = {
-    "broker.background.BackgroundFailed": "a defect in a background task: the traceback helps",
-    "broker.racing.AllAttemptsFailed": "becomes the error of what was asked for",
+    "broker.task_supervisor.BackgroundFailed": "a defect in a background task: the traceback helps",
+    "broker.happy_eyeballs.AllAttemptsFailed": "becomes the error of what was asked for",
     "broker.wire.field_table.Unreadable": "becomes the delivery's own complaint",
     "services.engine.bulk.session.SessionEnded": "ends a handler whose operation is another's",
     "services.engine.jobs.retry.RemoteError": "stands for a handler's error from another process",
@@ -65,7 +65,7 @@ SIGNALS = {
     "services.pipeline.workers.figures._TimeBudgetExceeded": "ends a job's turn at pictures",
     "services.engine.ledger.sql.database._CutBeforeCommit": "begins a transaction again",
     "services.engine.redrive.run.Halted": "ends a pass of a redrive that pauses itself",
-    "services.engine.runtime.running.ClaimLost": "ends the run of a job that another worker has",
+    "services.engine.runtime.running_job.ClaimLost": "ends the run of a job that is another's",
     "services.common.toml_file.InvalidToml": "becomes the error of the setting that names the file",
     "services.pipeline.workers.stages.ContentReplaced": "ends a stage of a replaced document",
 }

@@ -7,7 +7,7 @@ import pytest
 
 from switchyard.api.app import create_app
 from switchyard.api.http import openapi
-from switchyard.api.http.field_words import ANYWHERE, OF_MODEL
+from switchyard.api.http.field_descriptions import ANYWHERE, OF_MODEL
 
 
 @pytest.fixture(scope="module")

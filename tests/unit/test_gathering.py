@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from switchyard.services.engine.records.limits import LimitSize, PermitDemand
-from switchyard.services.engine.runtime.gathering import PermitRequestBatcher
+from switchyard.services.engine.runtime.permit_batching import PermitRequestBatcher
 from tests.support.eventually import PATIENCE
 
 FULL = [PermitDemand("openai", "", LimitSize(concurrency=1))]

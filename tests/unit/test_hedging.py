@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from switchyard.services.common.errors import TemporarilyUnavailable
-from switchyard.services.engine.jobs.speech import OutputStream
+from switchyard.services.engine.jobs.output_stream import OutputStream
 from switchyard.services.llm.hedging import BURST, ENOUGH, Hedges
 from tests.support.eventually import PATIENCE, eventually
 

@@ -26,8 +26,8 @@ from switchyard.services.engine.publishing.preparing import (
 )
 from switchyard.services.engine.records.requests import ClaimRequest, NewJob
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.runtime.endings import Ending
 from switchyard.services.engine.runtime.inline import InlineRunner
+from switchyard.services.engine.runtime.outcomes import Ending
 from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger
 from tests.support.raising import HOSTILE, exception

@@ -3,7 +3,12 @@
 import pytest
 
 from switchyard.broker.message import JobMessage, Metadata
-from switchyard.services.engine.ledger.sql.agreeing import is_foreign, rewrites
+from switchyard.services.engine.ledger.sql.copy_validation import is_foreign, rewrites
+from switchyard.services.engine.ledger.sql.job_content import (
+    ContentHistory,
+    EditedContent,
+    JobContent,
+)
 from switchyard.services.engine.ledger.sql.rows import JobRow
 from switchyard.services.engine.ledger.sql.rules import (
     decide_claim,
@@ -13,7 +18,6 @@ from switchyard.services.engine.ledger.sql.rules import (
     may_queue,
     may_redrive,
 )
-from switchyard.services.engine.ledger.sql.works import ContentHistory, EditedContent, JobContent
 from switchyard.services.engine.records.requests import ClaimRequest
 from switchyard.services.engine.records.results import (
     Claimed,

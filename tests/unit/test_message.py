@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from switchyard.broker.errors import MalformedMessage
 from switchyard.broker.message import MAX_BODY_BYTES, JobMessage, Metadata
-from switchyard.broker.moments import EARLIEST, LATEST, format_local, to_datetime
+from switchyard.broker.times import EARLIEST, LATEST, format_local, to_datetime
 
 SECRET = "hunter2-is-private"
 

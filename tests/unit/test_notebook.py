@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.engine.jobs.notebook import (
+from switchyard.services.engine.jobs.progress_buffer import (
     MAX_CHECKPOINT,
     MAX_NOTE,
     InvalidCheckpoint,
@@ -16,7 +16,7 @@ from switchyard.services.engine.jobs.notebook import (
     ProgressBuffer,
 )
 from switchyard.services.engine.records.progress import ReportedProgress
-from switchyard.services.engine.runtime.page import SIZE, open_page, writing_to
+from switchyard.services.engine.runtime.shared_memory import SIZE, open_page, writing_to
 
 NONSENSE = [
     b"",
@@ -135,7 +135,7 @@ def test_a_process_says_it_by_its_page() -> None:
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
 def test_what_a_hostile_process_writes_is_no_news(nonsense: bytes) -> None:
-    from switchyard.services.engine.runtime import page as module
+    from switchyard.services.engine.runtime import shared_memory as module
 
     heard = ProgressBuffer()
     with open_page() as page:

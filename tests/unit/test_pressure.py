@@ -3,7 +3,7 @@
 import pytest
 
 from switchyard.services.engine.monitoring.levels import Pressure
-from switchyard.services.engine.monitoring.marks import PressureThresholds
+from switchyard.services.engine.monitoring.pressure_thresholds import PressureThresholds
 
 MARKS = PressureThresholds(ok_below=250, slow_at=500, full_at=1000)
 

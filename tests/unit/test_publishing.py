@@ -10,7 +10,7 @@ from switchyard.broker.message import MAX_NEW_BODY_BYTES, JobMessage, Metadata
 from switchyard.services.engine.backfill.spec import item_job_id, then_id_of
 from switchyard.services.engine.jobs.outcomes import Job
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
-from switchyard.services.engine.ledger.sql.works import JobContent
+from switchyard.services.engine.ledger.sql.job_content import JobContent
 from switchyard.services.engine.publishing.preparing import (
     InvalidJob,
     JobRequest,

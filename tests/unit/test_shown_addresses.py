@@ -3,7 +3,7 @@
 import pytest
 
 from switchyard.services.engine.identity.postgres import without_credentials
-from switchyard.services.pipeline.index.lance_home import LanceStore
+from switchyard.services.pipeline.index.lance_store import LanceStore
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire.away import ANSWER_LIMIT
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, connected, underlying
 from switchyard.broker.wire.depths import ask_queues, queue_depths, waiting_in
+from switchyard.broker.wire.failures import ANSWER_LIMIT
 from switchyard.broker.wire.link import Link
 from tests.support.peers import falls_silent_once_open, listening, open_, says_nothing
 

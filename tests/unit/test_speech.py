@@ -2,8 +2,8 @@
 
 import asyncio
 
-from switchyard.services.engine.jobs import speech
-from switchyard.services.engine.jobs.speech import OutputStream
+from switchyard.services.engine.jobs import output_stream as speech
+from switchyard.services.engine.jobs.output_stream import OutputStream
 from switchyard.services.engine.monitoring.job_events import (
     BACKLOG,
     MAX_BYTES,

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from switchyard.api.client import ApiError, ApiUnavailable, AsyncClient, Client, Unavailable
 from switchyard.api.models.documents import DocumentView
-from switchyard.cli.base import calling
+from switchyard.cli.base import api_client as calling
 from switchyard.cli.pipeline.documents import app
 
 CONTENT = b"The tide rises because of the moon."

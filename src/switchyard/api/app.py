@@ -24,11 +24,11 @@ from switchyard.api.engine import (
     schedules,
     webhooks,
 )
-from switchyard.api.entry.access import check_keys
-from switchyard.api.entry.bodies import BodyLimits
-from switchyard.api.entry.edge import RequestMiddleware
 from switchyard.api.http import errors, openapi
 from switchyard.api.llm import llm
+from switchyard.api.middleware.access import check_keys
+from switchyard.api.middleware.bodies import BodyLimits
+from switchyard.api.middleware.edge import RequestMiddleware
 from switchyard.api.pipeline import crawls, documents, extract, graph, references, samples, search
 from switchyard.api.state import open_state
 from switchyard.services.common.instance import new_instance_id
@@ -37,7 +37,7 @@ from switchyard.services.common.tracing import tracer
 from switchyard.services.engine.access.rate_limit import RateLimiter
 from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
 from switchyard.services.engine.publishing.asyncapi import version
-from switchyard.services.pipeline.documents.desk import open_desks
+from switchyard.services.pipeline.documents.service import open_desks
 
 ROUTERS = (
     jobs.router,

@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from switchyard.api.app import create_app
-from switchyard.api.entry.connections import bounded_http
+from switchyard.api.middleware.connections import bounded_http
 from switchyard.api.state import ApiState
 from switchyard.services.common.settings import Settings
 

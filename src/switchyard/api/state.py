@@ -12,8 +12,8 @@ import structlog
 from fastapi import Depends, Request
 
 from switchyard.api.http.problems import Problem
-from switchyard.broker.background import TaskSupervisor, end_tasks
 from switchyard.broker.errors import BrokerUnavailable, WrongSystem
+from switchyard.broker.task_supervisor import TaskSupervisor, end_tasks
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.access.api_keys import ApiKeyStore, configured_keys
@@ -26,9 +26,9 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.job_events import EventFeed
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.monitoring.metrics import Metrics, show_publishes, watch_ledger
+from switchyard.services.engine.monitoring.startup import wait_until_available
 from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
-from switchyard.services.engine.monitoring.waiting import wait_until_available
-from switchyard.services.engine.publishing.prompt import TimeBoundedPublisher
+from switchyard.services.engine.publishing.bounded_publisher import TimeBoundedPublisher
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.errors import (
     LedgerAuthError,

@@ -24,7 +24,7 @@ from pydantic import (
 
 from switchyard.broker import patterns
 from switchyard.broker.errors import MalformedMessage
-from switchyard.broker.moments import bounded, nearest
+from switchyard.broker.times import bounded, nearest
 
 MAX_PRIORITY = 10
 DEFAULT_MAX_ATTEMPTS = 3
@@ -51,7 +51,7 @@ def _moment(value: datetime, info: ValidationInfo) -> datetime:
 
 
 Moment = Annotated[AwareDatetime, AfterValidator(_moment)]
-"""A time with a zone that can be shown in every other: see `broker.moments`."""
+"""A time with a zone that can be shown in every other: see `broker.times`."""
 
 
 def now() -> datetime:

@@ -23,7 +23,7 @@ from switchyard.cli.base.errors import (
     explain,
     one_line,
 )
-from switchyard.cli.base.later import MARKUP, LazyCommand, with_short_types
+from switchyard.cli.base.lazy_command import MARKUP, LazyCommand, with_short_types
 from switchyard.cli.base.modules import find_modules_here
 from switchyard.cli.base.output import echo
 

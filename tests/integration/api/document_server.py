@@ -14,7 +14,7 @@ import uvicorn
 
 from switchyard.api.app import create_app
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.identity.places import MARKER
+from switchyard.services.engine.identity.storage_identity import MARKER
 from switchyard.services.engine.wings import job_modules
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

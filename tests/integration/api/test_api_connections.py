@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from switchyard.api.entry import connections
+from switchyard.api.middleware import connections
 from switchyard.services.engine.access.api_keys import Scope, create_key
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.eventually import eventually

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from switchyard.services.common.files.fetching import (
+from switchyard.services.common.files.safe_http import (
     Address,
     FetchFailed,
     FetchRefused,

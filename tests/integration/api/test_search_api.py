@@ -230,7 +230,7 @@ async def test_an_index_from_before_there_were_keywords_gets_them(
     settings = Settings(data_dir=tmp_path, amqp_url=None)
     async with serving(settings) as client:
         with monkeypatch.context() as before:
-            before.setattr("switchyard.services.pipeline.index.lance_home.add_word_index", nothing)
+            before.setattr("switchyard.services.pipeline.index.lance_store.add_word_index", nothing)
             await send(client, TEXTS["tides"].encode(), name="tides.md")
         assert titles(await find(client, "Moon", mode="keyword")) == ["Tides"]
         await send(client, TEXTS["bread"].encode(), name="bread.md")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.engine.backfill import course
+from switchyard.services.engine.backfill import backfill_run as course
 from switchyard.services.engine.backfill.sources import InvalidBackfill
 from switchyard.services.engine.backfill.spec import then_id_of
 from switchyard.services.engine.bulk import control as bulk_control

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.engine.backfill import course, gate
+from switchyard.services.engine.backfill import backfill_run as course
+from switchyard.services.engine.backfill import gate
 from switchyard.services.engine.backfill import progress as progress_module
 from switchyard.services.engine.bulk import control as bulk_control
 from switchyard.services.engine.records.states import State

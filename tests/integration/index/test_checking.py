@@ -9,10 +9,11 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.identity.places import MARKER
 from switchyard.services.engine.identity.postgres import is_postgres
+from switchyard.services.engine.identity.storage_identity import MARKER
 from switchyard.services.engine.monitoring.check import Finding
-from switchyard.services.pipeline.index import checking, lance_home
+from switchyard.services.pipeline.index import checking
+from switchyard.services.pipeline.index import lance_store as lance_home
 from switchyard.services.pipeline.index.opening import open_index
 
 

@@ -17,7 +17,7 @@ LARGE = 100_000_000
 PIECE = 10_000
 HEAPS = """
 import ctypes, os, pathlib, re, sys, threading
-from switchyard.services.pipeline.index.lance_home import LanceStore
+from switchyard.services.pipeline.index.lance_store import LanceStore
 import asyncio
 asyncio.run(LanceStore(sys.argv[1]).load())
 number = 4 * os.cpu_count() + 4

@@ -15,10 +15,10 @@ from structlog.testing import capture_logs
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index import lance_table
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.compaction import compact_table
 from switchyard.services.pipeline.index.embedder import Embedder
-from switchyard.services.pipeline.index.lance_home import LanceStore
+from switchyard.services.pipeline.index.lance_store import LanceStore
 from switchyard.services.pipeline.index.opening import OpenIndex, open_index
-from switchyard.services.pipeline.index.tidying import compact_table
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.eventually import eventually
 

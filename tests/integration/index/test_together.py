@@ -121,7 +121,7 @@ async def test_a_marker_of_a_process_that_died_does_not_stop_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     url = str(tmp_path / "index")
-    monkeypatch.setattr("switchyard.services.pipeline.index.lance_home._CREATION_TIMEOUT", 0.2)
+    monkeypatch.setattr("switchyard.services.pipeline.index.lance_store._CREATION_TIMEOUT", 0.2)
     Path(url).mkdir()
     Path(url, "chunks.creating").touch()
     async with opened(url) as index:

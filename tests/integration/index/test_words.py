@@ -185,11 +185,11 @@ async def test_an_index_from_before_words_were_normalised_is_used_and_told_of(
     made = embedder_for(settings)
     with monkeypatch.context() as before:
         before.setattr(
-            "switchyard.services.pipeline.index.lance_home.columns_of",
+            "switchyard.services.pipeline.index.lance_store.columns_of",
             partial(lance_table.columns_of, has_words=False),
         )
-        before.setattr("switchyard.services.pipeline.index.lance_home.WORDS_COLUMN", "text")
-        before.setattr("switchyard.services.pipeline.index.lance_home.WORDING", 0)
+        before.setattr("switchyard.services.pipeline.index.lance_store.WORDS_COLUMN", "text")
+        before.setattr("switchyard.services.pipeline.index.lance_store.WORDING", 0)
         before.setattr("switchyard.services.pipeline.index.postgres_table.WORDING", 0)
         async with opened(url, made.name, 64) as index:
             pass

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.moments import to_datetime
+from switchyard.broker.times import to_datetime
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.results import (
     Cancelled,

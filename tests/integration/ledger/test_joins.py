@@ -288,7 +288,7 @@ async def test_a_redrive_that_is_taken_back_is_a_death_again(ledger: Ledger) -> 
     await run(ledger, "then-0", State.DEAD)
     await ledger.redrives.note_redriven([RedrivenCopy("then-0", 1)], NOW)
     record = new_job("then-0", now=NOW + 40)
-    from switchyard.services.engine.ledger.sql.dying import UndoRedrive
+    from switchyard.services.engine.ledger.sql.dead_letter_ops import UndoRedrive
 
     undone = UndoRedrive(record, 1, "exhausted")
     assert await ledger.core.database.write(lambda c: ledger.core.writer.run(c, [undone])) == [True]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from switchyard.services.engine.ledger import Ledger, needed
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger import referenced_keys as needed
 from switchyard.services.engine.records.states import DeadLetterState, State
 from tests.support.made import NOW, claim, finish, letter, message, new_job
 

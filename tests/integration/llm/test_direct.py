@@ -17,7 +17,7 @@ from switchyard.broker.errors import LaneFull
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import InvalidPayload
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.publishing.preparing import InvalidJob
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.states import State

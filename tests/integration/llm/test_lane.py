@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.llm_batch import Machine
 from benchmarks.llm_server import serving
-from switchyard.broker.background import end_tasks
+from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.errors import RetryableError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger

@@ -18,7 +18,7 @@ from switchyard import LLMQueue
 from switchyard.api.client import AsyncClient
 from switchyard.broker.errors import LaneFull
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.monitoring import ending
+from switchyard.services.engine.monitoring import job_end as ending
 from switchyard.services.engine.monitoring.job_events import EventFeed
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.publishing.preparing import JobRequest

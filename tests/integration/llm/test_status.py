@@ -10,7 +10,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.monitoring import LASTING, LONG_PAUSE, model_servers
 from switchyard.services.llm.records.llm import TRIED

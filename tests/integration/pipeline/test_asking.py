@@ -11,8 +11,8 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger, leases
-from switchyard.services.pipeline.sources import pace
-from switchyard.services.pipeline.sources.asking import SourceClient, SourceServer
+from switchyard.services.pipeline.sources import throttle as pace
+from switchyard.services.pipeline.sources.client import SourceClient, SourceServer
 from switchyard.services.pipeline.sources.errors import (
     InvalidSourceResponse,
     SourceBusy,

@@ -18,7 +18,7 @@ from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from switchyard.services.engine.wings import job_modules
 from switchyard.services.pipeline.crawls.bounds import CrawlBounds
-from switchyard.services.pipeline.crawls.desk import Crawls
+from switchyard.services.pipeline.crawls.service import Crawls
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlState
 from tests.support.brokers import TestBroker

@@ -11,7 +11,7 @@ from switchyard.services.common.files.keys import page_key
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.engine.records.progress import ReportedProgress
-from switchyard.services.pipeline.text.drafts import RANGE, Drafts
+from switchyard.services.pipeline.text.partial_results import RANGE, Drafts
 from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
 from switchyard.services.pipeline.workers.ingest.documents import ExtractText, extract_text
 from tests.integration.pipeline.conftest import Pipeline

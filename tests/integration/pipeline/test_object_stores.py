@@ -22,7 +22,7 @@ from switchyard.services.common.files.storage_errors import (
     NotStored,
     StorageAuthError,
 )
-from switchyard.services.engine.identity.places import WrongStorage, claim_places
+from switchyard.services.engine.identity.storage_identity import WrongStorage, claim_places
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.pipeline.index.chunk_index import IndexUnavailable
 from switchyard.services.pipeline.index.generations import Generation, IndexStore

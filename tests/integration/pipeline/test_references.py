@@ -15,7 +15,7 @@ from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.pipeline.citations.engines import choice
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.text import mupdf
-from switchyard.services.pipeline.text.composing import PageLines
+from switchyard.services.pipeline.text.markdown import PageLines
 from switchyard.services.pipeline.workers.outputs import MissingOutput
 from switchyard.services.pipeline.workers.references import finding
 from switchyard.services.pipeline.workers.references.reading import NoText

@@ -23,12 +23,12 @@ from switchyard.services.common.files.quota import Quota
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import StorageUnavailable
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.identity.places import claim_places
+from switchyard.services.engine.identity.storage_identity import claim_places
 from switchyard.services.engine.jobs.retry import Delayed, Failure, RetryPolicy, decide
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.engine.monitoring.checks import host
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.metric_names import STORAGE_QUOTA, STORAGE_USED
 from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
 from switchyard.services.pipeline.index.checking import index

@@ -21,10 +21,10 @@ from switchyard.services.pipeline.sources.errors import (
     SourceRefused,
     SourceUnavailable,
 )
-from switchyard.services.pipeline.sources.web import visiting
+from switchyard.services.pipeline.sources.web import fetcher as visiting
 from switchyard.services.pipeline.sources.web.addresses import addresses, page_address
+from switchyard.services.pipeline.sources.web.fetcher import FetchedPage
 from switchyard.services.pipeline.sources.web.robots import judge
-from switchyard.services.pipeline.sources.web.visiting import FetchedPage
 from switchyard.services.pipeline.text.web import read_page
 from switchyard.services.pipeline.workers.ingest.web import UnreadablePage, found_on
 from tests.integration.pipeline.conftest import Pipeline

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.background import TaskSupervisor
 from switchyard.broker.lanes import EVENTS_EXCHANGE
-from switchyard.broker.publish import unheard
+from switchyard.broker.publish import no_listener_cache as unheard
+from switchyard.broker.publish.no_listener_cache import MOST_KNOWN
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.broker.publish.unheard import MOST_KNOWN
+from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.broker.wire.channel import PipelinedChannel
 from switchyard.broker.wire.connection import connected
 from switchyard.services.engine.monitoring.job_events import EventFeed, announce

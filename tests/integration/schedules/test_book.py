@@ -3,8 +3,8 @@
 import pytest
 
 from switchyard.services.engine.ledger import schedules as ledger_schedules
-from switchyard.services.engine.schedules.book import MOST, ScheduleConflict, UnknownSchedule
 from switchyard.services.engine.schedules.rule import InvalidSchedule
+from switchyard.services.engine.schedules.service import MOST, ScheduleConflict, UnknownSchedule
 from tests.support.schedules import START, Time, add, book, entry, outcomes, runner
 from tests.support.system import System
 

@@ -15,8 +15,8 @@ from switchyard.services.engine.records.schedules import FiringOutcome
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
-from switchyard.services.engine.schedules.book import job_id_of
 from switchyard.services.engine.schedules.firing import AGAIN, ScheduleRunner
+from switchyard.services.engine.schedules.service import job_id_of
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.schedules import START, Time, add, book, entry, outcomes, runner

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.monitoring import schedule_status
 from switchyard.services.engine.monitoring.check import Finding
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.schedules import schedules as schedules_check
 from switchyard.services.engine.monitoring.schedule_status import schedule_samples
 from switchyard.services.engine.schedules.firing import ScheduleRunner

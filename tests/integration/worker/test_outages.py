@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from switchyard.broker.background import BackgroundFailed
 from switchyard.broker.lanes import JOBS_EXCHANGE
+from switchyard.broker.task_supervisor import BackgroundFailed
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker

@@ -4,7 +4,7 @@ import asyncio
 from random import Random
 from typing import Self
 
-from switchyard.broker.closing import AsyncCloseable
+from switchyard.broker.closeable import AsyncCloseable
 from tests.support.worker_process import Process, Processes
 
 SCHEDULER = {"turn": 0.1, "lease": 1.0, "pending": 2.0, "silent": 3.0}

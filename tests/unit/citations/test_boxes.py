@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from switchyard.services.pipeline.citations.boxes import Box, boxes_of
-from switchyard.services.pipeline.text.composing import PageLines
 from switchyard.services.pipeline.text.layout import Line
+from switchyard.services.pipeline.text.markdown import PageLines
 
 
 def line(x: float, y: float, text: str) -> Line:

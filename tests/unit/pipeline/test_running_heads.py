@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from switchyard.services.pipeline.text.composing import PageLines, compose
 from switchyard.services.pipeline.text.layout import Line
+from switchyard.services.pipeline.text.markdown import PageLines, compose
 from switchyard.services.pipeline.text.plain import unwrap
 
 BODY = "A text of its own on every page, and long enough to be one."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pymupdf
 
-from switchyard.services.pipeline.text.composing import PageLines, compose
 from switchyard.services.pipeline.text.layout import Line
+from switchyard.services.pipeline.text.markdown import PageLines, compose
 from switchyard.services.pipeline.text.pdf import read_pdf
 from switchyard.services.pipeline.text.vertical import laid_level
 

@@ -6,7 +6,7 @@ from email.utils import formatdate
 
 import pytest
 
-from switchyard.services.pipeline.sources.limits import nothing_left, refused_for_now
+from switchyard.services.pipeline.sources.rate_headers import nothing_left, refused_for_now
 
 NOW = 1_767_600_000.0
 AHEAD = formatdate(NOW + 500, usegmt=True)

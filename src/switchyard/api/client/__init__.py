@@ -25,7 +25,7 @@ from switchyard.api.client.errors import (
     UnsupportedMedia,
     WaitTimeout,
 )
-from switchyard.api.client.following import Event
+from switchyard.api.client.sse import Event
 
 __all__ = [
     "ApiError",

@@ -24,8 +24,8 @@ from switchyard.api.client.errors import (
     error_of,
     shown_url,
 )
-from switchyard.api.client.following import QUIET
 from switchyard.api.client.operations import Operations
+from switchyard.api.client.sse import QUIET
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 FIRST_LOOK, LONGEST_LOOK = 0.1, 2.0

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from fastapi import Depends, Path, Query, Request
 
 from switchyard.api.engine.pressure import queue_view
-from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, responses, try_later
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import needs
 from switchyard.api.models.dead import DeadLetterDetails, DeadLetterPage, DeadLetterView
 from switchyard.api.models.lanes import (
     GenerationView,

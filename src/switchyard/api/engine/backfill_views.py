@@ -13,7 +13,7 @@ from switchyard.api.models.backfills import (
     JobPreview,
 )
 from switchyard.api.models.values import moment
-from switchyard.broker import moments
+from switchyard.broker import times as moments
 from switchyard.services.engine.backfill.progress import progress_of
 from switchyard.services.engine.backfill.spec import BackfillSpec
 from switchyard.services.engine.backfill.starting import Preview

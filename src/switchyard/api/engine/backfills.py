@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from switchyard.api.engine.backfill_views import preview_view, spec_of, view_of
 from switchyard.api.engine.bulk import BulkRoutes
-from switchyard.api.entry.access import PrincipalOf, needs, require_scope, starter_of
-from switchyard.api.entry.uploads import InvalidUpload, UploadForm
 from switchyard.api.http.problems import invalid, responses
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import PrincipalOf, needs, require_scope, starter_of
+from switchyard.api.middleware.uploads import InvalidUpload, UploadForm
 from switchyard.api.models.backfills import (
     EXAMPLE_ID,
     BackfillInput,

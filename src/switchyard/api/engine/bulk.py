@@ -10,9 +10,9 @@ from fastapi import Path, Query, Request
 from fastapi.params import Depends
 from pydantic import BaseModel
 
-from switchyard.api.entry.access import receipt, starter_of
 from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import receipt, starter_of
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker import patterns
 from switchyard.services.engine.bulk import control

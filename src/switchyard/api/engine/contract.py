@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import Path
 
-from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import (
     Problem,
     responses,
 )
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import needs
 from switchyard.api.models.problems import KINDS, TYPE_BASE, Kind
 from switchyard.api.models.service import JobTypes, JobTypeView, ProblemKind, ProblemKinds
 from switchyard.api.state import Shared

@@ -9,10 +9,10 @@ from fastapi import Path, Query, Request, Response
 
 from switchyard.api.engine.bulk import BulkRoutes
 from switchyard.api.engine.redrive_views import plan_view, spec_of, view_of
-from switchyard.api.entry.access import needs, starter_of
-from switchyard.api.http.answers import JsonResponse
+from switchyard.api.http.json_response import JsonResponse
 from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import needs, starter_of
 from switchyard.api.models.dead import (
     EXAMPLE_ID,
     DeadGroupList,

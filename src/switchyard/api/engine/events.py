@@ -10,7 +10,6 @@ from fastapi import Header, Query, Request
 
 from switchyard.api.engine.job_views import status_view
 from switchyard.api.engine.jobs import JobIdInPath, known_job
-from switchyard.api.entry.access import Place, needs
 from switchyard.api.http.event_stream import (
     HEARTBEAT,
     MEDIA_TYPE,
@@ -19,6 +18,7 @@ from switchyard.api.http.event_stream import (
 )
 from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import Place, needs
 from switchyard.api.state import ApiState, BrokerSide, Shared
 from switchyard.broker import patterns
 from switchyard.services.engine.access.api_keys import Scope

@@ -16,7 +16,7 @@ from switchyard.api.models.jobs import (
     ProgressView,
 )
 from switchyard.api.models.values import moment
-from switchyard.broker import moments
+from switchyard.broker import times as moments
 from switchyard.services.engine.records.joins import JoinRecord
 from switchyard.services.engine.records.progress import ProgressRecord
 from switchyard.services.engine.records.results import AttemptRecord, JobRecord, JobSummary, Page

@@ -9,11 +9,11 @@ from fastapi import Depends, Header, Path, Query, Request, Response
 
 from switchyard.api.dependencies import ReferenceDeskOf
 from switchyard.api.engine import job_views
-from switchyard.api.entry.access import needs, own_key, source_of
 from switchyard.api.http.document_errors import RESULT_PROBLEMS
 from switchyard.api.http.problems import Problem, lane_full, responses, try_later
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import needs, own_key, source_of
 from switchyard.api.models import jobs as models
 from switchyard.api.models.values import Moment
 from switchyard.api.state import ApiState, BrokerSide, Shared

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import Query
 
-from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import needs
 from switchyard.api.models.limits import LimitList, LimitView
 from switchyard.api.state import Shared
 from switchyard.services.engine.access.api_keys import Scope

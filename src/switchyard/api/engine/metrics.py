@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import Response
 
-from switchyard.api.entry.access import needs
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import needs
 from switchyard.api.state import Shared
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.monitoring.metrics import CONTENT_TYPE

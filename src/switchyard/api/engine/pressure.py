@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import needs
 from switchyard.api.models.lanes import LaneView, PressureView, QueueView
 from switchyard.api.state import Shared
 from switchyard.services.engine.access.api_keys import Scope

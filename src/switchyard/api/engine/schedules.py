@@ -6,19 +6,19 @@ from typing import Annotated
 
 from fastapi import Path, Query, Request, Response
 
-from switchyard.api.entry.access import needs, starter_of
 from switchyard.api.http.problems import invalid, responses
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import needs, starter_of
 from switchyard.api.models import schedules as models
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker import patterns
-from switchyard.broker.moments import to_datetime
+from switchyard.broker.times import to_datetime
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.publishing.requests import RequestFieldError
 from switchyard.services.engine.records.schedules import Firing, ScheduleRecord
-from switchyard.services.engine.schedules.book import Schedules
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.rule import InvalidSchedule
+from switchyard.services.engine.schedules.service import Schedules
 
 router = Routes(prefix="/schedules", tags=["schedules"])
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from switchyard.api.http.problems import Problem, responses
 from switchyard.services.engine.records.states import State
-from switchyard.services.pipeline.documents.desk import NotFinished
 from switchyard.services.pipeline.documents.extractions import ExtractionNotFinished
+from switchyard.services.pipeline.documents.service import NotFinished
 from switchyard.services.pipeline.documents.status import DocumentStatus
 from switchyard.services.pipeline.records.document_states import FAILED
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from switchyard.api.http.field_words import fill_in
+from switchyard.api.http.field_descriptions import fill_in
 from switchyard.api.http.problems import (
     MEDIA_TYPE,
     responses,

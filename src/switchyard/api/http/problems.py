@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import HTTPException
 from starlette.responses import Response
 
-from switchyard.api.http.answers import JsonResponse
+from switchyard.api.http.json_response import JsonResponse
 from switchyard.api.models.problems import KINDS, TYPE_BASE, Kind
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import lane_of

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.params import Depends
 from fastapi.routing import APIRoute
 
-from switchyard.api.http.answers import JsonResponse
 from switchyard.api.http.event_stream import EventStream, admission_of
+from switchyard.api.http.json_response import JsonResponse
 from switchyard.api.http.openapi import operation_id
 
 CHECK_LENGTH = "check_length"

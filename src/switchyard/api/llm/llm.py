@@ -22,16 +22,16 @@ from switchyard.api.engine.jobs import (
     published,
     tell_pressure,
 )
-from switchyard.api.entry.access import Place, needs, own_key, source_of
 from switchyard.api.http.event_stream import HEARTBEAT, MEDIA_TYPE, EventStream, frame
 from switchyard.api.http.problems import lane_full, responses
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import Place, needs, own_key, source_of
 from switchyard.api.models import llm as models
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker.errors import LaneFull
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.jobs.registry import InvalidPayload, UnknownJobType
-from switchyard.services.engine.monitoring.ending import wait_for_end
+from switchyard.services.engine.monitoring.job_end import wait_for_end
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.engine.publishing.requests import job_id_for, refused
 from switchyard.services.engine.records.errors import LedgerError

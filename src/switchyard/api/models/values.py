@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from switchyard.broker import message, moments, patterns
+from switchyard.broker import message, patterns
+from switchyard.broker import times as moments
 
 
 def _iso_8601(value: object) -> object:

@@ -7,20 +7,20 @@ from typing import Annotated
 from fastapi import Path, Query, Request, Response
 
 from switchyard.api.engine.jobs import ACCEPTED_HEADERS, IdempotencyKey
-from switchyard.api.entry.access import needs, own_key, receipt, starter_of
 from switchyard.api.http.problems import Problem, invalid, responses
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import needs, own_key, receipt, starter_of
 from switchyard.api.models import crawls as models
 from switchyard.api.state import ApiState, Shared
 from switchyard.broker import patterns
 from switchyard.broker.errors import BrokerUnavailable
-from switchyard.broker.moments import to_datetime
+from switchyard.broker.times import to_datetime
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.monitoring.levels import Pressure
 from switchyard.services.engine.publishing.requests import RequestFieldError
 from switchyard.services.pipeline.crawls.bounds import CrawlBounds, InvalidCrawl
-from switchyard.services.pipeline.crawls.desk import CrawlKeyTaken, Crawls
 from switchyard.services.pipeline.crawls.pages import crawl_pressure
+from switchyard.services.pipeline.crawls.service import CrawlKeyTaken, Crawls
 from switchyard.services.pipeline.records.crawls import CrawlProgress, CrawlRecord
 
 router = Routes(prefix="/crawl", tags=["crawls"])

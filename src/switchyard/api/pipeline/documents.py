@@ -8,8 +8,6 @@ from fastapi import Path as InPath
 from fastapi import Query, Request, Response
 
 from switchyard.api.dependencies import DocumentsOf
-from switchyard.api.entry.access import may, may_be_told, needs, receipt, source_of
-from switchyard.api.entry.uploads import UploadForm
 from switchyard.api.http.document_errors import (
     READ_PROBLEMS,
     RESULT_PROBLEMS,
@@ -19,6 +17,8 @@ from switchyard.api.http.document_errors import (
 from switchyard.api.http.problems import responses
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import may, may_be_told, needs, receipt, source_of
+from switchyard.api.middleware.uploads import UploadForm
 from switchyard.api.models.documents import (
     ClassField,
     ClassView,
@@ -37,9 +37,13 @@ from switchyard.services.common.files.uploads import Upload
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.records.requests import MAX_NOTIFY_URL
 from switchyard.services.pipeline.citations.formats.export import Format
-from switchyard.services.pipeline.documents.desk import DocumentService, NotFinished
-from switchyard.services.pipeline.documents.inbox import UploadIntake, UploadMetadata, check_claim
+from switchyard.services.pipeline.documents.service import DocumentService, NotFinished
 from switchyard.services.pipeline.documents.status import DocumentStatus
+from switchyard.services.pipeline.documents.upload_intake import (
+    UploadIntake,
+    UploadMetadata,
+    check_claim,
+)
 
 router = Routes(tags=["documents"])
 

@@ -8,13 +8,13 @@ from fastapi import Request, Response
 
 from switchyard.api.dependencies import ExtractionsOf
 from switchyard.api.engine.jobs import JobIdInPath
-from switchyard.api.entry.access import needs
 from switchyard.api.http.document_errors import (
     RESULT_PROBLEMS,
     UPLOAD_PROBLEMS,
     unreadable,
 )
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import needs
 from switchyard.api.models.documents import ExtractionView
 from switchyard.api.pipeline.documents import FORM, POLL_AFTER, receive_upload
 from switchyard.services.engine.access.api_keys import Scope

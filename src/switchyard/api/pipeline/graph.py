@@ -7,9 +7,9 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Query
 
-from switchyard.api.entry.access import needs
 from switchyard.api.http.problems import Problem, responses
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import needs
 from switchyard.api.models import graph as models
 from switchyard.api.models.values import moment
 from switchyard.api.state import Shared

@@ -11,10 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
 from switchyard.api.dependencies import ReferenceDeskOf
-from switchyard.api.entry.access import may_be_told, needs, source_of
 from switchyard.api.http.document_errors import UPLOAD_PROBLEMS, unreadable
 from switchyard.api.http.problems import Problem
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import may_be_told, needs, source_of
 from switchyard.api.models.references import (
     OrderedReferences,
     ReferenceRequest,
@@ -25,8 +25,8 @@ from switchyard.api.pipeline.documents import FORM, POLL_AFTER, receive_upload
 from switchyard.services.common.files.charsets import charset_of
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.pipeline.documents.extractions import ExtractionNotFinished
-from switchyard.services.pipeline.documents.inbox import UploadMetadata
 from switchyard.services.pipeline.documents.reference_orders import Order, ReferenceService
+from switchyard.services.pipeline.documents.upload_intake import UploadMetadata
 
 router = Routes(tags=["references"])
 

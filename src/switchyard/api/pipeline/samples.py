@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import Request, Response
 
 from switchyard.api.dependencies import DocumentsOf
-from switchyard.api.entry.access import needs, source_of
 from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import needs, source_of
 from switchyard.api.models.documents import GenerateBody, SamplesView, SampleView
 from switchyard.api.pipeline.documents import POLL_AFTER
 from switchyard.api.state import Shared

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from fastapi import Request
 
 from switchyard.api.dependencies import DocumentsOf
-from switchyard.api.entry.access import needs
 from switchyard.api.http.document_errors import SEARCH_PROBLEMS
 from switchyard.api.http.problems import invalid, try_later
 from switchyard.api.http.routing import Routes
+from switchyard.api.middleware.access import needs
 from switchyard.api.models.documents import HitView, SearchAnswer, SearchBody
 from switchyard.api.state import Shared
 from switchyard.services.common.errors import PermanentError, RetryableError

@@ -2,7 +2,7 @@
 
 All that hears a queue for as long as it lives is kept listening here: the lanes' consumers, the
 listener for commands, the event feed, the index of dead letters. What is no failure of the broker
-goes on to whoever runs them (`broker.background`).
+goes on to whoever runs them (`broker.task_supervisor`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from aiormq.connection import Connection
 from structlog.typing import FilteringBoundLogger
 
-from switchyard.broker.wire.away import CHANNEL_ERRORS
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import closed
+from switchyard.broker.wire.failures import CHANNEL_ERRORS
 from switchyard.broker.wire.incoming import Incoming
 from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF, Link
 

@@ -23,9 +23,9 @@ from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.consume.listening import until_event
-from switchyard.broker.wire.away import CHANNEL_ERRORS
 from switchyard.broker.wire.channel import PipelinedChannel
 from switchyard.broker.wire.depths import waiting_in
+from switchyard.broker.wire.failures import CHANNEL_ERRORS
 from switchyard.broker.wire.incoming import Incoming
 from switchyard.broker.wording import writable
 

@@ -13,8 +13,8 @@ from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.consume.listening import until_event
 from switchyard.broker.consume.slots import LaneQueue
-from switchyard.broker.wire.away import CHANNEL_ERRORS
 from switchyard.broker.wire.depths import QueueSize, waiting_in
+from switchyard.broker.wire.failures import CHANNEL_ERRORS
 
 WATCH_SECONDS = 10.0
 """Seconds between two looks. A consumer is given up after two that found the same: a worker stands

@@ -22,10 +22,10 @@ from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.lanes import DEAD_QUEUE, JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.settings import Profile
-from switchyard.broker.wire.away import raising_broker_unavailable
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.broker.wire.depths import waiting_in
+from switchyard.broker.wire.failures import raising_broker_unavailable
 from switchyard.broker.wire.incoming import Incoming
 
 PIECE = 1_000

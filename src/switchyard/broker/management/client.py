@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import httpx
 
-from switchyard.broker.closing import AsyncCloseable
+from switchyard.broker.closeable import AsyncCloseable
 from switchyard.broker.errors import ManagementError, ManagementForbidden
 from switchyard.broker.management.http import ManagementHttp
 from switchyard.broker.management.live import (

@@ -15,8 +15,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import httpx
 
 from switchyard.broker.addresses import checked, nodes_of
-from switchyard.broker.authorities import authorities
 from switchyard.broker.errors import ManagementError
+from switchyard.broker.tls import authorities
 
 MOST_BYTES = 64 * 1024 * 1024
 """Of one answer: all that is known of some 50,000 queues."""

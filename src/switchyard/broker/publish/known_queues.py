@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from aiormq.connection import Connection
 
 from switchyard.broker.errors import BrokerUnavailable
-from switchyard.broker.wire.away import CHANNEL_ERRORS
+from switchyard.broker.wire.failures import CHANNEL_ERRORS
 
 AWAY = (BrokerUnavailable, *CHANNEL_ERRORS)
 """What it means that nobody answered."""

@@ -18,7 +18,7 @@ from aiormq.connection import Connection
 from aiormq.exceptions import ChannelAccessRefused
 
 from switchyard.broker.addresses import nodes_of
-from switchyard.broker.closing import AsyncCloseable
+from switchyard.broker.closeable import AsyncCloseable
 from switchyard.broker.errors import (
     BrokerUnavailable,
     LaneFull,
@@ -31,6 +31,7 @@ from switchyard.broker.forking import Owner
 from switchyard.broker.lanes import DEAD_EXCHANGE, EVENTS_EXCHANGE, JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.known_queues import KnownQueues
+from switchyard.broker.publish.no_listener_cache import NoListenerCache
 from switchyard.broker.publish.outcome import (
     PATIENCE,
     Accepted,
@@ -48,13 +49,12 @@ from switchyard.broker.publish.outcome import (
     outcome_name,
     unconfirmed,
 )
-from switchyard.broker.publish.unheard import NoListenerCache
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire.away import ANSWER_LIMIT, raising_broker_unavailable
 from switchyard.broker.wire.channel import PipelinedChannel, leave, open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, is_blocked
 from switchyard.broker.wire.depths import HiddenQueues, ask_queue, is_unbound
 from switchyard.broker.wire.envelope import Envelope
+from switchyard.broker.wire.failures import ANSWER_LIMIT, raising_broker_unavailable
 from switchyard.broker.wire.link import Guard, Link
 
 
@@ -192,8 +192,8 @@ class Publisher(AsyncCloseable):
     def send_soon(self, exchange: str, routing_key: str, make: Callable[[], Envelope]) -> None:
         """Publish what `make` gives, without waiting and without caring for the outcome (events).
 
-        Does nothing while nobody listens (`broker.publish.unheard`), there is no connection, the
-        broker blocks it, or the window is full.
+        Does nothing while nobody listens (`broker.publish.no_listener_cache`), there is no
+        connection, the broker blocks it, or the window is full.
         """
         if self._unheard.is_unheard(exchange, routing_key):
             return

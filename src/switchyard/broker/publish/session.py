@@ -29,11 +29,11 @@ from switchyard.broker.addresses import AMQP_PORTS, address_of, nodes_of, vhost_
 from switchyard.broker.errors import BrokerUnavailable, PublishError
 from switchyard.broker.forking import Owner, keep_from_children
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire.away import away
 from switchyard.broker.wire.confirms import Unconfirmed
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT
 from switchyard.broker.wire.envelope import Envelope, encode_head
-from switchyard.broker.wire.silence import TCP_OPTIONS
+from switchyard.broker.wire.failures import away
+from switchyard.broker.wire.tcp_timeout import TCP_OPTIONS
 
 HEARTBEAT = 60
 """Seconds. Nobody answers heartbeats between two calls, so a publisher that rests for minutes

@@ -128,7 +128,7 @@ def _exchanges(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
         elif changes := _changes(_settings(exchange), _settings(actual)):
             yield _other_arguments("exchange", exchange, changes)
     for extra in found.values():
-        # What says whose broker it is is nobody's leftover: `broker.topology.mark`.
+        # What says whose broker it is is nobody's leftover: `broker.topology.system_marker`.
         queue = extra.name.removesuffix(UNBOUND)
         if queue != extra.name and queue in topology.bound_queues:
             text = f"queue {queue} waits for its bindings: an apply was broken off, or is under way"

@@ -31,9 +31,9 @@ from switchyard.broker.errors import BrokerError
 from switchyard.broker.lanes import DEAD_LOG_QUEUE, DEAD_QUEUE, STAND_IN, lane_of
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.management.model import Binding, Exchange, Policy, Queue, Topology
-from switchyard.broker.topology.moving import moving
-from switchyard.broker.wire.away import raising_broker_unavailable
+from switchyard.broker.topology.queue_shovel import moving
 from switchyard.broker.wire.channel import open_channel
+from switchyard.broker.wire.failures import raising_broker_unavailable
 
 LOCK = "jobs.migrate"
 POLICY_PRIORITY = 100

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Generic, TypeVar
 
 from switchyard.broker.errors import PublishError, Refused, Unroutable
-from switchyard.broker.wire.away import Loss
+from switchyard.broker.wire.failures import Loss
 
 W = TypeVar("W")
 _Key = tuple[str, str, str]

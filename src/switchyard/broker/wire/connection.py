@@ -23,8 +23,8 @@ from yarl import URL
 
 from switchyard.broker.addresses import address_of, nodes_of
 from switchyard.broker.errors import BrokerAuthError, BrokerUnavailable, LimitReached
-from switchyard.broker.racing import HEAD_START, AllAttemptsFailed, first_connected
-from switchyard.broker.wire.away import away, library_calls, raising_broker_unavailable
+from switchyard.broker.happy_eyeballs import HEAD_START, AllAttemptsFailed, first_connected
+from switchyard.broker.wire.failures import away, library_calls, raising_broker_unavailable
 from switchyard.broker.wire.frame_tap import TappedTransport
 
 CONNECT_TIMEOUT = 2.0

@@ -23,14 +23,14 @@ from pydantic import SecretStr
 from switchyard.broker.errors import BrokerUnavailable, ManagementError
 from switchyard.broker.lanes import STAND_IN, UNBOUND
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.wire.away import (
+from switchyard.broker.wire.channel import PipelinedChannel, open_channel
+from switchyard.broker.wire.connection import closed, connected, underlying
+from switchyard.broker.wire.failures import (
     ANSWER_LIMIT,
     library_calls,
     raising_broker_unavailable,
     within,
 )
-from switchyard.broker.wire.channel import PipelinedChannel, open_channel
-from switchyard.broker.wire.connection import closed, connected, underlying
 
 HIDDEN_TIMEOUT = 1.0
 """Seconds for each try to ask the management API."""

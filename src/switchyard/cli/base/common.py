@@ -136,7 +136,7 @@ async def open_ledger(settings: Settings, *, wait: bool = False) -> AsyncIterato
     Raises LedgerError, which says `jobctl db upgrade`.
     """
     from switchyard.services.engine.ledger import Ledger
-    from switchyard.services.engine.monitoring.waiting import wait_until_available
+    from switchyard.services.engine.monitoring.startup import wait_until_available
 
     async def opened() -> Ledger:
         on_wait = None if wait else _say_what_is_waited_for

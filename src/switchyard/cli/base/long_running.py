@@ -52,7 +52,7 @@ async def showing_metrics(
         yield
         return
     # The server of it is loaded only where it is wanted.
-    from switchyard.api.scrape import showing
+    from switchyard.api.metrics_server import showing
 
     async with showing(metrics, settings.metrics_host, settings.metrics_port, is_ready):
         yield

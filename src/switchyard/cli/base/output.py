@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.broker.moments import to_datetime
+from switchyard.broker.times import to_datetime
 from switchyard.services.common.printable import printable, printable_json
 
 if TYPE_CHECKING:

@@ -134,7 +134,7 @@ class _DemoRunner:
 
     async def _redrive(self, dead: JobRecord) -> None:
         """Begin a redrive with another payload; the demo's scheduler runs it."""
-        from switchyard.cli.base.who import user
+        from switchyard.cli.base.current_user import user
         from switchyard.services.engine.dead.changes import Change
         from switchyard.services.engine.dead.letters import LetterFilter
         from switchyard.services.engine.redrive.spec import RedriveSpec, start_redrive

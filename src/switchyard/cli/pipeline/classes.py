@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from switchyard.cli.base.calling import api_client
+from switchyard.cli.base.api_client import api_client
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import JsonOption, echo, print_json_line, say
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from switchyard.broker.moments import format_local
-from switchyard.broker.moments import to_datetime as moment
+from switchyard.broker.times import format_local
+from switchyard.broker.times import to_datetime as moment
 from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
 from switchyard.cli.base.durations import age, parse_duration
 from switchyard.cli.base.output import (
@@ -28,7 +28,7 @@ from switchyard.services.pipeline.records.crawls import MOST_DEPTH
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.records.results import Page
-    from switchyard.services.pipeline.crawls.desk import Crawls
+    from switchyard.services.pipeline.crawls.service import Crawls
     from switchyard.services.pipeline.records.crawls import CrawlProgress, ListedPage
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ def start(
     jobctl crawl start https://docs.example.org/ --max-pages 500 --max-depth 4
     ```
     """
-    from switchyard.cli.base.who import user
+    from switchyard.cli.base.current_user import user
     from switchyard.services.pipeline.crawls.bounds import CrawlBounds
 
     settings = load_settings()
@@ -218,7 +218,7 @@ def _public(progress: CrawlProgress) -> dict[str, Any]:
 
 def _with_desk(work: Callable[[Crawls], Awaitable[T]]) -> T:
     from switchyard.services.engine.jobs.registry import Registry
-    from switchyard.services.pipeline.crawls.desk import Crawls
+    from switchyard.services.pipeline.crawls.service import Crawls
 
     settings = load_settings()
 

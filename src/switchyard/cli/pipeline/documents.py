@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.broker.moments import format_local
-from switchyard.cli.base.calling import advice, api_client, file_trouble
+from switchyard.broker.times import format_local
+from switchyard.cli.base.api_client import advice, api_client, file_trouble
 from switchyard.cli.base.common import NotifyOption
 from switchyard.cli.base.durations import optional_duration
 from switchyard.cli.base.errors import FAILED, WrongUsage, one_line

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from switchyard.broker.wording import pluralize
-from switchyard.cli.base.calling import api_client
+from switchyard.cli.base.api_client import api_client
 from switchyard.cli.base.common import load_settings, open_ledger, run
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import (

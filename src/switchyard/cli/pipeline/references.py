@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from switchyard.broker.wording import pluralize
-from switchyard.cli.base.calling import api_client
+from switchyard.cli.base.api_client import api_client
 from switchyard.cli.base.durations import optional_duration
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import (

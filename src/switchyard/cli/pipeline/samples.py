@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from switchyard.cli.base.calling import api_client, file_trouble
+from switchyard.cli.base.api_client import api_client, file_trouble
 from switchyard.cli.base.errors import CommandFailed, one_line
 from switchyard.cli.base.output import JsonOption, echo, print_json, print_json_line, say
 

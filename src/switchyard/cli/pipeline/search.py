@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from switchyard.cli.base.calling import api_client
+from switchyard.cli.base.api_client import api_client
 from switchyard.cli.base.output import (
     JsonOption,
     cell,

@@ -56,8 +56,8 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     from switchyard.services.engine.identity.broker import require_same_system
     from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
     from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
+    from switchyard.services.engine.monitoring.startup import wait_until_available
     from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
-    from switchyard.services.engine.monitoring.waiting import wait_until_available
     from switchyard.services.engine.scheduler.bulk_handlers import bulk_handlers
     from switchyard.services.engine.scheduler.scheduler import Scheduler
     from switchyard.services.engine.schedules.file import read_file

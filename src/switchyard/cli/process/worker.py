@@ -138,7 +138,7 @@ async def _work(settings: Settings, registry: Registry, shares: list[WorkerPlan]
     from switchyard.services.engine.identity.broker import require_same_system
     from switchyard.services.engine.identity.claiming import claiming
     from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
-    from switchyard.services.engine.monitoring.waiting import wait_until_available
+    from switchyard.services.engine.monitoring.startup import wait_until_available
     from switchyard.services.engine.runtime.worker import Worker
 
     queues = [queue for share in shares for queue in share.queues]

@@ -82,7 +82,7 @@ async def prepare(system: System, *, adopt: bool = False) -> None:
     from switchyard.broker.topology.differences import Deviation
     from switchyard.broker.topology.reconcile import apply
     from switchyard.services.engine.identity.broker import mark_broker, require_same_system
-    from switchyard.services.engine.identity.places import claim_places
+    from switchyard.services.engine.identity.storage_identity import claim_places
     from switchyard.services.engine.ledger import upgrade
 
     settings = system.settings

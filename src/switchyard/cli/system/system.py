@@ -38,7 +38,7 @@ def adopt(yes: YesOption = False) -> None:
     backup. Stop all processes of both systems first: running ones do not repeat the check.
     """
     from switchyard.services.engine.identity.broker import mark_broker
-    from switchyard.services.engine.identity.places import claim_places
+    from switchyard.services.engine.identity.storage_identity import claim_places
 
     quiet_logs()
     settings = load_settings()
@@ -60,9 +60,9 @@ def adopt(yes: YesOption = False) -> None:
 async def _is_settled(settings: Settings) -> bool:
     """Whether all of it is this ledger's already, so that adopting takes nothing from anybody."""
     from switchyard.broker.errors import WrongSystem
-    from switchyard.broker.topology.mark import MarkHidden
+    from switchyard.broker.topology.system_marker import MarkHidden
     from switchyard.services.engine.identity.broker import read_broker, require_same_system
-    from switchyard.services.engine.identity.places import WrongStorage, claim_places
+    from switchyard.services.engine.identity.storage_identity import WrongStorage, claim_places
 
     async with open_ledger(settings) as ledger:
         try:
@@ -76,7 +76,7 @@ async def _is_settled(settings: Settings) -> bool:
 async def _look(settings: Settings) -> dict[str, str]:
     from switchyard.broker.addresses import address_of
     from switchyard.broker.errors import WrongSystem
-    from switchyard.broker.topology.mark import MarkHidden
+    from switchyard.broker.topology.system_marker import MarkHidden
     from switchyard.services.engine.identity.broker import read_broker, require_same_system
 
     async with open_ledger(settings) as ledger:

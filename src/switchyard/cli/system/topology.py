@@ -19,7 +19,7 @@ from switchyard.cli.base.errors import FAILED, CommandFailed
 from switchyard.cli.base.output import JsonOption, console, echo, print_json, say, table
 from switchyard.cli.system.made_users import RenewOption, print_users
 from switchyard.cli.system.migrate import migrate
-from switchyard.cli.system.ours import require_ours
+from switchyard.cli.system.system_guard import require_ours
 
 if TYPE_CHECKING:
     from switchyard.broker.management.client import ManagementClient
@@ -148,7 +148,7 @@ def users(
 
 async def _mark(settings: Settings) -> str | None:
     """Mark a broker that nobody has marked; the system that it is of now, if that is new."""
-    from switchyard.broker.topology.mark import MarkHidden
+    from switchyard.broker.topology.system_marker import MarkHidden
     from switchyard.services.engine.identity.broker import mark_broker
     from switchyard.services.engine.records.errors import LedgerError
 

@@ -48,9 +48,9 @@ async def own_vhost(found: FoundBroker, settings: Settings) -> str:
     """
     from switchyard.broker.addresses import with_vhost
     from switchyard.broker.errors import BrokerUnavailable
-    from switchyard.broker.topology.mark import read_mark
-    from switchyard.broker.wire.away import raising_broker_unavailable
+    from switchyard.broker.topology.system_marker import read_mark
     from switchyard.broker.wire.connection import connected, underlying
+    from switchyard.broker.wire.failures import raising_broker_unavailable
     from switchyard.cli.base.common import open_ledger
     from switchyard.services.engine.ledger import upgrade
     from switchyard.services.engine.records.requests import JobFilter

@@ -20,7 +20,7 @@ from typing import Any
 
 import structlog
 
-from switchyard.broker.background import TaskSupervisor
+from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import DiskFull, NotStored, StorageUnavailable

@@ -32,7 +32,7 @@ def bounded_http(timeout: float) -> openai.DefaultAsyncHttpxClient:
     they are packed: they would grow behind any bound."""
     import openai
 
-    from switchyard.broker.authorities import authorities
+    from switchyard.broker.tls import authorities
 
     return openai.DefaultAsyncHttpxClient(
         timeout=timeout,

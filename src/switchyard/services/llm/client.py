@@ -188,7 +188,7 @@ async def open_api(
 
     Raises LlmRefused when the address is none.
     """
-    await load("openai", "openai.resources.files", "switchyard.broker.authorities")
+    await load("openai", "openai.resources.files", "switchyard.broker.tls")
     import httpx
     import openai
 

@@ -16,9 +16,9 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from switchyard.broker.background import TaskSupervisor
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import split_routing_key
+from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger

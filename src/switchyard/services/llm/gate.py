@@ -18,8 +18,8 @@ from itertools import count, groupby
 
 import structlog
 
-from switchyard.broker.background import TaskSupervisor
 from switchyard.broker.lanes import HOT, LANES
+from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from switchyard.broker.background import end_tasks
+from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.errors import SwitchyardError
-from switchyard.services.engine.jobs.speech import OutputStream
+from switchyard.services.engine.jobs.output_stream import OutputStream
 
 ENOUGH = 20
 """Calls whose time to the first token is known before any gets a second request."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.speech import OutputStream
+from switchyard.services.engine.jobs.output_stream import OutputStream
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.metric_names import LLM_HEDGES, Metric, Samples
 from switchyard.services.llm.answers import Answers

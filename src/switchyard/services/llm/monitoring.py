@@ -11,10 +11,10 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.doctor import DoctorStep
-from switchyard.services.engine.monitoring.marks import LLM_WORKER
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
+from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.records.llm import BRIEF_PAUSE, TRIED, LlmServerReport
 from switchyard.services.llm.records.llm_batches import ItemState

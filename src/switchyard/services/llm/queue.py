@@ -12,14 +12,14 @@ from typing import Any, Protocol
 
 import structlog
 
-from switchyard.broker.background import TaskSupervisor
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.errors import NotFoundError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.monitoring.ending import wait_for_end
+from switchyard.services.engine.monitoring.job_end import wait_for_end
 from switchyard.services.engine.monitoring.job_events import EventFeed, EventHub
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.monitoring.metrics import Metrics

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from switchyard.broker.background import end_tasks
+from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.engine.monitoring.job_events import TEXT, EventHub, JobEvent
 from switchyard.services.engine.records.results import JobRecord
 

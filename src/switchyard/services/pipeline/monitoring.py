@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding, warning
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.doctor import DoctorStep
 from switchyard.services.pipeline.classes.checking import classes
 from switchyard.services.pipeline.index.checking import index

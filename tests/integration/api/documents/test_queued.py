@@ -14,7 +14,7 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.dead.letters import LetterFilter
-from switchyard.services.engine.identity.places import MARKER
+from switchyard.services.engine.identity.storage_identity import MARKER
 from switchyard.services.engine.records.states import State
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.samples.articles import sample

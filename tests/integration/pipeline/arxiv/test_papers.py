@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from switchyard.services.common.files.fetching import FetchFailed, FetchRefused
+from switchyard.services.common.files.safe_http import FetchFailed, FetchRefused
 from switchyard.services.engine.jobs.outcomes import Next, Snooze
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.sources.errors import InvalidSourceResponse

@@ -18,9 +18,9 @@ from switchyard.cli.base.common import (
     require_broker,
     run,
 )
+from switchyard.cli.base.current_user import user
 from switchyard.cli.base.errors import FAILED, CommandFailed
 from switchyard.cli.base.output import echo, inline_json, plain, print_json, say
-from switchyard.cli.base.who import user
 
 if TYPE_CHECKING:
     from switchyard.cli.engine.backfill.options import CommonOptions

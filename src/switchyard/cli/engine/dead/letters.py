@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.broker.moments import format_local
+from switchyard.broker.times import format_local
 from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import (
     IncludeOption,

@@ -99,7 +99,7 @@ def purge(
 async def _purge(
     which: LetterFilter, include: list[str] | None, *, why: str | None, dry_run: bool, yes: bool
 ) -> tuple[PurgeProgress, BulkOperation | None]:
-    from switchyard.cli.base.who import user
+    from switchyard.cli.base.current_user import user
     from switchyard.cli.engine.bulk.run_here import run_here
     from switchyard.services.engine.bulk import control as bulk_control
     from switchyard.services.engine.dead.groups import with_full_ids

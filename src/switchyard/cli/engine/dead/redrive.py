@@ -200,7 +200,7 @@ async def begin(
     as_json: bool = False,
 ) -> None:
     """Record a redrive, run it here unless it is for a scheduler, and report."""
-    from switchyard.cli.base.who import user
+    from switchyard.cli.base.current_user import user
     from switchyard.cli.engine.dead.view import public
     from switchyard.services.engine.redrive.spec import start_redrive
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.broker.moments import format_local
+from switchyard.broker.times import format_local
 from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import load_settings, open_ledger, run
 from switchyard.cli.base.durations import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from switchyard.broker.moments import format_local
+from switchyard.broker.times import format_local
 from switchyard.cli.base.common import (
     IncludeOption,
     PriorityOption,
@@ -32,7 +32,7 @@ from switchyard.cli.base.output import (
 
 if TYPE_CHECKING:
     from switchyard.services.engine.records.schedules import Firing, ScheduleRecord
-    from switchyard.services.engine.schedules.book import Schedules
+    from switchyard.services.engine.schedules.service import Schedules
 
 T = TypeVar("T")
 NameArgument = Annotated[
@@ -122,8 +122,8 @@ def add(
         --timezone Europe/Berlin --payload '{"query": "cat:cs.DB"}'
     ```
     """
+    from switchyard.cli.base.current_user import user
     from switchyard.cli.base.payloads import read_argument
-    from switchyard.cli.base.who import user
     from switchyard.services.engine.schedules.entry import ScheduleEntry
     from switchyard.services.engine.schedules.rule import CronRule
 
@@ -174,7 +174,7 @@ def resume(name: NameArgument, as_json: JsonOption = False) -> None:
 @app.command("run")
 def run_now(name: NameArgument, include: IncludeOption = None, as_json: JsonOption = False) -> None:
     """Fire a schedule now, even if it is paused, and print the id of its job."""
-    from switchyard.cli.base.who import user
+    from switchyard.cli.base.current_user import user
 
     firing = _with_book(include or [], lambda book: book.run(name, user()))
     if as_json:
@@ -215,7 +215,7 @@ def _with_book(include: list[str] | None, work: Callable[[Schedules], Awaitable[
     """Do it with the schedules; job types are loaded where `include` is given: that takes a
     while."""
     from switchyard.services.engine.jobs.registry import Registry
-    from switchyard.services.engine.schedules.book import Schedules
+    from switchyard.services.engine.schedules.service import Schedules
 
     quiet_logs()
     settings = load_settings()

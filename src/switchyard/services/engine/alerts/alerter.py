@@ -11,7 +11,7 @@ import asyncio
 import httpx
 import structlog
 
-from switchyard.broker.authorities import authorities
+from switchyard.broker.tls import authorities
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.access.signing import HEADER, signature
 from switchyard.services.engine.alerts.messages import Alert, of_check, of_operation, operation_key

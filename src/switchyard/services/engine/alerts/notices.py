@@ -29,7 +29,7 @@ from switchyard.services.engine.records.joins import JoinedJob
 from switchyard.services.engine.records.states import FINISHED, State
 
 if TYPE_CHECKING:  # the job types are imported without a database
-    from switchyard.services.common.files.fetching import SsrfGuard
+    from switchyard.services.common.files.safe_http import SsrfGuard
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.results import JobRecord, JobSummary
@@ -95,8 +95,8 @@ class Notice(BaseModel):
 )
 async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
     """Post to a URL that a job or a backfill has ended."""
-    from switchyard.services.common.files.posting import post
-    from switchyard.services.common.files.turns import AddressTurns
+    from switchyard.services.common.files.address_limiter import AddressTurns
+    from switchyard.services.common.files.webhook_sender import post
 
     ledger = ctx.ledger
     if ledger is None:
@@ -213,7 +213,7 @@ async def _of_backfill(backfill_id: str, ledger: Ledger) -> Mapping[str, Any] | 
 async def _found(url: str, guard: SsrfGuard) -> tuple[SsrfGuard, str]:
     """A guard for this URL that leads to one checked address, and that address. Raises
     FetchRefused, FetchFailed."""
-    from switchyard.services.common.files.fetching import FetchFailed, checked_url
+    from switchyard.services.common.files.safe_http import FetchFailed, checked_url
 
     target = checked_url(url)
     host = target.raw_host.decode()
@@ -231,7 +231,7 @@ async def _found(url: str, guard: SsrfGuard) -> tuple[SsrfGuard, str]:
 
 
 def _guard(settings: Settings) -> SsrfGuard:
-    from switchyard.services.common.files.fetching import SsrfGuard, place_of
+    from switchyard.services.common.files.safe_http import SsrfGuard, place_of
 
     return SsrfGuard(
         trusted=frozenset(place_of(f"http://{each}") for each in settings.notify_hosts)

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from math import ceil
 
 from switchyard.broker.lanes import HOT
-from switchyard.services.engine.backfill.sharing import QueueQuota
+from switchyard.services.engine.backfill.queue_quota import QueueQuota
 from switchyard.services.engine.backfill.sources import InvalidBackfill
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
 from switchyard.services.engine.bulk.session import BulkSession

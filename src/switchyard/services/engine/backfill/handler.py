@@ -6,9 +6,9 @@ from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.backfill.course import BackfillRun
+from switchyard.services.engine.backfill.backfill_run import BackfillRun
 from switchyard.services.engine.backfill.gate import FRESH_FOR
-from switchyard.services.engine.backfill.sharing import target_of
+from switchyard.services.engine.backfill.queue_quota import target_of
 from switchyard.services.engine.backfill.sources import (
     InvalidBackfill,
     SourceAway,

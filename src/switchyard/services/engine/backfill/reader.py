@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Generic, Self, TypeVar
 
-from switchyard.broker.background import end_tasks
-from switchyard.broker.closing import AsyncCloseable
+from switchyard.broker.closeable import AsyncCloseable
+from switchyard.broker.task_supervisor import end_tasks
 
 T = TypeVar("T")
 

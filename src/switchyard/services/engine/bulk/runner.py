@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import structlog
 
-from switchyard.broker.background import TaskSupervisor, end_tasks
 from switchyard.broker.errors import PublishError
+from switchyard.broker.task_supervisor import TaskSupervisor, end_tasks
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.engine.bulk.control import BulkConflict, require_bulk
 from switchyard.services.engine.bulk.handler import BulkFailed, BulkHandler, TryLater

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from switchyard.broker.background import end_tasks
+from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.engine.bulk.rate import RateSlots
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import ACTIVE, BulkOperation, BulkState

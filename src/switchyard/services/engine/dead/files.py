@@ -24,9 +24,9 @@ from switchyard.broker.dead.certificate import (
 from switchyard.broker.errors import NeverTaken
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import MAX_BODY_BYTES
-from switchyard.broker.moments import moment_of
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.times import moment_of
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.services.common.errors import InvalidInput
 from switchyard.services.common.printable import printable_json

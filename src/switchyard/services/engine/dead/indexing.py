@@ -11,7 +11,6 @@ from typing import Any
 import structlog
 from aiormq.connection import Connection
 
-from switchyard.broker.background import TaskSupervisor
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.consume.listening import end_of, keep_listening, until_event
 from switchyard.broker.dead.certificate import UNBOUND, Reason
@@ -22,8 +21,9 @@ from switchyard.broker.lanes import (
     split_routing_key,
 )
 from switchyard.broker.message import now
-from switchyard.broker.moments import moment_of
 from switchyard.broker.settings import BrokerSettings
+from switchyard.broker.task_supervisor import TaskSupervisor
+from switchyard.broker.times import moment_of
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import closed
 from switchyard.broker.wire.link import Link

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from switchyard.broker.dead.certificate import DeadLetterInfo
 from switchyard.broker.lanes import lane_of, split_routing_key
 from switchyard.broker.message import JobMessage
-from switchyard.broker.moments import moment_of
+from switchyard.broker.times import moment_of
 from switchyard.broker.wording import pluralize
 from switchyard.services.engine.dead.causes import Cause, cause_of
 from switchyard.services.engine.records.requests import DeadLetterFilter

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from switchyard.broker.dead.certificate import DeadLetterInfo, Reason, job_in
 from switchyard.broker.message import JobMessage, now
-from switchyard.broker.moments import to_datetime
+from switchyard.broker.times import to_datetime
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.dead.scan import BrokerLetterIds
 from switchyard.services.engine.ledger import Ledger, to_message

@@ -11,15 +11,15 @@ from aiormq.connection import Connection
 from switchyard.broker.addresses import address_of
 from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.broker.settings import BrokerSettings
-from switchyard.broker.topology.mark import (
+from switchyard.broker.topology.system_marker import (
     MarkHidden,
     SystemMarker,
     marking_alone,
     read_mark,
     write_mark,
 )
-from switchyard.broker.wire.away import raising_broker_unavailable
 from switchyard.broker.wire.connection import connected, underlying
+from switchyard.broker.wire.failures import raising_broker_unavailable
 from switchyard.broker.wire.link import Guard
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerUnavailable

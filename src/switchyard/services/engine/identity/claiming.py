@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager, suppress
 
 import structlog
 
-from switchyard.broker.background import end_tasks
+from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.identity.places import claim_places
+from switchyard.services.engine.identity.storage_identity import claim_places
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerAuthError, LedgerUnavailable
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from switchyard.broker.message import JobMessage
 from switchyard.services.common.errors import RetryableError
-from switchyard.services.engine.jobs.notebook import ProgressBuffer
-from switchyard.services.engine.jobs.speech import OutputStream
+from switchyard.services.engine.jobs.output_stream import OutputStream
+from switchyard.services.engine.jobs.progress_buffer import ProgressBuffer
 from switchyard.services.engine.records.joins import JoinedJob
 
 if TYPE_CHECKING:  # whoever only declares a handler needs neither

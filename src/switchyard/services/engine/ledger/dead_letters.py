@@ -10,18 +10,18 @@ from sqlalchemy import Connection, Row, Select, case, func, select, text
 
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.ledger.sql import rules
-from switchyard.services.engine.ledger.sql.agreeing import is_foreign_letter
 from switchyard.services.engine.ledger.sql.base import Repository, read
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
+from switchyard.services.engine.ledger.sql.copy_validation import is_foreign_letter
+from switchyard.services.engine.ledger.sql.dead_letter_ops import MarkDead
 from switchyard.services.engine.ledger.sql.dialect import (
     insert_into,
     keys_condition,
     keys_parameter,
 )
-from switchyard.services.engine.ledger.sql.dying import MarkDead
+from switchyard.services.engine.ledger.sql.job_content import JobContent, load_edits, load_works
 from switchyard.services.engine.ledger.sql.paging import fetch_page
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
-from switchyard.services.engine.ledger.sql.works import JobContent, load_edits, load_works
 from switchyard.services.engine.records.errors import RowRejected
 from switchyard.services.engine.records.requests import (
     DeadLetterFilter,

@@ -8,13 +8,13 @@ from typing import TypeVar
 from sqlalchemy import Connection, insert, literal, select, text, update
 
 from switchyard.services.engine.ledger.sql import operations as ops
-from switchyard.services.engine.ledger.sql.attempting import Cancel, Claim, Finish
+from switchyard.services.engine.ledger.sql.attempt_ops import Cancel, Claim, Finish
 from switchyard.services.engine.ledger.sql.base import Repository, write
 from switchyard.services.engine.ledger.sql.codec import to_json
+from switchyard.services.engine.ledger.sql.dead_letter_ops import MarkOverflowed
 from switchyard.services.engine.ledger.sql.dialect import keys_condition, keys_parameter
-from switchyard.services.engine.ledger.sql.dying import MarkOverflowed
+from switchyard.services.engine.ledger.sql.job_content import JobContent
 from switchyard.services.engine.ledger.sql.tables import attempts, jobs
-from switchyard.services.engine.ledger.sql.works import JobContent
 from switchyard.services.engine.records.errors import IdempotencyConflict
 from switchyard.services.engine.records.requests import ClaimRequest, FinishRequest, NewJob
 from switchyard.services.engine.records.results import (

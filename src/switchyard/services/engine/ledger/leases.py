@@ -12,7 +12,7 @@ from functools import partial
 import structlog
 from sqlalchemy import Connection, text
 
-from switchyard.broker.background import TaskSupervisor
+from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import clock
@@ -81,7 +81,7 @@ class LeaseRepository(Repository):
 
     async def source_pause(self, server: str) -> float:
         """Seconds for which a server is left alone by the whole fleet
-        (services/pipeline/sources/pace.py); 0 where it is not."""
+        (services/pipeline/sources/throttle.py); 0 where it is not."""
         return await self.lease_remaining(f"{server}.pause")
 
     @write

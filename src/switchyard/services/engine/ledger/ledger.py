@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-from switchyard.broker.closing import AsyncCloseable
+from switchyard.broker.closeable import AsyncCloseable
 from switchyard.services.engine.ledger.alerts import SentAlerts
 from switchyard.services.engine.ledger.api_keys import ApiKeyRepository
 from switchyard.services.engine.ledger.bulk_jobs import BulkJobRepository
 from switchyard.services.engine.ledger.bulk_operations import BulkRepository
 from switchyard.services.engine.ledger.dead_groups import DeadLetterRepository
+from switchyard.services.engine.ledger.disk_space import DiskSpaceProbe
 from switchyard.services.engine.ledger.gauges import GaugeReads
 from switchyard.services.engine.ledger.jobs import JobRepository
 from switchyard.services.engine.ledger.joins import JoinRepository
 from switchyard.services.engine.ledger.leases import LeaseRepository
 from switchyard.services.engine.ledger.limits import LimitRepository
-from switchyard.services.engine.ledger.needed import ReferencedKeys
-from switchyard.services.engine.ledger.notes import ProgressRepository
+from switchyard.services.engine.ledger.progress import ProgressRepository
 from switchyard.services.engine.ledger.reads import JobReads
 from switchyard.services.engine.ledger.redrives import RedriveRepository
-from switchyard.services.engine.ledger.room import DiskSpaceProbe
+from switchyard.services.engine.ledger.referenced_keys import ReferencedKeys
 from switchyard.services.engine.ledger.schedules import ScheduleRepository
 from switchyard.services.engine.ledger.short_ids import ShortIds
 from switchyard.services.engine.ledger.sql.base import LedgerCore
 from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.ledger.sql.database import connect
-from switchyard.services.engine.ledger.sql.tables import SCHEMA_REVISION
-from switchyard.services.engine.ledger.sql.timed import (
+from switchyard.services.engine.ledger.sql.instrumentation import (
     Observe,
     OnWait,
     SlowTransactionNotifier,
     TimedDatabase,
 )
+from switchyard.services.engine.ledger.sql.tables import SCHEMA_REVISION
 from switchyard.services.engine.ledger.system import SystemRepository
 from switchyard.services.engine.ledger.workers import WorkerRepository
 from switchyard.services.engine.records.errors import LedgerMissing, SchemaOutdated

@@ -13,7 +13,7 @@ from switchyard.services.engine.ledger.reads import to_record
 from switchyard.services.engine.ledger.sql import dialect as sql
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import to_json
-from switchyard.services.engine.ledger.sql.dying import MarkRedriven, UndoRedrive
+from switchyard.services.engine.ledger.sql.dead_letter_ops import MarkRedriven, UndoRedrive
 from switchyard.services.engine.ledger.sql.tables import (
     bulk_operations,
     dead_letters,

@@ -25,7 +25,7 @@ from switchyard.services.engine.monitoring.checks import (
     topology,
     workers,
 )
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.wings import brought
 

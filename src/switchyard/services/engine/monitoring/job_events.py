@@ -25,8 +25,8 @@ from switchyard.broker.consume.listening import hear_exchange, keep_listening
 from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.lanes import EVENTS_EXCHANGE
 from switchyard.broker.message import JobId, describe
+from switchyard.broker.publish.no_listener_cache import REST
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.broker.publish.unheard import REST
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import Link

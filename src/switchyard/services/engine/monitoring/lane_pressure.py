@@ -20,7 +20,7 @@ import structlog
 from aiormq.connection import Connection
 from aiormq.exceptions import ChannelAccessRefused
 
-from switchyard.broker.closing import AsyncCloseable
+from switchyard.broker.closeable import AsyncCloseable
 from switchyard.broker.errors import BrokerUnavailable, ManagementError
 from switchyard.broker.lanes import (
     DEAD_QUEUE,
@@ -31,13 +31,13 @@ from switchyard.broker.lanes import (
     lane_of,
     queue_name,
 )
-from switchyard.broker.wire.away import raising_broker_unavailable
 from switchyard.broker.wire.depths import HiddenQueues, QueueSize, ask_lane_queue, ask_queue
+from switchyard.broker.wire.failures import raising_broker_unavailable
 from switchyard.broker.wire.link import Link
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.monitoring.levels import Pressure, fullest
-from switchyard.services.engine.monitoring.marks import PressureThresholds
+from switchyard.services.engine.monitoring.pressure_thresholds import PressureThresholds
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.wings import brought
 

@@ -22,7 +22,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.leases import DEAD_SCAN
-from switchyard.services.engine.monitoring.marks import PressureThresholds
+from switchyard.services.engine.monitoring.pressure_thresholds import PressureThresholds
 from switchyard.services.engine.records.states import State
 
 MANAGEMENT_TIMEOUT = 3.0

@@ -22,7 +22,7 @@ from uuid import uuid4
 import structlog
 from structlog.contextvars import STRUCTLOG_KEY_PREFIX
 
-from switchyard.broker.background import end_tasks
+from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples

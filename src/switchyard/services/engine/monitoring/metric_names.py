@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.metrics_core import Metric as Family
 
-from switchyard.services.engine.monitoring.distribution import Histogram
+from switchyard.services.engine.monitoring.histogram import Histogram
 
 OTHER = "other"
 """The label of what is not in a closed set: a lane or job type that nobody has declared."""

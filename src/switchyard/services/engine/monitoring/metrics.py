@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric as Family
 
 from switchyard.broker.lanes import LANES
-from switchyard.services.engine.monitoring.distribution import Histogram
+from switchyard.services.engine.monitoring.histogram import Histogram
 from switchyard.services.engine.monitoring.metric_names import (
     LEDGER_FAILURES,
     LEDGER_SECONDS,

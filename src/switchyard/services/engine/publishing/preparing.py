@@ -147,7 +147,7 @@ def check_notify_url(url: str, settings: Settings | None = None) -> None:
     """Raises InvalidJob for what is no URL; with settings also where nobody could sign what it is
     told. Whether it may be asked, its worker finds out."""
     # Here, for most who publish name no URL, and this takes a tenth of a second.
-    from switchyard.services.common.files.fetching import FetchRefused, checked_url
+    from switchyard.services.common.files.safe_http import FetchRefused, checked_url
 
     if settings is not None and settings.notify_secret is None:
         text = "notify_url: set JOBS_NOTIFY_SECRET first, for the workers, too"

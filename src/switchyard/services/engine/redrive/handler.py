@@ -24,7 +24,7 @@ from switchyard.services.engine.identity.broker import guard
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkState
-from switchyard.services.engine.redrive.passes import RedrivePass
+from switchyard.services.engine.redrive.redrive_pass import RedrivePass
 from switchyard.services.engine.redrive.run import LOOK, Halted, RedriveRun
 from switchyard.services.engine.redrive.sending import LetterSender, QueueCapacity
 from switchyard.services.engine.redrive.spec import KIND, RedriveSpec

@@ -26,8 +26,8 @@ from switchyard.services.engine.jobs.retry import (
 )
 from switchyard.services.engine.records.limits import PermitDemand
 from switchyard.services.engine.records.requests import NewJob
-from switchyard.services.engine.runtime.endings import begun_too_often, classify, unwritable
 from switchyard.services.engine.runtime.execution import Executor
+from switchyard.services.engine.runtime.outcomes import begun_too_often, classify, unwritable
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from switchyard.services.engine.jobs.context import JobContext, Usage, in_thread
 from switchyard.services.engine.jobs.registry import Handler
 from switchyard.services.engine.jobs.retry import Failure, RemoteError
 from switchyard.services.engine.records.errors import LedgerUnavailable
-from switchyard.services.engine.runtime.page import SharedProgressAddress, writing_to
-from switchyard.services.engine.runtime.starting import end_with_parent
+from switchyard.services.engine.runtime.process_start import end_with_parent
+from switchyard.services.engine.runtime.shared_memory import SharedProgressAddress, writing_to
 
 LEDGER_AWAY_PAUSE = 5.0
 """Seconds until a job runs again whose handler could not reach the ledger."""

@@ -16,7 +16,7 @@ from pebble import ProcessExpired, ProcessPool
 from pydantic import BaseModel
 
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed, in_thread
-from switchyard.services.engine.jobs.notebook import ProgressBuffer
+from switchyard.services.engine.jobs.progress_buffer import ProgressBuffer
 from switchyard.services.engine.jobs.registry import JobType
 from switchyard.services.engine.jobs.retry import Failure
 from switchyard.services.engine.records.results import TIMED_OUT
@@ -33,9 +33,9 @@ from switchyard.services.engine.runtime.child import (
     sealed,
     unsealed,
 )
-from switchyard.services.engine.runtime.page import SharedProgressReader, open_page
-from switchyard.services.engine.runtime.running import is_from_outside
-from switchyard.services.engine.runtime.starting import start_method
+from switchyard.services.engine.runtime.process_start import start_method
+from switchyard.services.engine.runtime.running_job import is_from_outside
+from switchyard.services.engine.runtime.shared_memory import SharedProgressReader, open_page
 
 LOOK = 0.5
 """Seconds between looks at what a job in a process of its own says of itself."""

@@ -20,15 +20,15 @@ from itertools import count
 
 import structlog
 
-from switchyard.broker.closing import AsyncCloseable
+from switchyard.broker.closeable import AsyncCloseable
 from switchyard.broker.dead.certificate import Reason
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import JobContext, ProcessResources, Usage
 from switchyard.services.engine.jobs.limits import LimitRefused, needs_of
+from switchyard.services.engine.jobs.output_stream import OutputStream
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.jobs.retry import Decision, Delayed, Died, Failure
-from switchyard.services.engine.jobs.speech import OutputStream
 from switchyard.services.engine.ledger import Ledger, to_message
 from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
@@ -48,7 +48,9 @@ from switchyard.services.engine.records.requests import ClaimRequest, NewJob
 from switchyard.services.engine.records.results import Claimed, Existing, HeldBy, JobRecord
 from switchyard.services.engine.records.states import FINISHED, State
 from switchyard.services.engine.runtime.attempt import Attempt, attempt
-from switchyard.services.engine.runtime.endings import (
+from switchyard.services.engine.runtime.attempt_metrics import AttemptMetrics
+from switchyard.services.engine.runtime.execution import Executor
+from switchyard.services.engine.runtime.outcomes import (
     CancelledWhileRunning,
     Ending,
     finish_request,
@@ -57,10 +59,8 @@ from switchyard.services.engine.runtime.endings import (
     joined_died,
     unwritable,
 )
-from switchyard.services.engine.runtime.execution import Executor
-from switchyard.services.engine.runtime.metering import AttemptMetrics
-from switchyard.services.engine.runtime.noting import ProgressWriter
-from switchyard.services.engine.runtime.running import is_from_outside
+from switchyard.services.engine.runtime.progress_writer import ProgressWriter
+from switchyard.services.engine.runtime.running_job import is_from_outside
 
 PATIENCE = 60.0
 """Seconds that one job may wait for its retries in all: somebody waits for the answer."""

@@ -25,10 +25,10 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.common.settings import Settings
 from switchyard.services.common.traceparent import trace_id_of
 from switchyard.services.engine.jobs.context import JobContext, ProcessResources
-from switchyard.services.engine.jobs.notebook import ProgressBuffer
+from switchyard.services.engine.jobs.output_stream import OutputStream
+from switchyard.services.engine.jobs.progress_buffer import ProgressBuffer
 from switchyard.services.engine.jobs.registry import JobType, Registry, UnknownJobType
 from switchyard.services.engine.jobs.retry import Decision, Delayed, Died, Failure, decide
-from switchyard.services.engine.jobs.speech import OutputStream
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import (
     LedgerClosed,
@@ -38,21 +38,21 @@ from switchyard.services.engine.records.errors import (
     SchemaOutdated,
 )
 from switchyard.services.engine.records.requests import NewJob
-from switchyard.services.engine.runtime.claiming import Claims
-from switchyard.services.engine.runtime.endings import (
+from switchyard.services.engine.runtime.attempt_writer import Recorder
+from switchyard.services.engine.runtime.claims import Claims
+from switchyard.services.engine.runtime.events import Reporter
+from switchyard.services.engine.runtime.execution import Executor
+from switchyard.services.engine.runtime.followups import FollowUpPublisher
+from switchyard.services.engine.runtime.outcomes import (
     CancelledWhileRunning,
     Ending,
     classify,
     inherit_join,
     unwritable,
 )
-from switchyard.services.engine.runtime.execution import Executor
-from switchyard.services.engine.runtime.following import FollowUpPublisher
-from switchyard.services.engine.runtime.limiting import Permit, PermitClient
-from switchyard.services.engine.runtime.noting import ProgressWriter
-from switchyard.services.engine.runtime.recording import Recorder
-from switchyard.services.engine.runtime.reporting import Reporter
-from switchyard.services.engine.runtime.running import ClaimLost, RunningJob, is_from_outside
+from switchyard.services.engine.runtime.permits import Permit, PermitClient
+from switchyard.services.engine.runtime.progress_writer import ProgressWriter
+from switchyard.services.engine.runtime.running_job import ClaimLost, RunningJob, is_from_outside
 from switchyard.services.engine.runtime.traced import attempting
 
 _LEDGER_AWAY = (LedgerUnavailable, LedgerMisconfigured, LedgerClosed, SchemaOutdated)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from switchyard.services.common import tracing
 from switchyard.services.common.traceparent import valid_traceparent
 from switchyard.services.engine.jobs.retry import Delayed, Died
-from switchyard.services.engine.runtime.endings import Ending, outcome_of
-from switchyard.services.engine.runtime.running import RunningJob
+from switchyard.services.engine.runtime.outcomes import Ending, outcome_of
+from switchyard.services.engine.runtime.running_job import RunningJob
 
 
 @contextmanager

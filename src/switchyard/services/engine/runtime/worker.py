@@ -11,10 +11,10 @@ from typing import Any
 
 import structlog
 
-from switchyard.broker.background import TaskSupervisor, end_tasks
 from switchyard.broker.consume.consumer import LaneConsumer
 from switchyard.broker.lanes import LANES, Lane, queue_name
 from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.task_supervisor import TaskSupervisor, end_tasks
 from switchyard.broker.wire.link import Link
 from switchyard.services.common.errors import NotFoundError
 from switchyard.services.common.instance import new_instance_id, process_mark
@@ -25,18 +25,18 @@ from switchyard.services.engine.jobs.retry import RetryPolicy
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
 from switchyard.services.engine.monitoring.metrics import Metrics, show_publishes
-from switchyard.services.engine.monitoring.waiting import wait_until_available
+from switchyard.services.engine.monitoring.startup import wait_until_available
 from switchyard.services.engine.monitoring.worker_status import BEATS_PER_TAKEOVER
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.engine.runtime.claiming import Claims
+from switchyard.services.engine.runtime.attempt_metrics import AttemptMetrics, WorkerGauges
+from switchyard.services.engine.runtime.attempt_writer import Recorder
+from switchyard.services.engine.runtime.claims import Claims
 from switchyard.services.engine.runtime.control import ControlListener
+from switchyard.services.engine.runtime.events import Reporter
 from switchyard.services.engine.runtime.execution import Executor
-from switchyard.services.engine.runtime.following import FollowUpPublisher
-from switchyard.services.engine.runtime.gathering import PermitRequestBatcher
-from switchyard.services.engine.runtime.limiting import PermitClient
-from switchyard.services.engine.runtime.metering import AttemptMetrics, WorkerGauges
-from switchyard.services.engine.runtime.recording import Recorder
-from switchyard.services.engine.runtime.reporting import Reporter
+from switchyard.services.engine.runtime.followups import FollowUpPublisher
+from switchyard.services.engine.runtime.permit_batching import PermitRequestBatcher
+from switchyard.services.engine.runtime.permits import PermitClient
 from switchyard.services.engine.runtime.runner import Runner
 
 LAST_WORDS = 2.0

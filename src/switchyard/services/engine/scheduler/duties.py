@@ -20,8 +20,8 @@ from switchyard.services.engine.identity.broker import advance_broker
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.engine.redrive.returning import LOOK, DisplacedJobReturner
-from switchyard.services.engine.runtime.limiting import call
+from switchyard.services.engine.redrive.displaced_returner import LOOK, DisplacedJobReturner
+from switchyard.services.engine.runtime.permits import call
 from switchyard.services.engine.schedules.firing import ScheduleRunner
 from switchyard.services.engine.wings import brought
 

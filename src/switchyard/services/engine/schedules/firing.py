@@ -24,10 +24,10 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
-from switchyard.services.engine.schedules.book import Schedules, due_firing
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.file import mark_of
 from switchyard.services.engine.schedules.rule import AT_ONCE, InvalidSchedule, put_off
+from switchyard.services.engine.schedules.service import Schedules, due_firing
 
 BATCH = 200
 """Entries, and firings, that one turn looks at."""

@@ -9,8 +9,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from switchyard.services.pipeline.text.composing import PageLines
 from switchyard.services.pipeline.text.layout import Line, reading_order
+from switchyard.services.pipeline.text.markdown import PageLines
 
 _OTHER_SIGNS = re.compile(r"[\W_]+")
 _ENOUGH = 24

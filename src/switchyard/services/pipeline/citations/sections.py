@@ -9,7 +9,7 @@ from switchyard.services.pipeline.citations.reference import Reference
 from switchyard.services.pipeline.citations.superscripts import is_numbered, marked_sentences
 from switchyard.services.pipeline.citations.tokens import MAX_REFERENCE_CHARS
 from switchyard.services.pipeline.text.plain import sentences
-from switchyard.services.pipeline.text.raised import SIGNS, lowered
+from switchyard.services.pipeline.text.superscripts import SIGNS, lowered
 
 # More references than any book has; what comes after them is left out.
 MAX_REFERENCES = 5_000

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from switchyard.services.pipeline.text.plain import sentences
-from switchyard.services.pipeline.text.raised import SIGNS, lowered
+from switchyard.services.pipeline.text.superscripts import SIGNS, lowered
 
 _ONE = rf"[{SIGNS}]{{1,4}}"
 _MARK = rf"{_ONE}(?:\s?[,;–⁻]\s?{_ONE}){{0,30}}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from switchyard.services.common.errors import InvalidInput
-from switchyard.services.common.files.fetching import place_of
+from switchyard.services.common.files.safe_http import place_of
 from switchyard.services.pipeline.records.crawls import (
     LONGEST_CRAWL,
     MOST_DEPTH,

@@ -14,7 +14,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
-from switchyard.services.pipeline.documents.inbox import UploadIntake, UploadMetadata
+from switchyard.services.pipeline.documents.upload_intake import UploadIntake, UploadMetadata
 from switchyard.services.pipeline.workers.stages import EXTRACT
 
 

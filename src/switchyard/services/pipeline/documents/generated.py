@@ -10,7 +10,7 @@ from uuid import uuid4
 from switchyard.services.common.errors import PermanentFailure
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import JobRequest
-from switchyard.services.pipeline.documents.inbox import UploadIntake
+from switchyard.services.pipeline.documents.upload_intake import UploadIntake
 
 
 class SamplesFailed(PermanentFailure):

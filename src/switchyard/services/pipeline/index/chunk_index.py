@@ -12,7 +12,7 @@ from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from switchyard.broker.background import end_tasks
+from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.errors import DependencyUnavailable, PermanentError
 from switchyard.services.pipeline.text.chunks import Chunk
 

@@ -17,6 +17,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.postgres import is_postgres
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexMismatch, recovery_hint
+from switchyard.services.pipeline.index.compaction import BackgroundCompactor
 from switchyard.services.pipeline.index.embedder import (
     Embedder,
     embedder_for,
@@ -30,7 +31,6 @@ from switchyard.services.pipeline.index.generations import (
     IndexStore,
 )
 from switchyard.services.pipeline.index.probing import ProbedEmbedder, VerificationCache
-from switchyard.services.pipeline.index.tidying import BackgroundCompactor
 
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.llm.spending import EmbeddingBudget
@@ -189,9 +189,9 @@ def _purse(ctx: JobContext) -> EmbeddingBudget | None:
 def home_at(url: str) -> IndexStore:
     """Where the index of that address is kept: in PostgreSQL, or in LanceDB anywhere else."""
     if is_postgres(url):
-        from switchyard.services.pipeline.index.postgres_home import PostgresStore
+        from switchyard.services.pipeline.index.postgres_store import PostgresStore
 
         return PostgresStore(url)
-    from switchyard.services.pipeline.index.lance_home import LanceStore
+    from switchyard.services.pipeline.index.lance_store import LanceStore
 
     return LanceStore(url)

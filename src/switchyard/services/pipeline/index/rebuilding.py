@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexUnavailable
+from switchyard.services.pipeline.index.compaction import compact_table
 from switchyard.services.pipeline.index.embedder import Embedder
 from switchyard.services.pipeline.index.generations import (
     FIRST_TABLE,
@@ -26,7 +27,6 @@ from switchyard.services.pipeline.index.generations import (
     change,
 )
 from switchyard.services.pipeline.index.opening import OpenIndex, generation_of
-from switchyard.services.pipeline.index.tidying import compact_table
 
 BATCH = 256
 """Chunks that are brought over at once."""

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
 from switchyard.services.engine.ledger.sql import operations as ops
-from switchyard.services.engine.ledger.sql.attempting import Cancel
+from switchyard.services.engine.ledger.sql.attempt_ops import Cancel
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import insert_into

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from switchyard.services.pipeline.samples.letters import Typeface, pymupdf
 from switchyard.services.pipeline.samples.phrases import TextGenerator
+from switchyard.services.pipeline.samples.typeface import Typeface, pymupdf
 
 WIDTH, HEIGHT = 595.0, 842.0
 MARGIN = 60.0

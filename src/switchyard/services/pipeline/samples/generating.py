@@ -14,8 +14,8 @@ from typing import Any
 from switchyard.services.common.errors import InvalidInput
 from switchyard.services.pipeline.samples.canvas import Block, Canvas
 from switchyard.services.pipeline.samples.kinds import KINDS, SampleKind
-from switchyard.services.pipeline.samples.letters import pymupdf
 from switchyard.services.pipeline.samples.phrases import TextGenerator, languages
+from switchyard.services.pipeline.samples.typeface import pymupdf
 
 MAX_SEED = 2**63 - 1
 SCAN_DPI = 150

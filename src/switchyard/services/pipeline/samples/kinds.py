@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from switchyard.services.pipeline.samples.canvas import Canvas
-from switchyard.services.pipeline.samples.letters import pymupdf
+from switchyard.services.pipeline.samples.typeface import pymupdf
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from switchyard.broker import patterns
 from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable
-from switchyard.services.pipeline.sources.asking import backfill_client
+from switchyard.services.pipeline.sources.client import backfill_client
 from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 from switchyard.services.pipeline.sources.huggingface import Kind, hub_name, hub_server
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from switchyard.services.pipeline.sources.asking import SourceClient, SourceServer
+from switchyard.services.pipeline.sources.client import SourceClient, SourceServer
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from switchyard.services.pipeline.sources.asking import SourceClient, SourceServer
+from switchyard.services.pipeline.sources.client import SourceClient, SourceServer
 from switchyard.services.pipeline.sources.document import (
     LONGEST_TEXT,
     DocumentSource,

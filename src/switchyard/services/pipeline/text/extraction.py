@@ -8,10 +8,10 @@ from typing import Any
 
 from switchyard.services.common.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.common.files.media import IMAGES, PDF, decode_text
-from switchyard.services.pipeline.text.drafts import Drafts
 from switchyard.services.pipeline.text.images import count_pages
 from switchyard.services.pipeline.text.legibility import is_gibberish
 from switchyard.services.pipeline.text.pages import Limits, PdfPage
+from switchyard.services.pipeline.text.partial_results import Drafts
 from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
 from switchyard.services.pipeline.text.plain import (
     clean,

@@ -12,9 +12,9 @@ from unicodedata import combining
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import CorruptDocument, EncryptedDocument
 from switchyard.services.pipeline.text.bidi import RIGHT_TO_LEFT, Glyph, text_in_order
-from switchyard.services.pipeline.text.composing import Heading, PageLines, cleaned
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.legibility import is_text
+from switchyard.services.pipeline.text.markdown import Heading, PageLines, cleaned
 from switchyard.services.pipeline.text.pages import (
     NEEDS_PASSWORD,
     Box,
@@ -29,7 +29,7 @@ from switchyard.services.pipeline.text.pages import (
     pictures_of,
     with_open_pages,
 )
-from switchyard.services.pipeline.text.raised import is_raised, raised
+from switchyard.services.pipeline.text.superscripts import is_raised, raised
 from switchyard.services.pipeline.text.xfa import text_of_form
 
 _APART = 1.0

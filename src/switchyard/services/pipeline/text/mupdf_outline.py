@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from switchyard.services.pipeline.text.composing import Heading
+from switchyard.services.pipeline.text.markdown import Heading
 
 MOST_HEADINGS = 5_000
 _DEEPEST = 32

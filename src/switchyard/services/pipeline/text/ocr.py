@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.media import PDF
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.pipeline.text.composing import PageLines, cleaned, compose
 from switchyard.services.pipeline.text.layout import Line, gutters
 from switchyard.services.pipeline.text.legibility import is_unreadable
+from switchyard.services.pipeline.text.markdown import PageLines, cleaned, compose
 from switchyard.services.pipeline.text.pages import SCAN, Limits
 from switchyard.services.pipeline.text.pdf import ExtractorName, draw_page_with_text
-from switchyard.services.pipeline.text.turning import SURE, find_lines, length
+from switchyard.services.pipeline.text.rotation import SURE, find_lines, length
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,8 +9,8 @@ from math import sqrt
 from typing import Any, Protocol
 
 from switchyard.services.common.files.errors import CorruptDocument, DocumentTooLarge
-from switchyard.services.pipeline.text.composing import Heading, PageLines
 from switchyard.services.pipeline.text.layout import Line
+from switchyard.services.pipeline.text.markdown import Heading, PageLines
 from switchyard.services.pipeline.text.plain import has_words
 
 Box = tuple[float, float, float, float]

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, cast
 
 from switchyard.services.common.files.errors import CorruptDocument
-from switchyard.services.pipeline.text.composing import Heading, PageLines, compose
-from switchyard.services.pipeline.text.drafts import RANGE, Draft, Drafts
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.legibility import is_unreadable
+from switchyard.services.pipeline.text.markdown import Heading, PageLines, compose
 from switchyard.services.pipeline.text.overprint import without_copies
 from switchyard.services.pipeline.text.pages import SCAN, Limits, OpenPdf, PdfPage, PdfText, RawPdf
+from switchyard.services.pipeline.text.partial_results import RANGE, Draft, Drafts
 from switchyard.services.pipeline.text.plain import clean, has_words, unwrap
 
 ExtractorName = Literal["pymupdf", "pypdfium2"]

@@ -20,8 +20,8 @@ from switchyard.services.pipeline.text.bidi import (
     text_from_left,
     text_in_order,
 )
-from switchyard.services.pipeline.text.composing import Heading, PageLines, cleaned
 from switchyard.services.pipeline.text.layout import Line
+from switchyard.services.pipeline.text.markdown import Heading, PageLines, cleaned
 from switchyard.services.pipeline.text.overprint import cell_of, have_copies, is_copied
 from switchyard.services.pipeline.text.pages import (
     NEEDS_PASSWORD,
@@ -37,7 +37,7 @@ from switchyard.services.pipeline.text.pages import (
     pictures_of,
     with_open_pages,
 )
-from switchyard.services.pipeline.text.raised import SIGNS, is_raised, raised
+from switchyard.services.pipeline.text.superscripts import SIGNS, is_raised, raised
 from switchyard.services.pipeline.text.xfa import MAX_PACKET_BYTES, text_of_form
 
 _BOLD = 600

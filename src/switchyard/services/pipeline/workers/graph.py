@@ -18,8 +18,8 @@ from switchyard.services.pipeline.index.similarity import TOP_K, similar_documen
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.document_states import COMPLETED
 from switchyard.services.pipeline.records.graph import Ranking
+from switchyard.services.pipeline.workers.graph_updates import update_citations
 from switchyard.services.pipeline.workers.stages import DocumentJob, ends_when_superseded
-from switchyard.services.pipeline.workers.telling import update_citations
 
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.engine.ledger import Ledger

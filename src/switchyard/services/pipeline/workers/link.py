@@ -15,6 +15,7 @@ from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.index.opening import index_of
 from switchyard.services.pipeline.index.similarity import TOP_K, similar_documents
 from switchyard.services.pipeline.records.document_states import COMPLETED
+from switchyard.services.pipeline.workers.graph_updates import update_similarity
 from switchyard.services.pipeline.workers.outputs import (
     DocumentFiles,
     MissingOutput,
@@ -33,7 +34,6 @@ from switchyard.services.pipeline.workers.stages import (
     at_stage,
     ends_when_superseded,
 )
-from switchyard.services.pipeline.workers.telling import update_similarity
 
 
 class LinkContent(DocumentJob):

@@ -28,7 +28,7 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST, ContentReplaced, Stage
 
 if TYPE_CHECKING:  # imported where a PDF is read
-    from switchyard.services.pipeline.text.drafts import Drafts
+    from switchyard.services.pipeline.text.partial_results import Drafts
 
 _log = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ def drafts_of(
     """What is kept of a PDF's pages while they are read: of every document where it is to be kept
     for later (`keep`), as the places of references are looked up in it. `made_of` stands for the
     content; `run` is one that reads it anew."""
-    from switchyard.services.pipeline.text.drafts import RANGE, Drafts
+    from switchyard.services.pipeline.text.partial_results import RANGE, Drafts
 
     hashed = content_hash([made_of, extractor, run])
     return Drafts(storage, folder, EXTRACT.name, hashed, least=1 if keep else RANGE + 1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from switchyard.services.engine.ledger.sql.works import (
+from switchyard.services.engine.ledger.sql.job_content import (
     KEPT,
     ContentHistory,
     EditedContent,

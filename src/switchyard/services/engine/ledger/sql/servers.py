@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from switchyard.broker.addresses import checked, nodes_of
-from switchyard.broker.racing import HEAD_START, AllAttemptsFailed, first_connected
-from switchyard.broker.wire.silence import set_tcp_user_timeout
+from switchyard.broker.happy_eyeballs import HEAD_START, AllAttemptsFailed, first_connected
+from switchyard.broker.wire.tcp_timeout import set_tcp_user_timeout
 from switchyard.services.engine.records.errors import LedgerMisconfigured
 
 DEFAULT_PORT = 5432

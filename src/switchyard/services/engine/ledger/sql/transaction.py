@@ -13,19 +13,19 @@ from typing import Any, Final
 from sqlalchemy import Connection, text
 
 from switchyard.services.engine.ledger.sql import dialect as sql
-from switchyard.services.engine.ledger.sql.attempting import UNENDED, Claim
+from switchyard.services.engine.ledger.sql.attempt_ops import UNENDED, Claim
 from switchyard.services.engine.ledger.sql.errors import TransactionRaced
-from switchyard.services.engine.ledger.sql.joins import JoinWriter
-from switchyard.services.engine.ledger.sql.noting import HAS_CHECKPOINT, NoteStatements
-from switchyard.services.engine.ledger.sql.operations import InsertJob, JobChange, RollbackInsert
-from switchyard.services.engine.ledger.sql.rows import JobRow, KeyHolder, Rows
-from switchyard.services.engine.ledger.sql.works import (
+from switchyard.services.engine.ledger.sql.job_content import (
     KEPT,
     ContentHistory,
     JobContent,
     RecordedMetadata,
     load_edits,
 )
+from switchyard.services.engine.ledger.sql.joins import JoinWriter
+from switchyard.services.engine.ledger.sql.operations import InsertJob, JobChange, RollbackInsert
+from switchyard.services.engine.ledger.sql.progress_ops import HAS_CHECKPOINT, NoteStatements
+from switchyard.services.engine.ledger.sql.rows import JobRow, KeyHolder, Rows
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.states import State
 

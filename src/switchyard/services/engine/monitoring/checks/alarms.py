@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 
 MIB = 1024 * 1024
 MEMORY_HIGH = 0.8

@@ -11,7 +11,7 @@ from switchyard.broker.errors import BrokerAuthError, BrokerUnavailable, LimitRe
 from switchyard.broker.wire.connection import connected, underlying
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok
 from switchyard.services.engine.monitoring.checks import certificates
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 
 CONNECTION = "doctor"
 """The name under which the broker shows its connections."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 
 BROKER_TOLERANCE = 5.0
 """Seconds: the broker tells its time in whole ones."""

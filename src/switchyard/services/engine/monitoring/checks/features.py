@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from switchyard.broker.errors import ManagementForbidden
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding, ok, some, warning
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 
 
 async def features(system: DoctorContext) -> list[Diagnostic]:

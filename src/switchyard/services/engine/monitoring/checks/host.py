@@ -22,7 +22,7 @@ from switchyard.services.engine.monitoring.check import (
     some,
     warning,
 )
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.records.errors import LedgerFull
 
 PREFIX = str(Settings.model_config["env_prefix"])

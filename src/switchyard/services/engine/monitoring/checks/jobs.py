@@ -15,7 +15,7 @@ from switchyard.services.engine.monitoring.check import (
     some,
     warning,
 )
-from switchyard.services.engine.monitoring.checks.examined import LOOKED_AT, DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import LOOKED_AT, DoctorContext
 from switchyard.services.engine.monitoring.checks.processes import advice
 from switchyard.services.engine.monitoring.lane_report import unlisted_letters
 from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter

@@ -11,11 +11,11 @@ from switchyard.services.engine.monitoring.check import (
     some,
     warning,
 )
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.missing import missing
 from switchyard.services.engine.monitoring.checks.processes import advice
 from switchyard.services.engine.monitoring.lane_report import QueueReport, lane_report
-from switchyard.services.engine.monitoring.marks import LLM_WORKER
+from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.engine.records.results import WorkerRecord
 
 FILLING = 80.0

@@ -9,7 +9,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql.servers import KEPT_CONNECTIONS, MORE_CONNECTIONS
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok
 from switchyard.services.engine.monitoring.checks import certificates
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.records.errors import (
     LedgerAuthError,
     LedgerConnectionLimit,

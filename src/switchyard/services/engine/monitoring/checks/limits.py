@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from switchyard.broker.topology.build import build
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 
 DEFAULT_CONSUMER_TIMEOUT = 1800.0
 """Seconds, since RabbitMQ 3.8.17, unless somebody has changed it."""

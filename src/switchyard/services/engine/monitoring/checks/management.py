@@ -5,7 +5,7 @@ from __future__ import annotations
 from switchyard.broker.errors import ManagementError, ManagementForbidden
 from switchyard.broker.management.client import ManagementClient
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 
 TIMEOUT = 3.0
 """Seconds for each of its answers."""

@@ -11,7 +11,7 @@ from switchyard.broker.lanes import retry_name
 from switchyard.broker.wire.depths import ask_queues
 from switchyard.broker.wording import pluralize
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, some
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.lane_report import QueueReport, Report
 
 UNCHANGED = 60.0

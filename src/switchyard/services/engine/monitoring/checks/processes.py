@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from switchyard.services.common.instance import ProcessState, state_of_process
 from switchyard.services.engine.monitoring.check import Finding, some
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.worker_status import BEATS_PER_TAKEOVER
 from switchyard.services.engine.records.results import LoopBlock, WorkerRecord
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, some
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.schedule_status import lateness
 from switchyard.services.engine.records.schedules import FiringOutcome
 

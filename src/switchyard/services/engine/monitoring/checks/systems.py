@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from switchyard.broker.errors import BrokerUnavailable, WrongSystem
-from switchyard.broker.topology.mark import MarkHidden
+from switchyard.broker.topology.system_marker import MarkHidden
 from switchyard.services.engine.identity.broker import read_broker, require_same_system
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 
 
 async def system(system: DoctorContext) -> list[Diagnostic]:

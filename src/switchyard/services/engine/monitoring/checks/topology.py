@@ -20,7 +20,7 @@ from switchyard.services.engine.monitoring.check import (
     some,
     warning,
 )
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 
 
 async def topology(system: DoctorContext) -> list[Diagnostic]:

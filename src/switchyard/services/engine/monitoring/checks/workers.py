@@ -15,7 +15,7 @@ from switchyard.services.engine.monitoring.check import (
     some,
     warning,
 )
-from switchyard.services.engine.monitoring.checks.examined import DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.processes import advice
 from switchyard.services.engine.monitoring.worker_status import FORGOTTEN_AFTER, status_of
 from switchyard.services.engine.records.results import LoopBlock, WorkerRecord

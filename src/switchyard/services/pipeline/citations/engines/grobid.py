@@ -99,7 +99,7 @@ class GrobidEngine:
     ) -> tuple[int, Mapping[str, str], bytes]:
         import httpx
 
-        from switchyard.services.common.files.plain import uncompressed_client
+        from switchyard.services.common.files.uncompressed import uncompressed_client
 
         limit = asyncio.timeout(TIMEOUT)
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from switchyard.broker.background import TaskSupervisor
+from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.errors import TemporarilyUnavailable
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import Settings
@@ -28,7 +28,7 @@ from switchyard.services.pipeline.citations.linking.questions import (
 from switchyard.services.pipeline.citations.reference import Reference
 from switchyard.services.pipeline.citations.works import CitedWork, LinkStatus, WorkLink
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-from switchyard.services.pipeline.sources.asking import SourceClient
+from switchyard.services.pipeline.sources.client import SourceClient
 from switchyard.services.pipeline.sources.errors import (
     InvalidSourceResponse,
     SourceBusy,

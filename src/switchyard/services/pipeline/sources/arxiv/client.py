@@ -5,7 +5,7 @@
         async for page in arxiv.pages("cat:cs.DB", from_date=a, to_date=b):
             ...  # page.entries; keep page.cursor to go on from there
 
-How it is asked is the same as with every server (services/pipeline/sources/asking.py). Nothing is
+How it is asked is the same as with every server (services/pipeline/sources/client.py). Nothing is
 asked twice here but for a page that comes empty without reason: the job's retries do the rest.
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.sources.arxiv.feed import ArxivId, Entry, Feed, parse_feed
-from switchyard.services.pipeline.sources.asking import SourceClient, SourceServer
+from switchyard.services.pipeline.sources.client import SourceClient, SourceServer
 from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlPage, CrawlRecord
 from switchyard.services.pipeline.sources.errors import SourceBusy, SourceNotFound, SourceRefused
 from switchyard.services.pipeline.sources.web.addresses import addresses, page_address
-from switchyard.services.pipeline.sources.web.visiting import WebFetcher
+from switchyard.services.pipeline.sources.web.fetcher import WebFetcher
 from switchyard.services.pipeline.text.web import MOST_LINKS, WebText
 from switchyard.services.pipeline.workers.ingest.sourced import snoozed, take_in
 from switchyard.services.pipeline.workers.ingest.web import SOURCE, found_on

@@ -23,7 +23,7 @@ from switchyard.services.common.files.uploads import FileIdentity, identify
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, Snooze
 from switchyard.services.engine.jobs.registry import RegistryError, hint_of, job
-from switchyard.services.pipeline.sources.asking import SourceClient
+from switchyard.services.pipeline.sources.client import SourceClient
 from switchyard.services.pipeline.sources.document import DocumentSource, FoundDocument
 from switchyard.services.pipeline.sources.errors import SourceBusy
 from switchyard.services.pipeline.workers.ingest.intake import (

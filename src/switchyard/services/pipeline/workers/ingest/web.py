@@ -29,7 +29,7 @@ from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.sources.document import FoundDocument
 from switchyard.services.pipeline.sources.errors import SourceBusy
 from switchyard.services.pipeline.sources.web.addresses import page_address
-from switchyard.services.pipeline.sources.web.visiting import FetchedPage, WebFetcher
+from switchyard.services.pipeline.sources.web.fetcher import FetchedPage, WebFetcher
 from switchyard.services.pipeline.text.web import MEMORY_MB, TIMEOUT, WebText, read_page
 from switchyard.services.pipeline.workers.ingest.intake import document_of, is_taken, known_already
 from switchyard.services.pipeline.workers.ingest.sourced import snoozed, take_in

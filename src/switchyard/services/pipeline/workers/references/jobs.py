@@ -16,6 +16,7 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.sources.errors import SourceRefused
+from switchyard.services.pipeline.workers.graph_updates import update_citations
 from switchyard.services.pipeline.workers.outputs import StageOutput, encoded
 from switchyard.services.pipeline.workers.references import finding
 from switchyard.services.pipeline.workers.references.payloads import ParseReferences, ReferencesOf
@@ -36,7 +37,6 @@ from switchyard.services.pipeline.workers.stages import (
     note_beside,
     superseded,
 )
-from switchyard.services.pipeline.workers.telling import update_citations
 
 LANES = ("hot", "maintenance")
 

@@ -13,9 +13,10 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Outcome, Snooze
 from switchyard.services.engine.jobs.registry import job
-from switchyard.services.pipeline.citations.kept import stored_references
 from switchyard.services.pipeline.citations.reference import Reference
+from switchyard.services.pipeline.citations.stored import stored_references
 from switchyard.services.pipeline.citations.works import LinkStatus, WorkLink
+from switchyard.services.pipeline.workers.graph_updates import update_citations
 from switchyard.services.pipeline.workers.outputs import DocumentFiles, encoded
 from switchyard.services.pipeline.workers.references.payloads import LinkCitations
 from switchyard.services.pipeline.workers.stages import (
@@ -24,7 +25,6 @@ from switchyard.services.pipeline.workers.stages import (
     note_beside,
     superseded,
 )
-from switchyard.services.pipeline.workers.telling import update_citations
 
 SHIFT = 240.0
 """Seconds after which a job asks no more; it goes on behind those that wait."""

@@ -27,12 +27,12 @@ from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.results import Document, Page
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.runtime.inline import InlineRunner
-from switchyard.services.pipeline.citations.kept import stored_references
+from switchyard.services.pipeline.citations.stored import stored_references
 from switchyard.services.pipeline.documents.extractions import ExtractionService
-from switchyard.services.pipeline.documents.inbox import UploadIntake, UploadMetadata
 from switchyard.services.pipeline.documents.reference_orders import ReferenceService
 from switchyard.services.pipeline.documents.runs import PipelineRuns, recorded_run
 from switchyard.services.pipeline.documents.status import STATES, DocumentStatus, status_of
+from switchyard.services.pipeline.documents.upload_intake import UploadIntake, UploadMetadata
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.document_states import FAILED, FINISHED_STATES
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST, OCR, document_id_of

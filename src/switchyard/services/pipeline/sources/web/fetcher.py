@@ -1,5 +1,5 @@
 """Visiting other people's web sites: robots.txt first, one request at a time for each host, nothing
-of our own network, whatever a name or a redirect says (services/common/files/fetching.py)."""
+of our own network, whatever a name or a redirect says (services/common/files/safe_http.py)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from switchyard.services.common.files.charsets import charset_of, decode
-from switchyard.services.common.files.fetching import place_of
 from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.safe_http import place_of
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
@@ -22,12 +22,12 @@ from switchyard.services.pipeline.sources.errors import (
     SourceRefused,
     SourceUnavailable,
 )
-from switchyard.services.pipeline.sources.pace import FleetThrottle, LocalThrottle, RequestPace
+from switchyard.services.pipeline.sources.throttle import FleetThrottle, LocalThrottle, RequestPace
 from switchyard.services.pipeline.sources.web.addresses import origin_of, page_address
 from switchyard.services.pipeline.sources.web.robots import MAX_BYTES, RobotsVerdict, judge
 
 if TYPE_CHECKING:
-    from switchyard.services.common.files.fetching import Fetched, SsrfGuard
+    from switchyard.services.common.files.safe_http import Fetched, SsrfGuard
 
 MAX_HOPS = 5
 """Redirects on the way to a page."""
@@ -79,7 +79,7 @@ class WebFetcher:
         Raises SourceBusy (no turn now), SourceRefused (robots.txt, our own network, a status),
         SourceNotFound, SourceUnavailable, InvalidSourceResponse, LedgerUnavailable.
         """
-        from switchyard.services.common.files.fetching import FetchMoved
+        from switchyard.services.common.files.safe_http import FetchMoved
 
         for _ in range(MAX_HOPS + 1):
             verdict = await self._verdict(url)
@@ -115,7 +115,7 @@ class WebFetcher:
         return _Fetch(url, limit, within, asked, self._guard())
 
     def _guard(self) -> SsrfGuard:
-        from switchyard.services.common.files.fetching import SsrfGuard
+        from switchyard.services.common.files.safe_http import SsrfGuard
 
         named = self._ctx.settings.web_hosts
         return SsrfGuard(trusted=frozenset(place_of(f"http://{each}") for each in named))
@@ -172,7 +172,7 @@ class WebFetcher:
         return text
 
     async def _fetch_robots(self, url: str) -> str:
-        from switchyard.services.common.files.fetching import FetchMoved
+        from switchyard.services.common.files.safe_http import FetchMoved
 
         for _ in range(MAX_HOPS + 1):
             try:
@@ -213,7 +213,7 @@ class _Fetch:
     def __init__(
         self, url: str, limit: int, within: float, headers: Mapping[str, str], guard: SsrfGuard
     ) -> None:
-        from switchyard.services.common.files.fetching import fetching
+        from switchyard.services.common.files.safe_http import fetching
 
         self._url = url
         self._open = fetching(
@@ -235,7 +235,7 @@ class _Fetch:
             raise translated from raised
 
     def _translated(self, error: Exception) -> Exception:
-        from switchyard.services.common.files.fetching import (
+        from switchyard.services.common.files.safe_http import (
             FetchFailed,
             FetchMoved,
             FetchRefused,

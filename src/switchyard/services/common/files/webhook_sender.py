@@ -1,5 +1,5 @@
-"""Sending to an address that a user has named, by the rules of `services.common.files.fetching`: to
-the open internet alone, and to where the name led when it was checked.
+"""Sending to an address that a user has named, by the rules of `services.common.files.safe_http`:
+to the open internet alone, and to where the name led when it was checked.
 
 Of the answer, its status is all that is read: what else it says may be endless.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import httpcore
 
-from switchyard.services.common.files.fetching import (
+from switchyard.services.common.files.safe_http import (
     FetchFailed,
     FetchRefused,
     GuardedBackend,

@@ -10,7 +10,7 @@ import asyncio
 
 import structlog
 
-from switchyard.broker.background import end_tasks
+from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.pipeline.index.generations import Generation, IndexStore
 

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from aiormq import Connection
 
 from switchyard.broker.errors import BrokerUnavailable, PublishError
-from switchyard.broker.wire.away import raising_broker_unavailable
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.depths import waiting_in
 from switchyard.broker.wire.envelope import Forwarded
+from switchyard.broker.wire.failures import raising_broker_unavailable
 from switchyard.broker.wire.incoming import Incoming
 
 WINDOW = 200

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, text
 
 from switchyard.broker.errors import MalformedMessage
 from switchyard.broker.message import JobMessage
-from switchyard.broker.moments import to_datetime
+from switchyard.broker.times import to_datetime
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
 from switchyard.services.engine.ledger.sql.dialect import keys_condition, keys_parameter
 from switchyard.services.engine.records.states import State

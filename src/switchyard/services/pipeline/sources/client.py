@@ -30,14 +30,14 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.libraries import load
 from switchyard.services.engine.backfill.sources import SourceAway as BackfillSourceAway
 from switchyard.services.engine.backfill.sources import SourceContext, SourceFailed
-from switchyard.services.pipeline.sources.answers import KeptAnswers, SourceResponse, conditions
 from switchyard.services.pipeline.sources.errors import (
     InvalidSourceResponse,
     SourceBusy,
     SourceUnavailable,
 )
-from switchyard.services.pipeline.sources.limits import nothing_left, refused_for_now
-from switchyard.services.pipeline.sources.pace import FleetThrottle, LocalThrottle, RequestPace
+from switchyard.services.pipeline.sources.rate_headers import nothing_left, refused_for_now
+from switchyard.services.pipeline.sources.response import KeptAnswers, SourceResponse, conditions
+from switchyard.services.pipeline.sources.throttle import FleetThrottle, LocalThrottle, RequestPace
 
 if TYPE_CHECKING:
     import httpx
@@ -107,8 +107,8 @@ class SourceClient:
         for jobs: they wait for two turns at most, and not at all where others wait already. With
         a ledger, turns are those of the whole fleet; without one, of this client alone.
         """
-        await load("switchyard.services.common.files.plain")
-        from switchyard.services.common.files.plain import uncompressed_client
+        await load("switchyard.services.common.files.uncompressed")
+        from switchyard.services.common.files.uncompressed import uncompressed_client
 
         interval = server.interval
         pace: RequestPace
@@ -187,7 +187,7 @@ class SourceClient:
     async def download(self, url: str, *, max_bytes: int, within: float) -> bytes:
         """A file that the server names, in turn, from the open internet or from the server's own
         host. Raises FetchRefused, FetchFailed, SourceBusy."""
-        from switchyard.services.common.files.fetching import FetchFailed, SsrfGuard, fetching
+        from switchyard.services.common.files.safe_http import FetchFailed, SsrfGuard, fetching
 
         guard = SsrfGuard(trusted=frozenset({_place(self.server.base_url)}))
         async with self.pace.turn(takes=within) as turn:

@@ -16,7 +16,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.jobs.retry import Died, Succeeded
 from switchyard.services.engine.monitoring import metric_names as names
-from switchyard.services.engine.monitoring.distribution import Histogram
+from switchyard.services.engine.monitoring.histogram import Histogram
 from switchyard.services.engine.monitoring.metric_names import (
     LLM,
     OTHER,
@@ -25,7 +25,7 @@ from switchyard.services.engine.monitoring.metric_names import (
     Samples,
 )
 from switchyard.services.engine.monitoring.metrics import Metrics
-from switchyard.services.engine.runtime.endings import OUTCOMES, SUCCEEDED, Ending, outcome_of
+from switchyard.services.engine.runtime.outcomes import OUTCOMES, SUCCEEDED, Ending, outcome_of
 
 NOTED: Final = 500
 """Starts and ends of a kind that are only noted, until there are so many or somebody scrapes."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
-from switchyard.services.engine.jobs.notebook import MAX_CHECKPOINT, ProgressBuffer
+from switchyard.services.engine.jobs.progress_buffer import MAX_CHECKPOINT, ProgressBuffer
 
 _HALF = Struct("<II")
 """Before the data of a half: length and checksum."""

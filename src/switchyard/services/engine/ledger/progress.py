@@ -10,7 +10,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.codec import fingerprint, to_json
 from switchyard.services.engine.ledger.sql.note_tables import job_checkpoints, job_progress
-from switchyard.services.engine.ledger.sql.noting import SaveProgress
+from switchyard.services.engine.ledger.sql.progress_ops import SaveProgress
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.progress import NoteRequest, ProgressRecord
 

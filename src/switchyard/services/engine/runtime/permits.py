@@ -20,13 +20,13 @@ import structlog
 from pydantic import BaseModel
 from structlog.typing import FilteringBoundLogger
 
-from switchyard.broker.background import TaskSupervisor
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.errors import PublishError
 from switchyard.broker.message import MAX_PRIORITY, JobMessage
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import LimitNumbers
 from switchyard.services.engine.jobs.context import Usage
@@ -43,10 +43,10 @@ from switchyard.services.engine.records.limits import (
     RoomRequest,
     WokenJob,
 )
-from switchyard.services.engine.runtime.following import FollowUpPublisher
-from switchyard.services.engine.runtime.gathering import PermitRequestBatcher
-from switchyard.services.engine.runtime.reporting import Counters
-from switchyard.services.engine.runtime.running import RunningJob
+from switchyard.services.engine.runtime.events import Counters
+from switchyard.services.engine.runtime.followups import FollowUpPublisher
+from switchyard.services.engine.runtime.permit_batching import PermitRequestBatcher
+from switchyard.services.engine.runtime.running_job import RunningJob
 
 HOLD_LIFE = 15.0
 """Seconds after which what a process held that has died is free again."""

@@ -14,13 +14,13 @@ from switchyard.broker.wire.link import FIRST_BACKOFF, LAST_BACKOFF
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerUnavailable, SchemaOutdated
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.runtime.endings import (
+from switchyard.services.engine.runtime.outcomes import (
     CancelledWhileRunning,
     Ending,
     Released,
     finish_request,
 )
-from switchyard.services.engine.runtime.running import ClaimLost, RunningJob
+from switchyard.services.engine.runtime.running_job import ClaimLost, RunningJob
 
 T = TypeVar("T")
 

@@ -24,11 +24,11 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import RowRejected
 from switchyard.services.engine.records.requests import ClaimRequest
 from switchyard.services.engine.records.results import UNKNOWN_TYPE, Claimed, HeldBy, IdCollision
-from switchyard.services.engine.runtime.endings import begun_too_often, joined_died
-from switchyard.services.engine.runtime.following import FollowUpPublisher
-from switchyard.services.engine.runtime.recording import Recorder
-from switchyard.services.engine.runtime.reporting import Counters
-from switchyard.services.engine.runtime.running import RunningJob
+from switchyard.services.engine.runtime.attempt_writer import Recorder
+from switchyard.services.engine.runtime.events import Counters
+from switchyard.services.engine.runtime.followups import FollowUpPublisher
+from switchyard.services.engine.runtime.outcomes import begun_too_often, joined_died
+from switchyard.services.engine.runtime.running_job import RunningJob
 
 LONGEST_WAIT = timedelta(seconds=LONGEST_RETRY_DELAY)
 

@@ -15,9 +15,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from switchyard.api.addresses import client_at
-from switchyard.api.entry.access import rate_limited
-from switchyard.api.entry.connections import UNREAD
 from switchyard.api.http.problems import Problem, render
+from switchyard.api.middleware.access import rate_limited
+from switchyard.api.middleware.connections import UNREAD
 from switchyard.services.common.tracing import SpanHandle, span, tracing_by
 from switchyard.services.engine.access.rate_limit import Allowance, RateLimiter
 

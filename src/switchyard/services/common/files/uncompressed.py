@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from switchyard.broker.authorities import authorities
+from switchyard.broker.tls import authorities
 
 
 def uncompressed_client(**options: Any) -> httpx.AsyncClient:

@@ -26,7 +26,7 @@ from switchyard.services.pipeline.index.generations import (
     decoded,
     encoded,
 )
-from switchyard.services.pipeline.index.lance_home import mismatch
+from switchyard.services.pipeline.index.lance_store import mismatch
 from switchyard.services.pipeline.index.postgres_counts import counts_of
 from switchyard.services.pipeline.index.postgres_table import (
     DESCRIBED,

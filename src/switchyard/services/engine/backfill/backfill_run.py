@@ -24,8 +24,8 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.backfill.costs import find_short_budget
 from switchyard.services.engine.backfill.counts import NOTES, Counts
 from switchyard.services.engine.backfill.gate import Gate
+from switchyard.services.engine.backfill.queue_quota import QueueQuota, Target, queue_quota
 from switchyard.services.engine.backfill.reader import ReadAhead
-from switchyard.services.engine.backfill.sharing import QueueQuota, Target, queue_quota
 from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable
 from switchyard.services.engine.backfill.spec import KIND, Plan, job_or_reason
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic

@@ -17,8 +17,8 @@ from switchyard.services.common.files.hashes import content_hash
 from switchyard.services.common.files.keys import page_key
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
-from switchyard.services.pipeline.text.composing import PageLines
 from switchyard.services.pipeline.text.layout import Line
+from switchyard.services.pipeline.text.markdown import PageLines
 
 RANGE = 100
 """Pages that are kept together; a document that has no more is read at once, in about a second."""

@@ -9,7 +9,7 @@ from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.jobs.context import Usage
 from switchyard.services.engine.jobs.retry import Delayed, Died
-from switchyard.services.engine.runtime.endings import CancelledWhileRunning
+from switchyard.services.engine.runtime.outcomes import CancelledWhileRunning
 
 
 class ClaimLost(Exception):

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from switchyard.api.entry.connections import bounded_http
-from switchyard.broker.background import end_tasks
+from switchyard.api.middleware.connections import bounded_http
+from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.errors import Misconfigured
 from switchyard.services.engine.access.rate_limit import Rationed
 from switchyard.services.engine.monitoring.metrics import CONTENT_TYPE, Metrics

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
 from switchyard.services.common.retry_after import parse_retry_after
-from switchyard.services.pipeline.sources.pace import LONGEST_PAUSE
+from switchyard.services.pipeline.sources.throttle import LONGEST_PAUSE
 
 _EPOCH = 1_000_000_000
 """A reset beyond this is a time, below it a number of seconds."""

@@ -44,14 +44,14 @@ from switchyard.services.engine.publishing.routing import routed
 from switchyard.services.engine.records.errors import LedgerError, RowRejected
 from switchyard.services.engine.records.requests import DeadLetterRecord, NewJob
 from switchyard.services.engine.records.results import Existing
-from switchyard.services.engine.runtime.endings import (
+from switchyard.services.engine.runtime.attempt_writer import Recorder
+from switchyard.services.engine.runtime.outcomes import (
     CancelledWhileRunning,
     Ending,
     invalid_outcome,
     unwaitable,
 )
-from switchyard.services.engine.runtime.recording import Recorder
-from switchyard.services.engine.runtime.running import RunningJob
+from switchyard.services.engine.runtime.running_job import RunningJob
 
 LANE_FULL_PAUSE = 5.0
 """Seconds after which a job whose next stage found a full lane runs again (no attempt used)."""

@@ -26,9 +26,9 @@ from aiormq.exceptions import (
 
 from switchyard.broker.errors import BrokerError, BrokerUnavailable
 from switchyard.broker.lanes import SYSTEM_EXCHANGE
-from switchyard.broker.wire.away import library_calls, within
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import closed
+from switchyard.broker.wire.failures import library_calls, within
 
 ALTERNATE = "alternate-exchange"
 _UNKNOWN = "?"

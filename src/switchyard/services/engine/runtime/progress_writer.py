@@ -12,10 +12,10 @@ from typing import Any
 
 import structlog
 
-from switchyard.broker.background import end_tasks
 from switchyard.broker.message import JobMessage
+from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.errors import TemporarilyUnavailable
-from switchyard.services.engine.jobs.notebook import PendingProgress, ProgressBuffer
+from switchyard.services.engine.jobs.progress_buffer import PendingProgress, ProgressBuffer
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.progress import NoteRequest, ReportedProgress

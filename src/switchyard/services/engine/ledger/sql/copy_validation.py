@@ -11,9 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from switchyard.broker.message import JobMessage
-from switchyard.broker.moments import to_datetime
+from switchyard.broker.times import to_datetime
+from switchyard.services.engine.ledger.sql.job_content import (
+    ContentHistory,
+    JobContent,
+    RecordedMetadata,
+)
 from switchyard.services.engine.ledger.sql.rows import JobRow
-from switchyard.services.engine.ledger.sql.works import ContentHistory, JobContent, RecordedMetadata
 from switchyard.services.engine.records.requests import ClaimRequest, FoundLetter
 from switchyard.services.engine.records.states import State
 

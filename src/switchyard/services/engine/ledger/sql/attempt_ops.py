@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from switchyard.services.engine.ledger.sql import agreeing, rules
+from switchyard.services.engine.ledger.sql import copy_validation as agreeing
+from switchyard.services.engine.ledger.sql import rules
 from switchyard.services.engine.ledger.sql.codec import clean, job_columns
+from switchyard.services.engine.ledger.sql.job_content import JobContent
 from switchyard.services.engine.ledger.sql.rows import JobRow, Rows, new_row
-from switchyard.services.engine.ledger.sql.works import JobContent
 from switchyard.services.engine.records.requests import ClaimRequest, FinishRequest
 from switchyard.services.engine.records.results import (
     AlreadyFinished,
