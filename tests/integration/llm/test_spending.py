@@ -186,7 +186,7 @@ async def test_a_job_that_is_cancelled_gives_nothing_back_that_may_have_been_pai
 async def test_a_job_that_is_cancelled_before_its_call_leaves_nothing_set_aside(
     ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve, is_set_aside = LlmLedger(ledger).spending.reserve_llm_call, asyncio.Event()
+    reserve, is_set_aside = LlmSpendRepository.reserve_llm_call, asyncio.Event()
 
     async def slowly(*args: Any, **options: Any) -> Any:
         await reserve(*args, **options)
