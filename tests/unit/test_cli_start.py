@@ -88,7 +88,7 @@ def _under(package: str, modules: list[str]) -> set[str]:
 MODELS_IN_USE = """
 import json
 from switchyard.api.client.calls import documents
-from switchyard.api.models.base import ApiModel
+from switchyard.api.models.base import ApiModel, RequestModel
 
 def known(model):
     return {model.__name__: model.__pydantic_complete__} | {
@@ -96,8 +96,10 @@ def known(model):
     }
 
 before = known(ApiModel)
+bodies = known(RequestModel)
 page = documents.documents_page.call().read(b'{"documents": [], "next_cursor": null}')
-print(json.dumps([sorted(k for k, done in m.items() if done) for m in (before, known(ApiModel))]))
+built = [{k for k, done in m.items() if done} for m in (before, known(ApiModel))]
+print(json.dumps([sorted(each - {"RequestModel", *bodies}) for each in built]))
 """
 
 

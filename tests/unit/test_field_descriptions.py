@@ -1,5 +1,7 @@
 """Every field and parameter of the HTTP API says what it is."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +28,15 @@ def silent(document: dict[str, Any]) -> Iterator[str]:
             for parameter in operation.get("parameters", ()):
                 if not parameter.get("description"):
                     yield f"{verb} {path} {parameter['name']}"
+
+
+def test_the_document_is_made_without_a_warning() -> None:
+    """In a process of its own: pydantic warns once, where a model is built for the first time."""
+    program = "from switchyard.api.app import create_app; create_app().openapi()"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_no_field_and_no_parameter_is_without_a_description(document: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel
+from switchyard.api.models.base import ApiModel, RequestModel
 from switchyard.api.models.values import Moment
 from switchyard.broker import patterns
 from switchyard.broker.lanes import BACKFILL
@@ -30,7 +30,7 @@ BUDGET = Field(
 )
 
 
-class BackfillPlan(ApiModel):
+class BackfillPlan(RequestModel):
     """Source of a backfill, and the job for each item (docs/backfills.md)."""
 
     model_config = ConfigDict(
@@ -126,7 +126,7 @@ class BackfillPlan(ApiModel):
     reason: str | None = Field(default=None, max_length=1000, pattern=patterns.PLAIN)
 
 
-class BackfillLimits(ApiModel):
+class BackfillLimits(RequestModel):
     """Limits to change; omitted ones stay. null removes a limit."""
 
     model_config = ConfigDict(
@@ -143,7 +143,7 @@ class BackfillLimits(ApiModel):
     budget: float | None = BUDGET
 
 
-class Cancellation(ApiModel):
+class Cancellation(RequestModel):
     """How a backfill is cancelled."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"jobs": True}})

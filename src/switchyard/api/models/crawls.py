@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel
+from switchyard.api.models.base import ApiModel, RequestModel
 from switchyard.services.pipeline.records.crawls import (
     LONGEST_CRAWL,
     MOST_DEPTH,
@@ -16,7 +16,7 @@ from switchyard.services.pipeline.records.crawls import (
 )
 
 
-class NewCrawl(ApiModel):
+class NewCrawl(RequestModel):
     """Where a crawl begins, and how far it may go."""
 
     model_config = ConfigDict(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from switchyard.api.models.base import ApiModel
+from switchyard.api.models.base import ApiModel, RequestModel
 from switchyard.api.models.values import moment
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
@@ -149,7 +149,7 @@ class LetterChange(ApiModel):
         return Change(**self.model_dump())
 
 
-class NewRedrive(ApiModel):
+class NewRedrive(RequestModel):
     """A redrive to be started; docs/redrive.md explains it."""
 
     model_config = ConfigDict(
@@ -207,7 +207,7 @@ class NewRedrive(ApiModel):
         return self
 
 
-class RedriveRate(ApiModel):
+class RedriveRate(RequestModel):
     """Another rate; null takes the limit away."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"rate": 20}})

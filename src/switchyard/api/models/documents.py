@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel
+from switchyard.api.models.base import ApiModel, RequestModel
 from switchyard.api.models.values import DocumentIdField, Moment
 from switchyard.broker import patterns
 from switchyard.services.pipeline.index.modes import MAX_LIMIT, Mode
@@ -135,7 +135,7 @@ class FigureList(ApiModel):
     figures: list[FigureView]
 
 
-class GenerateBody(ApiModel):
+class GenerateBody(RequestModel):
     model_config = ConfigDict(extra="forbid")
 
     count: int = Field(default=5, ge=1, le=50)
@@ -218,7 +218,7 @@ class FiltersBody(ApiModel):
     )
 
 
-class SearchBody(ApiModel):
+class SearchBody(RequestModel):
     model_config = ConfigDict(extra="forbid")
 
     query: str = Field(min_length=1, max_length=2000, examples=["why the tide rises"])

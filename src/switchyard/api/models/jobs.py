@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from switchyard.api.models.base import ApiModel
+from switchyard.api.models.base import ApiModel, RequestModel
 from switchyard.api.models.values import EXAMPLE, Moment, is_finite
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
@@ -16,7 +16,7 @@ from switchyard.services.engine.records.requests import MAX_DELAY, MAX_NOTIFY_UR
 from switchyard.services.engine.records.states import State
 
 
-class JobToPublish(ApiModel):
+class JobToPublish(RequestModel):
     """A job: a routing key, or a lane and a job type, and the payload."""
 
     model_config = ConfigDict(

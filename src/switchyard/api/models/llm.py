@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel
+from switchyard.api.models.base import ApiModel, RequestModel
 from switchyard.api.models.values import EXAMPLE
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
@@ -16,7 +16,7 @@ LONGEST_WAIT = 60.0
 """Seconds that one HTTP request may wait; a client that wants longer asks for the job's end."""
 
 
-class QuestionToModel(ApiModel):
+class QuestionToModel(RequestModel):
     """A question to a language model."""
 
     model_config = ConfigDict(

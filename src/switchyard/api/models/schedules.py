@@ -7,14 +7,14 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator
 
-from switchyard.api.models.base import ApiModel
+from switchyard.api.models.base import ApiModel, RequestModel
 from switchyard.api.models.values import is_finite
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.engine.records.schedules import FiringOutcome
 
 
-class NewSchedule(ApiModel):
+class NewSchedule(RequestModel):
     """A job, and when it is published, again and again."""
 
     model_config = ConfigDict(
