@@ -78,7 +78,7 @@ def test_what_calls_the_api_loads_neither_database_nor_broker(arguments: list[st
         "document_states",
         "states",
     }
-    assert _under("switchyard.api.models", modules) <= {"base", "documents", "problems", "values"}
+    assert _under("switchyard.api.models", modules) <= {"base", "documents", "problems"}
 
 
 def _under(package: str, modules: list[str]) -> set[str]:

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from switchyard.broker.dead.certificate import Reason
+from switchyard.services.common.durations import LONGEST_RETRY_DELAY
 from switchyard.services.common.errors import PermanentError, RetryableError
-from switchyard.services.common.retry_after import LONGEST_RETRY_DELAY
 from switchyard.services.engine.jobs.outcomes import Discard, Done, Job, Next, Retry, Snooze
 from switchyard.services.engine.jobs.retry import (
     Delayed,

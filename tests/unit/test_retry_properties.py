@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.services.common.retry_after import LONGEST_RETRY_DELAY, parse_retry_after
+from switchyard.services.common.durations import LONGEST_RETRY_DELAY, parse_retry_after
 from switchyard.services.engine.jobs.outcomes import Discard, Done, Job, Next, Retry, Snooze
 from switchyard.services.engine.jobs.retry import (
     Delayed,

@@ -5,7 +5,7 @@ import pytest
 from switchyard.broker.message import describe
 from switchyard.broker.wording import suggest
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.cli.base.lanes import known_lane
+from switchyard.cli.base.shared_options import known_lane
 
 
 def test_a_mistyped_name_is_told_the_nearest_one_first() -> None:

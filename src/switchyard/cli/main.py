@@ -23,8 +23,12 @@ from switchyard.cli.base.errors import (
     explain,
     one_line,
 )
-from switchyard.cli.base.lazy_command import MARKUP, LazyCommand, with_short_types
-from switchyard.cli.base.modules import find_modules_here
+from switchyard.cli.base.lazy_command import (
+    MARKUP,
+    LazyCommand,
+    find_modules_here,
+    with_short_types,
+)
 from switchyard.cli.base.output import echo
 
 app = typer.Typer(
@@ -114,7 +118,10 @@ PANELS = {
             "cli.pipeline.graph:app",
             "The knowledge graph: show, neighbours, path, cocited, coupled, cited, draw, export.",
         ),
-        "jobs": ("cli.engine.jobs.app:app", "Jobs: list, show, watch, cancel, release, republish."),
+        "jobs": (
+            "cli.engine.jobs.jobs:app",
+            "Jobs: list, show, watch, cancel, release, republish.",
+        ),
     },
     "Repair": {
         "dead": (

@@ -14,7 +14,7 @@ from switchyard.api import app
 from switchyard.api.app import create_app
 from switchyard.api.middleware import access
 from switchyard.api.middleware.access import KeysMissing
-from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.access.api_keys import REMEMBERED_FOR, Scope, create_key, hash_of
 from switchyard.services.engine.records.errors import LedgerUnavailable

@@ -10,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.common.files.hashes import content_hash
-from switchyard.services.common.files.keys import check_key, extraction_key, result_key, upload_key
+from switchyard.services.common.files.keys import (
+    check_key,
+    content_hash,
+    extraction_key,
+    result_key,
+    upload_key,
+)
 from switchyard.services.common.files.safe_http import FetchRefused, fetching
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import InvalidKey

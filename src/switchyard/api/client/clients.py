@@ -15,8 +15,8 @@ from switchyard.api.client import calls
 from switchyard.api.client.call import Call, Upload, in_path
 from switchyard.api.client.common import Common, looks
 from switchyard.api.client.errors import ApiError, away, error_of
+from switchyard.api.client.operations import streams
 from switchyard.api.client.sse import Event, EventReader, ReconnectBackoff, check_stream
-from switchyard.api.client.streams import streams
 from switchyard.broker.forking import Owner
 from switchyard.services.engine.records.states import FINISHED
 from switchyard.services.pipeline.records.document_states import FAILED, FINISHED_STATES

@@ -220,3 +220,14 @@ def operations_of(client: type[Operations]) -> set[str]:
     """The ids of the operations of the API that a client covers."""
     members = (getattr(client, name) for name in dir(client))
     return {each for member in members for each in getattr(member, "operations", ())}
+
+
+def streams(operation: str) -> Callable[[T], T]:
+    """Name the operation that a method of both clients follows: a stream of events has no one
+    answer."""
+
+    def mark(method: T) -> T:
+        method.operations = (operation,)  # type: ignore[attr-defined]
+        return method
+
+    return mark

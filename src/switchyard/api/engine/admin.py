@@ -11,6 +11,7 @@ from switchyard.api.engine.pressure import queue_view
 from switchyard.api.http.problems import Problem, responses, try_later
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import needs
+from switchyard.api.models.base import moment
 from switchyard.api.models.dead import DeadLetterDetails, DeadLetterPage, DeadLetterView
 from switchyard.api.models.lanes import (
     GenerationView,
@@ -20,7 +21,6 @@ from switchyard.api.models.lanes import (
     WorkerList,
     WorkerView,
 )
-from switchyard.api.models.values import moment
 from switchyard.api.state import Shared
 from switchyard.broker import patterns
 from switchyard.services.common.errors import PermanentError, RetryableError

@@ -12,7 +12,7 @@ from switchyard.api.models.backfills import (
     DeathCause,
     JobPreview,
 )
-from switchyard.api.models.values import moment
+from switchyard.api.models.base import moment
 from switchyard.broker import times as moments
 from switchyard.services.engine.backfill.progress import progress_of
 from switchyard.services.engine.backfill.spec import BackfillSpec

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from switchyard.api.models.base import moment
 from switchyard.api.models.jobs import (
     AttemptView,
     JobDetails,
@@ -15,7 +16,6 @@ from switchyard.api.models.jobs import (
     JoinView,
     ProgressView,
 )
-from switchyard.api.models.values import moment
 from switchyard.broker import times as moments
 from switchyard.services.engine.records.joins import JoinRecord
 from switchyard.services.engine.records.progress import ProgressRecord

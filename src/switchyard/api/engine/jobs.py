@@ -15,7 +15,7 @@ from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import needs, own_key, source_of
 from switchyard.api.models import jobs as models
-from switchyard.api.models.values import Moment
+from switchyard.api.models.base import Moment
 from switchyard.api.state import ApiState, BrokerSide, Shared
 from switchyard.broker import patterns
 from switchyard.broker.errors import LaneFull, PublishError

@@ -9,7 +9,7 @@ from fastapi import Query
 from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import needs
-from switchyard.api.models.limits import LimitList, LimitView
+from switchyard.api.models.service import LimitList, LimitView
 from switchyard.api.state import Shared
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.records.limits import LimitReport

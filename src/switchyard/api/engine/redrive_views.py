@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from switchyard.api.models.base import moment
 from switchyard.api.models.dead import NewRedrive, RedriveDifference, RedrivePlan, RedriveView
-from switchyard.api.models.values import moment
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkOperation
 from switchyard.services.engine.redrive.sending import RedriveCounts

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from switchyard.api.engine.jobs import prepared
 from switchyard.api.http.problems import Problem
 from switchyard.api.http.routing import Routes
-from switchyard.api.models.webhooks import DeliveryView
+from switchyard.api.models.service import DeliveryView
 from switchyard.api.state import Shared
 from switchyard.broker import patterns
 from switchyard.broker.errors import NeverTaken, PublishError

@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel, RequestModel
-from switchyard.api.models.values import Moment
+from switchyard.api.models.base import ApiModel, Moment, RequestModel
 from switchyard.broker import patterns
 from switchyard.broker.lanes import BACKFILL
 from switchyard.broker.message import MAX_PRIORITY

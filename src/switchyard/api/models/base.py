@@ -1,13 +1,21 @@
-"""What all models of the API are."""
+"""The classes of all models, and values that several have: times, ids, and what JSON can carry."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import math
+import re
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from switchyard.broker import message, patterns
+from switchyard.broker import times as moments
 
 
 class ApiModel(BaseModel):
-    """What goes in or out as JSON. How it is checked is worked out when it is first used: a program
-    that calls the API needs a few of a hundred models, and each takes a millisecond."""
+    """JSON that goes in or out. A model is built when it is first used: a program that calls the
+    API needs a few of a hundred, and each takes a millisecond."""
 
     model_config = ConfigDict(defer_build=True)
 
@@ -18,3 +26,37 @@ class RequestModel(ApiModel):
     """
 
     model_config = ConfigDict(defer_build=False)
+
+
+def _iso_8601(value: object) -> object:
+    """Times are text with a date and a time: a bare number, which could mean anything, is not."""
+    if not isinstance(value, str) or not re.match(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}", value):
+        raise ValueError("write it as in 2026-01-05T09:00:00Z")
+    return value
+
+
+Moment = Annotated[message.Moment, BeforeValidator(_iso_8601)]
+"""A moment in ISO 8601, with a time zone."""
+
+EXAMPLE = "0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"
+"""The id of a job."""
+
+DocumentIdField = Annotated[str, Field(pattern=patterns.DOCUMENT_ID)]
+
+
+def moment(seconds: float | None) -> datetime | None:
+    """Seconds since the epoch as a time; None stays None."""
+    return None if seconds is None else moments.to_datetime(seconds)
+
+
+def is_finite(value: Any) -> bool:
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, float) and not math.isfinite(each):
+            return False
+        if isinstance(each, dict):
+            waiting.extend(each.values())
+        elif isinstance(each, list):
+            waiting.extend(each)
+    return True

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from switchyard.api.models.base import ApiModel, RequestModel
-from switchyard.api.models.values import moment
+from switchyard.api.models.base import ApiModel, RequestModel, moment
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.engine.dead.causes import cause_of

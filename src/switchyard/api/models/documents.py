@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel, RequestModel
-from switchyard.api.models.values import DocumentIdField, Moment
+from switchyard.api.models.base import ApiModel, DocumentIdField, Moment, RequestModel
 from switchyard.broker import patterns
 from switchyard.services.pipeline.index.modes import MAX_LIMIT, Mode
 from switchyard.services.pipeline.records.classes import checked_class

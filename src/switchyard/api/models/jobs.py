@@ -7,8 +7,7 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from switchyard.api.models.base import ApiModel, RequestModel
-from switchyard.api.models.values import EXAMPLE, Moment, is_finite
+from switchyard.api.models.base import EXAMPLE, ApiModel, Moment, RequestModel, is_finite
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.engine.records.joins import WhenDead

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel, RequestModel
-from switchyard.api.models.values import EXAMPLE
+from switchyard.api.models.base import EXAMPLE, ApiModel, RequestModel
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.llm.records.spending import SpentBy

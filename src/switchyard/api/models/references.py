@@ -6,8 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from switchyard.api.models.base import ApiModel
-from switchyard.api.models.values import DocumentIdField
+from switchyard.api.models.base import ApiModel, DocumentIdField
 from switchyard.services.pipeline.citations.limits import MAX_AT_ONCE, OneReference, Text
 
 

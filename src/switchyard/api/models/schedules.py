@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator
 
-from switchyard.api.models.base import ApiModel, RequestModel
-from switchyard.api.models.values import is_finite
+from switchyard.api.models.base import ApiModel, RequestModel, is_finite
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.engine.records.schedules import FiringOutcome

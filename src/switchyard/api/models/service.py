@@ -1,4 +1,5 @@
-"""What the service says of itself, as JSON: its health, its job types, its kinds of problems."""
+"""What the service says of itself, as JSON: its health, job types, kinds of problems, limits; and
+its answers to webhooks."""
 
 from __future__ import annotations
 
@@ -63,3 +64,35 @@ class ProblemKinds(ApiModel):
     """Every kind of problem; docs/api.md explains them."""
 
     problems: list[ProblemKind]
+
+
+class LimitView(ApiModel):
+    """A named limit as it is now; one for each of its keys."""
+
+    name: str = Field(examples=["openai"])
+    key: str = Field(description="Of which tenant, account, …; empty where it has no keys.")
+    concurrency: int | None = Field(description="Maximum number of running jobs; null: no limit.")
+    per_minute: int | None = Field(description="Maximum number of jobs started per minute.")
+    tokens_per_minute: int | None
+    in_use: int = Field(description="Jobs that run.")
+    last_minute: int = Field(description="Jobs that started in the last minute.")
+    tokens_last_minute: int
+    waiting: int = Field(description="Jobs that wait for room.")
+    next_room: float | None = Field(
+        description="Seconds until the job that waits longest has room (if none waits: a job of "
+        "one token); 0: now; null: when a job ends."
+    )
+
+
+class LimitList(ApiModel):
+    """Limits that were used in the last hour, by name and key; 1,000 at most, those used last."""
+
+    limits: list[LimitView]
+
+
+class DeliveryView(ApiModel):
+    """What became of a delivery."""
+
+    job_id: str | None = Field(default=None, description="The job that it asked for.")
+    duplicate: bool = Field(default=False, description="It was known: nothing was done again.")
+    ignored: str | None = Field(default=None, description="Why nothing was done.")

@@ -19,6 +19,7 @@ from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import may, may_be_told, needs, receipt, source_of
 from switchyard.api.middleware.uploads import UploadForm
+from switchyard.api.models.base import moment
 from switchyard.api.models.documents import (
     ClassField,
     ClassView,
@@ -30,7 +31,6 @@ from switchyard.api.models.documents import (
     FigureView,
     PageView,
 )
-from switchyard.api.models.values import moment
 from switchyard.api.state import state_of
 from switchyard.broker import patterns
 from switchyard.services.common.files.uploads import Upload

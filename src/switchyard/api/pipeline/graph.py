@@ -11,7 +11,7 @@ from switchyard.api.http.problems import Problem, responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import needs
 from switchyard.api.models import graph as models
-from switchyard.api.models.values import moment
+from switchyard.api.models.base import moment
 from switchyard.api.state import Shared
 from switchyard.broker import patterns
 from switchyard.services.engine.access.api_keys import Scope

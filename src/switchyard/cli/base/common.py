@@ -172,3 +172,27 @@ def run(work: Coroutine[Any, Any, T], *, endures_exits: bool = False) -> T:
 
     begin_reading()
     return run_enduring(work) if endures_exits else asyncio.run(work)
+
+
+def current_user() -> str:
+    """Return who runs this command, for the record: `name@host`."""
+    import getpass
+    import socket
+
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # no such user in this container
+        name = "unknown"
+    return f"{name}@{socket.gethostname()}"
+
+
+async def require_queues(url: str, names: Iterable[str]) -> None:
+    """Raises CommandFailed naming the queues that are not there, BrokerUnavailable."""
+    from switchyard.broker.wire.depths import ask_queues
+
+    found = await ask_queues(url, names)
+    missing = [name for name, waiting in found.items() if waiting is None]
+    if missing:
+        raise CommandFailed(
+            f"the broker has no queue {', '.join(missing)}: run `jobctl topology apply`"
+        )

@@ -1,4 +1,5 @@
-"""A command that imports its module when it is used.
+"""Where modules come from: a command imports its own when it is used, and those of users may lie
+in the current directory.
 
 `jobctl --help` needs only names and summaries: with the modules of all commands it would take
 half as long again.
@@ -6,8 +7,10 @@ half as long again.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import typer
@@ -95,3 +98,16 @@ def _in_usage(argument: TyperArgument, _ctx: object) -> list[str]:
 
 def _group() -> None:
     """A callback makes a group also of a single command."""
+
+
+def find_modules_here() -> None:
+    """Let JOBS_MODULES and `--include` name a file in the current directory.
+
+    At the end of the path: a file of the user's must not take the place of a library.
+    """
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:
+        return  # somebody has removed it: there is nothing to find
+    if here not in sys.path:
+        sys.path.append(here)

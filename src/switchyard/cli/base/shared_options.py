@@ -1,21 +1,34 @@
-"""Options that several commands have, declared once; some are handed to each as one value."""
+"""Options and arguments that several commands have, declared once, and how their values are read.
+Some are handed to each as one value."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from switchyard.cli.base.durations import DURATION_HELP, parse_duration
-from switchyard.cli.base.errors import WrongUsage
+from switchyard.cli.base.errors import CommandFailed, WrongUsage
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.ledger import Ledger
 
 TimeoutOption = Annotated[
     str | None,
     typer.Option(
         metavar="TIME", help=f"Stop waiting after this time, {DURATION_HELP}. Default: no limit."
+    ),
+]
+
+JobIdArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="Id of the job, from `jobctl jobs list` or `jobctl publish`; the first six characters "
+        "or more are enough.",
     ),
 ]
 
@@ -55,3 +68,31 @@ def with_options(
         return run_it
 
     return extend
+
+
+LaneOption = Annotated[
+    str | None, typer.Option(help="Only this lane: hot, vlm_ocr, maintenance or backfill.")
+]
+
+
+def known_lane(name: str | None) -> str | None:
+    """The name of a lane, or None for all. Raises WrongUsage for a lane that does not exist."""
+    from switchyard.broker.lanes import lane_named
+
+    if name is not None:
+        try:
+            lane_named(name)
+        except ValueError as error:
+            raise WrongUsage(f"--lane {name!r}: {error}") from error
+    return name
+
+
+async def full_job_id(ledger: Ledger, given: str) -> str:
+    """The id of the job that is meant; see `full_id`. Raises AmbiguousId."""
+    from switchyard.services.engine.ledger.short_ids import Among
+
+    return await ledger.short_ids.full_id(Among.JOBS, given)
+
+
+def unknown_job(job_id: str) -> CommandFailed:
+    return CommandFailed(f"the ledger has no job {job_id!r}: `jobctl jobs list` shows those it has")

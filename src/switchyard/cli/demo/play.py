@@ -134,7 +134,7 @@ class _DemoRunner:
 
     async def _redrive(self, dead: JobRecord) -> None:
         """Begin a redrive with another payload; the demo's scheduler runs it."""
-        from switchyard.cli.base.current_user import user
+        from switchyard.cli.base.common import current_user
         from switchyard.services.engine.dead.changes import Change
         from switchyard.services.engine.dead.letters import LetterFilter
         from switchyard.services.engine.redrive.spec import RedriveSpec, start_redrive
@@ -146,7 +146,9 @@ class _DemoRunner:
             Change(values={"payload.parts": FIXED_PARTS}),
             remote=False,
         )
-        operation = await start_redrive(self.ledger, spec, created_by=user(), reason="jobctl demo")
+        operation = await start_redrive(
+            self.ledger, spec, created_by=current_user(), reason="jobctl demo"
+        )
         self.redrive_id = operation.id
 
     async def _look_at_redrive(self, redrive_id: str) -> None:

@@ -1,17 +1,22 @@
-"""`jobctl llm status`: model servers, time limits, budgets and batches."""
+"""`jobctl llm status`: model servers, time limits, budgets and batches; and `jobctl llm resume`,
+which ends the pause of a server."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import load_registry, load_settings, open_ledger, run
+from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import (
     JsonOption,
     add_row,
     cell,
     console,
+    echo,
     plain,
     print_json,
     say,
@@ -21,7 +26,7 @@ from switchyard.services.llm.ledger.ledger import LlmLedger
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
-    from switchyard.services.llm.records.llm import LlmServerReport
+    from switchyard.services.llm.records.llm import LlmServerReport, PauseEnded
     from switchyard.services.llm.records.llm_batches import LlmBatch
     from switchyard.services.llm.records.spending import BudgetState
 
@@ -179,3 +184,30 @@ def _print_budgets(found: list[BudgetState], currency: str) -> None:
             "too little for its next call: jobs wait" if each.is_short else "",
         )
     console().print(rows)
+
+
+def resume(
+    server: Annotated[
+        str, typer.Argument(metavar="SERVER", help="Its name in `jobctl llm status`.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """End the pause of a model server: requests that wait for it go on.
+
+    A server that still refuses them is paused again. Exit code 1: no such server was called.
+    """
+
+    async def end() -> PauseEnded | None:
+        async with open_ledger(load_settings()) as ledger:
+            return await LlmLedger(ledger).slots.end_llm_pause(server)
+
+    ended = run(end())
+    if ended is None:
+        raise CommandFailed(f"no model server {server!r} was called: see `jobctl llm status`")
+    if as_json:
+        print_json({"server": server, **plain(ended)})
+    elif not ended.paused_for:
+        echo(f"{server} is not paused")
+    else:
+        jobs = pluralize(ended.jobs, "waiting job is", "waiting jobs are")
+        echo(f"{server} is asked again; {jobs} published again by the scheduler")

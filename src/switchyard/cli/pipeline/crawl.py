@@ -80,7 +80,7 @@ def start(
     jobctl crawl start https://docs.example.org/ --max-pages 500 --max-depth 4
     ```
     """
-    from switchyard.cli.base.current_user import user
+    from switchyard.cli.base.common import current_user
     from switchyard.services.pipeline.crawls.bounds import CrawlBounds
 
     settings = load_settings()
@@ -94,7 +94,7 @@ def start(
     )
 
     async def work(desk: Crawls) -> tuple[CrawlProgress, bool]:
-        crawl = await desk.start(bounds, created_by=user())
+        crawl = await desk.start(bounds, created_by=current_user())
         return await desk.show(crawl.id), await _must_wait(settings)
 
     quiet_logs()

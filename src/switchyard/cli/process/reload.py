@@ -145,7 +145,7 @@ def probe(modules: Sequence[str]) -> Probed:
 
 def main(modules: Sequence[str]) -> None:
     """The process of `probe`: says what it has found as one line of JSON."""
-    from switchyard.cli.base.modules import find_modules_here
+    from switchyard.cli.base.lazy_command import find_modules_here
     from switchyard.services.engine.jobs.registry import Registry, RegistryError
     from switchyard.services.engine.wings import job_modules
 

@@ -49,8 +49,8 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
 
     from switchyard.broker.errors import WrongSystem
     from switchyard.broker.lanes import DEAD_LOG_QUEUE
+    from switchyard.cli.base.common import require_queues
     from switchyard.cli.base.long_running import settle_memory, showing_metrics
-    from switchyard.cli.base.queues import require_queues
     from switchyard.cli.base.stopping import stop_on_signals
     from switchyard.services.engine.bulk.runner import BulkRunner
     from switchyard.services.engine.identity.broker import require_same_system

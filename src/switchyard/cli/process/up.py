@@ -94,7 +94,7 @@ def up(
     ```
     """
     from switchyard.cli.base.stopping import stop_by_interrupt
-    from switchyard.cli.system.private_file import make_private
+    from switchyard.cli.system.node_setup import make_private
 
     quiet_logs("critical")
     stop_by_interrupt()
@@ -306,7 +306,7 @@ def _exported(system: System) -> dict[str, str]:
 
 def _print_addresses(found: FoundBroker, system: System, directory: Path) -> None:
     from switchyard.broker.addresses import address_of, without_login
-    from switchyard.cli.system.private_file import write_private
+    from switchyard.cli.system.node_setup import write_private
 
     settings = system.settings
     lines = [f"export {name}={shlex.quote(value)}" for name, value in _exported(system).items()]

@@ -132,8 +132,8 @@ def shares_of(
 
 
 async def _work(settings: Settings, registry: Registry, shares: list[WorkerPlan]) -> None:
+    from switchyard.cli.base.common import require_queues
     from switchyard.cli.base.long_running import settle_memory, showing_metrics
-    from switchyard.cli.base.queues import require_queues
     from switchyard.cli.base.stopping import retire_on_signal, stop_on_signals
     from switchyard.services.engine.identity.broker import require_same_system
     from switchyard.services.engine.identity.claiming import claiming

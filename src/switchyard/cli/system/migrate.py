@@ -28,7 +28,7 @@ from switchyard.cli.base.output import (
     say,
     table,
 )
-from switchyard.cli.system.system_guard import require_ours
+from switchyard.cli.system.system import require_ours
 
 if TYPE_CHECKING:
     from switchyard.broker.management.model import Topology

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from switchyard.cli.system.node_setup import write_private
 from switchyard.cli.system.ports import is_free
-from switchyard.cli.system.private_file import write_private
 
 if TYPE_CHECKING:
     from switchyard.cli.system.node import LocalNode

@@ -11,7 +11,6 @@ from typing import Any
 
 from switchyard.cli.system.foreign_root import link_erlang
 from switchyard.cli.system.ports import LOOPBACK
-from switchyard.cli.system.private_file import make_private, write_private
 
 CONTROL = "rabbitmqctl"
 """The script in a node's directory that speaks to this node and to no other."""
@@ -148,3 +147,17 @@ def _hash(password: str) -> str:
     """As rabbit_password_hashing_sha256 does: four bytes of salt, then the digest."""
     salt = secrets.token_bytes(4)
     return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory that only its owner may enter; one that is there stays as it is."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, in a directory that is made where it is missing.
+    One that was open to others is closed to them before a word of it is written."""
+    make_private(path.parent)
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text(text)

@@ -1,7 +1,9 @@
-"""`jobctl system`: which system ledger, broker, file storage and index belong to."""
+"""`jobctl system`: which system ledger, broker, file storage and index belong to; and the check of
+other commands before they change a broker."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,6 +13,7 @@ from switchyard.cli.base.output import JsonOption, YesOption, confirm, echo, pri
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.records.errors import LedgerError
 
 app = typer.Typer(
     no_args_is_help=True, help="System id: which system the ledger, broker and files belong to."
@@ -98,3 +101,18 @@ async def _look(settings: Settings) -> dict[str, str]:
             "broker's system": owner,
             "verdict": verdict,
         }
+
+
+async def require_ours(settings: Settings) -> LedgerError | None:
+    """Raises WrongSystem before anything is changed. A host without the ledger can't ask: why it
+    could not is the answer."""
+    from switchyard.services.engine.identity.broker import require_same_system
+    from switchyard.services.engine.records.errors import LedgerError
+
+    with suppress(ValueError):
+        try:
+            async with open_ledger(settings) as ledger:
+                await require_same_system(settings, ledger)
+        except LedgerError as error:
+            return error
+    return None

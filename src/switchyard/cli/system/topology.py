@@ -19,7 +19,7 @@ from switchyard.cli.base.errors import FAILED, CommandFailed
 from switchyard.cli.base.output import JsonOption, console, echo, print_json, say, table
 from switchyard.cli.system.made_users import RenewOption, print_users
 from switchyard.cli.system.migrate import migrate
-from switchyard.cli.system.system_guard import require_ours
+from switchyard.cli.system.system import require_ours
 
 if TYPE_CHECKING:
     from switchyard.broker.management.client import ManagementClient

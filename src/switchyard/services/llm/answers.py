@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 
 from switchyard.broker.task_supervisor import TaskSupervisor
-from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import DiskFull, NotStored, StorageUnavailable
 from switchyard.services.common.instance import new_instance_id

@@ -112,7 +112,7 @@ def translate(error: openai.OpenAIError) -> LlmUnavailable | InvalidLlmResponse 
 
 
 def _of_status(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
-    from switchyard.services.common.retry_after import retry_after
+    from switchyard.services.common.durations import retry_after
 
     status = error.status_code
     text = f"the model server answered {status}: {_message(error)}"

@@ -12,7 +12,6 @@ from switchyard.api.client.call import (
     operation,
 )
 from switchyard.api.models import lanes as lane_models
-from switchyard.api.models import limits as limit_models
 from switchyard.api.models import service
 
 
@@ -23,10 +22,10 @@ def backpressure() -> Call[lane_models.PressureView]:
 
 
 @operation("limits-list_limits")
-def limits(*, waiting: bool | None = None) -> Call[limit_models.LimitList]:
+def limits(*, waiting: bool | None = None) -> Call[service.LimitList]:
     """Named limits: what is in use, how many jobs wait, and when there is room again; with
     `waiting`, only those that jobs wait for."""
-    return get("/limits", limit_models.LimitList, waiting=waiting)
+    return get("/limits", service.LimitList, waiting=waiting)
 
 
 @operation("contract-list_schemas")

@@ -11,6 +11,7 @@ import typer
 
 from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import (
+    current_user,
     load_registry,
     load_settings,
     open_ledger,
@@ -18,7 +19,6 @@ from switchyard.cli.base.common import (
     require_broker,
     run,
 )
-from switchyard.cli.base.current_user import user
 from switchyard.cli.base.errors import FAILED, CommandFailed
 from switchyard.cli.base.output import echo, inline_json, plain, print_json, say
 
@@ -46,7 +46,7 @@ async def _run(
     settings: Settings, name: str, options: dict[str, Any], common: CommonOptions
 ) -> bool:
     from switchyard.broker.lanes import queue_name
-    from switchyard.cli.base.queues import require_queues
+    from switchyard.cli.base.common import require_queues
     from switchyard.services.engine.backfill.spec import Plan, parse_spec
     from switchyard.services.engine.backfill.starting import Backfills
     from switchyard.services.engine.bulk.control import check_limits
@@ -75,7 +75,7 @@ async def _run(
             await require_queues(settings.require_amqp_url(), [queue])
             operation = await backfills.start(
                 spec,
-                created_by=user(),
+                created_by=current_user(),
                 reason=common.why,
                 rate=common.rate,
                 max_open=common.max_open,

@@ -8,8 +8,7 @@ import typer
 
 from switchyard.cli.base.durations import DURATION_HELP, optional_duration
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.cli.base.lanes import LaneOption, known_lane
-from switchyard.cli.base.shared_options import with_options
+from switchyard.cli.base.shared_options import LaneOption, known_lane, with_options
 
 if TYPE_CHECKING:
     from switchyard.services.engine.dead.letters import LetterFilter

@@ -99,7 +99,7 @@ def purge(
 async def _purge(
     which: LetterFilter, include: list[str] | None, *, why: str | None, dry_run: bool, yes: bool
 ) -> tuple[PurgeProgress, BulkOperation | None]:
-    from switchyard.cli.base.current_user import user
+    from switchyard.cli.base.common import current_user
     from switchyard.cli.engine.bulk.run_here import run_here
     from switchyard.services.engine.bulk import control as bulk_control
     from switchyard.services.engine.dead.groups import with_full_ids
@@ -125,7 +125,9 @@ async def _purge(
         operation = await run_here(
             ledger,
             PurgeHandler(settings, ledger),
-            lambda hold: start_purge(ledger, which, created_by=user(), reason=why, hold=hold),
+            lambda hold: start_purge(
+                ledger, which, created_by=current_user(), reason=why, hold=hold
+            ),
             counted="scanned",
             stop=lambda operation_id: bulk_control.cancel(ledger, operation_id),
         )

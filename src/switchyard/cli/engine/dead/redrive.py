@@ -200,13 +200,13 @@ async def begin(
     as_json: bool = False,
 ) -> None:
     """Record a redrive, run it here unless it is for a scheduler, and report."""
-    from switchyard.cli.base.current_user import user
+    from switchyard.cli.base.common import current_user
     from switchyard.cli.engine.dead.view import public
     from switchyard.services.engine.redrive.spec import start_redrive
 
     async def start(hold: BulkHold | None) -> BulkOperation:
         return await start_redrive(
-            ledger, spec, created_by=user(), reason=why, rate=rate, hold=hold
+            ledger, spec, created_by=current_user(), reason=why, rate=rate, hold=hold
         )
 
     if not background:

@@ -13,7 +13,7 @@ from switchyard.cli.base.common import (
 )
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import JsonOption, echo, print_json, say
-from switchyard.cli.engine.jobs.jobs import JobIdArgument, full_job_id, unknown_job
+from switchyard.cli.base.shared_options import JobIdArgument, full_job_id, unknown_job
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings

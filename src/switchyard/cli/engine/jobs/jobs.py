@@ -20,7 +20,6 @@ from switchyard.cli.base.durations import (
     optional_duration,
 )
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.base.lanes import LaneOption, known_lane
 from switchyard.cli.base.output import (
     JsonOption,
     add_row,
@@ -36,25 +35,26 @@ from switchyard.cli.base.output import (
     styled,
     table,
 )
-from switchyard.cli.engine.jobs import join_view
+from switchyard.cli.base.shared_options import (
+    JobIdArgument,
+    LaneOption,
+    full_job_id,
+    known_lane,
+    unknown_job,
+)
+from switchyard.cli.engine.jobs import cancel, republish
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
-    from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.joins import JoinRecord
     from switchyard.services.engine.records.limits import PendingPermit
     from switchyard.services.engine.records.progress import ProgressRecord
     from switchyard.services.engine.records.results import JobRecord, JobSummary
 
 MAX_LIMIT = 1_000
-JobIdArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="ID",
-        help="Id of the job, from `jobctl jobs list` or `jobctl publish`; the first six characters "
-        "or more are enough.",
-    ),
-]
+
+
+app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, release, republish.")
 
 
 class StateName(StrEnum):
@@ -71,6 +71,7 @@ class StateName(StrEnum):
     CANCELLED = "cancelled"
 
 
+@app.command(name="list")
 def list_jobs(
     state: Annotated[StateName | None, typer.Option(help="Only jobs in this state.")] = None,
     lane: LaneOption = None,
@@ -139,6 +140,7 @@ def list_jobs(
         say(f"The newest {len(jobs)}; more with --limit (at most {MAX_LIMIT}) or a filter.")
 
 
+@app.command()
 def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     """Show a job: payload, result, attempts, error, and the jobs of its pipeline."""
     known = run(_look_up(load_settings(), job_id))
@@ -150,7 +152,7 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
         others = [
             {"id": each.id, "job_type": each.job_type, "state": each.state} for each in followers
         ]
-        joins = None if join is None else join_view.public(join)
+        joins = None if join is None else plain(join)
         room = None if wait is None else plain(wait)
         waits = {"join": joins, "waits_for_room": room}
         print_json(_public(job) | waits | {"pipeline_jobs": others})
@@ -165,7 +167,7 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     for hint in hints(job):
         say(hint)
     if join is not None and join.is_stuck and dead:
-        say(join_view.hint(join, dead))
+        say(_join_hint(join, dead))
     if followers:
         echo()
         rows = table("PIPELINE", "JOB", "STATE", "AGE", flexible=("JOB",))
@@ -180,12 +182,18 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
         console().print(rows)
 
 
+@app.command()
 def watch(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     """Follow a job until it ends, with one line per change of state and progress report.
 
     Exit code 1: the job did not succeed.
     """
     run(_watch(load_settings(), job_id, as_json=as_json))
+
+
+app.command()(cancel.cancel)
+app.command()(republish.release)
+app.command()(republish.republish)
 
 
 async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
@@ -240,17 +248,6 @@ async def _look_up(
         return job, pipeline, await ledger.joins.join(job_id), [each.job_id for each in dead], wait
 
 
-async def full_job_id(ledger: Ledger, given: str) -> str:
-    """The id of the job that is meant; see `full_id`. Raises AmbiguousId."""
-    from switchyard.services.engine.ledger.short_ids import Among
-
-    return await ledger.short_ids.full_id(Among.JOBS, given)
-
-
-def unknown_job(job_id: str) -> CommandFailed:
-    return CommandFailed(f"the ledger has no job {job_id!r}: `jobctl jobs list` shows those it has")
-
-
 def progress_text(said: ProgressRecord) -> str:
     """As in `40 %, page 12 of 30`."""
     share = "" if said.fraction is None else _percent(said.fraction)
@@ -259,6 +256,28 @@ def progress_text(said: ProgressRecord) -> str:
 
 def _percent(fraction: float) -> str:
     return f"{int(fraction * 100)} %"  # not yet 100 before it is
+
+
+def _join_text(join: JoinRecord) -> str:
+    """How far it is, in a line."""
+    parts = [f"{join.total - join.open - join.dead:,} of {join.total:,} jobs have ended"]
+    parts += [f"{join.dead:,} are dead"] if join.dead else []
+    parts += ["more may come"] if join.held else []
+    choice = {
+        "wait": "waits until those are redriven",
+        "go_on": "goes on without the dead",
+        "fail": "is dead when one of them is",
+    }
+    return f"{', '.join(parts)}; {choice[join.when_dead]}"
+
+
+def _join_hint(join: JoinRecord, dead: list[str]) -> str:
+    """What to do about one that waits for dead jobs alone."""
+    some = ", ".join(dead) + (", …" if join.dead > len(dead) else "")
+    return (
+        f"It waits for dead jobs ({some}): `jobctl dead redrive {dead[0]}`, or without them: "
+        f"`jobctl jobs release {join.id}`."
+    )
 
 
 def _tries(job: JobSummary) -> int:
@@ -299,7 +318,7 @@ def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
             ("priority", str(job.priority)),
             ("source", job.source),
             ("parent", job.parent_id or ""),
-            ("waits for", join_view.told(join) if join and job.state == "joining" else ""),
+            ("waits for", _join_text(join) if join and job.state == "joining" else ""),
             ("joined by", job.join_id or ""),
             ("made", _when(job.created_at)),
             ("runs at", _when(job.run_at)),

@@ -1,4 +1,5 @@
-"""`jobctl jobs republish`: what waits by the ledger, sent to a broker that has lost it."""
+"""`jobctl jobs republish`: send what waits by the ledger to a broker that has lost it; and `jobctl
+jobs release`: let a job go on without the dead ones that it waits for."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ import typer
 from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.cli.base.lanes import known_lane
-from switchyard.cli.base.output import YesOption, confirm, echo, say
+from switchyard.cli.base.output import JsonOption, YesOption, confirm, echo, print_json, say
+from switchyard.cli.base.shared_options import JobIdArgument, full_job_id, known_lane
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.records.joins import JoinRecord
 
 
 def republish(
@@ -55,3 +57,25 @@ async def _waiting(settings: Settings, lane: str | None) -> int:
 async def _republish(settings: Settings, lane: str | None) -> int:
     async with open_ledger(settings) as ledger:
         return await ledger.jobs.publish_again(lane)
+
+
+def release(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
+    """Let a job that waits for other jobs run without those that are dead.
+
+    It runs as soon as the remaining ones have ended. Exit code 1: it does not wait for other jobs.
+    """
+    job_id, join = run(_release(load_settings(), job_id))
+    if as_json:
+        print_json({"job_id": job_id, "open": join.open, "dead": join.dead})
+    elif join.fulfilled_at is not None:
+        echo(f"{job_id} goes on without {join.dead:,} dead jobs: the scheduler publishes it soon")
+    else:
+        echo(f"{job_id} goes on without the dead when the {join.open:,} that are open have ended")
+
+
+async def _release(settings: Settings, job_id: str) -> tuple[str, JoinRecord]:
+    from switchyard.services.engine.publishing.releasing import release as go_on
+
+    async with open_ledger(settings) as ledger:
+        full_id = await full_job_id(ledger, job_id)
+        return full_id, await go_on(ledger, full_id)

@@ -122,7 +122,7 @@ def add(
         --timezone Europe/Berlin --payload '{"query": "cat:cs.DB"}'
     ```
     """
-    from switchyard.cli.base.current_user import user
+    from switchyard.cli.base.common import current_user
     from switchyard.cli.base.payloads import read_argument
     from switchyard.services.engine.schedules.entry import ScheduleEntry
     from switchyard.services.engine.schedules.rule import CronRule
@@ -141,7 +141,7 @@ def add(
         }
     )
     record = _with_book(
-        include or [], lambda book: book.add(entry, remote=False, created_by=user())
+        include or [], lambda book: book.add(entry, remote=False, created_by=current_user())
     )
     rule = CronRule.of(record.cron, record.timezone)
     times = (record.next_at, *rule.next_times(record.next_at, 2))
@@ -174,9 +174,9 @@ def resume(name: NameArgument, as_json: JsonOption = False) -> None:
 @app.command("run")
 def run_now(name: NameArgument, include: IncludeOption = None, as_json: JsonOption = False) -> None:
     """Fire a schedule now, even if it is paused, and print the id of its job."""
-    from switchyard.cli.base.current_user import user
+    from switchyard.cli.base.common import current_user
 
-    firing = _with_book(include or [], lambda book: book.run(name, user()))
+    firing = _with_book(include or [], lambda book: book.run(name, current_user()))
     if as_json:
         print_json(_shown(firing))
         return

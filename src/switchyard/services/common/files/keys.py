@@ -1,8 +1,11 @@
-"""Under which key each file lies, and what a key may be."""
+"""Under which key each file lies, what a key may be, and when two contents are the same."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+from typing import Any
 
 from switchyard.services.common.files.storage_errors import InvalidKey
 
@@ -93,3 +96,11 @@ def extraction_key(job_id: str) -> str:
 def raw_answers_key(job_id: str) -> str:
     """Where the answers lie that a model gave to a job and that do not match its schema."""
     return f"results/jobs/{job_id}/raw.json"
+
+
+def content_hash(value: Any) -> str:
+    """SHA-256, hexadecimal, of bytes or of a JSON value in its canonical form."""
+    if isinstance(value, bytes):
+        return hashlib.sha256(value).hexdigest()
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()

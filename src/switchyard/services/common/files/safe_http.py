@@ -3,6 +3,9 @@
 The name is resolved once, every address of it is checked, and the connection goes to a checked
 address: a name whose answer changes in between gains nothing. Redirects are connections like the
 first. Proxies of the environment are not used: they would resolve for themselves.
+
+Known servers are asked with `uncompressed_client`: 300 bytes that are packed three times are 4 GB,
+in one step, before anybody can count them.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from urllib.parse import urlsplit
 import httpcore
 import httpx
 
+from switchyard.broker.tls import authorities
+from switchyard.services.common.durations import parse_retry_after
 from switchyard.services.common.errors import PermanentError, RetryableError
-from switchyard.services.common.retry_after import parse_retry_after
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -307,3 +311,22 @@ def place_of(url: str) -> tuple[str, int]:
     """Return host and port of an address."""
     parts = urlsplit(url)
     return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
+
+
+def uncompressed_client(**options: Any) -> httpx.AsyncClient:
+    """An `httpx.AsyncClient` with these options. It asks for answers that are not packed, and a
+    packed one raises httpx.DecodingError before any of it is read."""
+    headers = {"Accept-Encoding": "identity", **options.pop("headers", {})}
+    return httpx.AsyncClient(
+        headers=headers,
+        event_hooks={"response": [_refuse_packed]},
+        verify=authorities(),
+        **options,
+    )
+
+
+async def _refuse_packed(response: httpx.Response) -> None:
+    if response.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
+        raise httpx.DecodingError(
+            "the server packs its answer although it was asked not to", request=response.request
+        )

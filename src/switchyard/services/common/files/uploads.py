@@ -10,7 +10,7 @@ from uuid import uuid4
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.charsets import Charset, as_utf8
 from switchyard.services.common.files.errors import DocumentTooLarge, UnsupportedDocument
-from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.media import (
     MAX_DOCUMENT_BYTES,
     SNIFF_BYTES,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import httpcore
 
+from switchyard.services.common.durations import parse_retry_after
 from switchyard.services.common.files.safe_http import (
     FetchFailed,
     FetchRefused,
@@ -19,7 +20,6 @@ from switchyard.services.common.files.safe_http import (
     checked_url,
     header_of,
 )
-from switchyard.services.common.retry_after import parse_retry_after
 
 _TAKEN = range(200, 300)
 _MOVED = range(300, 400)

@@ -10,9 +10,13 @@ from pydantic import model_validator
 from switchyard.broker.settings import BrokerSettings
 from switchyard.services.common.settings.api import ApiSettings
 from switchyard.services.common.settings.documents import DocumentSettings
-from switchyard.services.common.settings.jobs import JobSettings, LimitNumbers, LimitRoom
+from switchyard.services.common.settings.jobs import (
+    JobSettings,
+    LimitNumbers,
+    LimitRoom,
+    NoticeSettings,
+)
 from switchyard.services.common.settings.llm import LlmServer, LlmSettings
-from switchyard.services.common.settings.notices import NoticeSettings
 from switchyard.services.common.settings.places import PlaceSettings, default_data_dir
 from switchyard.services.common.settings.processes import ProcessSettings
 from switchyard.services.common.settings.sources import SourceSettings

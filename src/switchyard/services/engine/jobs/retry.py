@@ -15,13 +15,13 @@ from typing import Any
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.lanes import RETRY_DELAYS
 from switchyard.broker.wording import writable
+from switchyard.services.common.durations import bounded_delay, retry_after
 from switchyard.services.common.errors import (
     Expired,
     InvalidInput,
     PermanentFailure,
     RetryableError,
 )
-from switchyard.services.common.retry_after import bounded_delay, retry_after
 from switchyard.services.engine.jobs.outcomes import (
     Discard,
     Done,

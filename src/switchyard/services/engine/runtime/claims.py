@@ -18,7 +18,7 @@ from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.errors import ForeignCopy
 from switchyard.broker.lanes import HOT, LANES, Lane
 from switchyard.broker.message import JobMessage
-from switchyard.services.common.retry_after import LONGEST_RETRY_DELAY
+from switchyard.services.common.durations import LONGEST_RETRY_DELAY
 from switchyard.services.engine.jobs.retry import Delayed, Died, Failure
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import RowRejected

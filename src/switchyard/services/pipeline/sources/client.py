@@ -107,8 +107,8 @@ class SourceClient:
         for jobs: they wait for two turns at most, and not at all where others wait already. With
         a ledger, turns are those of the whole fleet; without one, of this client alone.
         """
-        await load("switchyard.services.common.files.uncompressed")
-        from switchyard.services.common.files.uncompressed import uncompressed_client
+        await load("switchyard.services.common.files.safe_http")
+        from switchyard.services.common.files.safe_http import uncompressed_client
 
         interval = server.interval
         pace: RequestPace

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
-from switchyard.services.common.retry_after import parse_retry_after
+from switchyard.services.common.durations import parse_retry_after
 from switchyard.services.pipeline.sources.throttle import LONGEST_PAUSE
 
 _EPOCH = 1_000_000_000

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from switchyard.services.common.durations import parse_retry_after
 from switchyard.services.common.files.charsets import Charset, charset_of, decode
-from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
-from switchyard.services.common.retry_after import parse_retry_after
 from switchyard.services.pipeline.sources.errors import (
     InvalidSourceResponse,
     SourceNotFound,

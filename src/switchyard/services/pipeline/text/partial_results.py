@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from switchyard.services.common.files.hashes import content_hash
-from switchyard.services.common.files.keys import page_key
+from switchyard.services.common.files.keys import content_hash, page_key
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.pipeline.text.layout import Line

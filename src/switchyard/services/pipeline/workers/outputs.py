@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.common.files.hashes import content_hash
-from switchyard.services.common.files.keys import figures_key, result_key, stage_key
+from switchyard.services.common.files.keys import content_hash, figures_key, result_key, stage_key
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.engine.jobs.context import JobContext

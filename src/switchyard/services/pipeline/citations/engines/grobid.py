@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from switchyard.services.common.durations import parse_retry_after
 from switchyard.services.common.files.charsets import charset_of, decode
-from switchyard.services.common.retry_after import parse_retry_after
 from switchyard.services.pipeline.citations.engines.checking import checked
 from switchyard.services.pipeline.citations.engines.tei_reading import TeiEntry, entries_of
 from switchyard.services.pipeline.citations.reference import Reference
@@ -99,7 +99,7 @@ class GrobidEngine:
     ) -> tuple[int, Mapping[str, str], bytes]:
         import httpx
 
-        from switchyard.services.common.files.uncompressed import uncompressed_client
+        from switchyard.services.common.files.safe_http import uncompressed_client
 
         limit = asyncio.timeout(TIMEOUT)
         try:

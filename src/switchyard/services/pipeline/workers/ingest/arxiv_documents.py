@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from switchyard.services.common.files.errors import UnsupportedDocument
-from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.media import MARKDOWN, PDF
 from switchyard.services.common.files.uploads import FileIdentity, identify
 from switchyard.services.engine.jobs.context import JobContext

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from switchyard.services.common.files.hashes import content_hash
-from switchyard.services.common.files.keys import upload_key
+from switchyard.services.common.files.keys import content_hash, upload_key
 from switchyard.services.common.files.uploads import FileIdentity
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next

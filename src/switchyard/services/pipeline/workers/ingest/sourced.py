@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from switchyard.broker.message import now
-from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.media import JPEG, MARKDOWN, PDF, PNG, TIFF, WEBP
 from switchyard.services.common.files.uploads import FileIdentity, identify
 from switchyard.services.engine.jobs.context import JobContext

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.charsets import charset_of
 from switchyard.services.common.files.errors import UnsupportedDocument
-from switchyard.services.common.files.hashes import content_hash
+from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.media import (
     IMAGES,
     PDF,

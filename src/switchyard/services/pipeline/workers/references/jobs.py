@@ -10,8 +10,7 @@ from typing import Any
 import structlog
 
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.common.files.hashes import content_hash
-from switchyard.services.common.files.keys import extraction_key, references_key
+from switchyard.services.common.files.keys import content_hash, extraction_key, references_key
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.common.files.hashes import content_hash
-from switchyard.services.common.files.keys import job_folder
+from switchyard.services.common.files.keys import content_hash, job_folder
 from switchyard.services.common.files.media import PDF
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import NotStored
