@@ -11,7 +11,7 @@ from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
 from switchyard.services.pipeline.samples.canvas import Block
 from switchyard.services.pipeline.samples.generating import generate
-from switchyard.services.pipeline.text.ocr import DPI, LONGEST_SIDE, read_picture
+from switchyard.services.pipeline.text.ocr import DPI, MAX_SIDE, read_picture
 from switchyard.services.pipeline.text.pages import Limits
 from switchyard.services.pipeline.text.pdf import draw_page
 
@@ -64,7 +64,7 @@ def _pages(kind: str, language: str, change: Change, count: int) -> list[Page]:
     """The first pages of so many documents, with what stands on them."""
     return [
         (
-            change(draw_page(sample.content, 1, dpi=DPI, side=LONGEST_SIDE, limits=Limits())),
+            change(draw_page(sample.content, 1, dpi=DPI, side=MAX_SIDE, limits=Limits())),
             [block for block in (*sample.blocks, *sample.furniture) if block.page == 1],
         )
         for sample in generate(count, seed=5, kinds=[kind], languages=[language])

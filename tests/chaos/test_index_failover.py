@@ -12,7 +12,7 @@ import pytest
 from switchyard.services.pipeline.index import postgres_store as postgres_home
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexUnavailable
 from switchyard.services.pipeline.index.generations import Generation
-from switchyard.services.pipeline.index.opening import home_at
+from switchyard.services.pipeline.index.opening import index_store_at
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.eventually import eventually
 from tests.support.postgres_standby import Pair, running_pair, url_of
@@ -87,7 +87,7 @@ async def test_the_standby_takes_over_in_the_middle_of_indexing_and_search(
 ) -> None:
     monkeypatch.setattr(postgres_home, "_TIMEOUT", STATEMENT)
     primary, standby = pair
-    home = home_at(url_of(pair))
+    home = index_store_at(url_of(pair))
     async with home.table(Generation("chunks", "test", 2)) as index:
         traffic = Traffic(index)
         async with asyncio.TaskGroup() as tasks:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.generations import Generation
-from switchyard.services.pipeline.index.opening import home_at
+from switchyard.services.pipeline.index.opening import index_store_at
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 
 DIMENSIONS = 8
@@ -26,7 +26,7 @@ def vector(angle: float) -> list[float]:
 async def opened(
     url: str, embedder: str = "test", dimensions: int = DIMENSIONS, table: str = "chunks"
 ) -> AsyncIterator[ChunkIndex]:
-    home = home_at(url)
+    home = index_store_at(url)
     try:
         async with home.table(Generation(table, embedder, dimensions)) as index:
             yield index

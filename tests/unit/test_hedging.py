@@ -8,7 +8,7 @@ import pytest
 
 from switchyard.services.common.errors import TemporarilyUnavailable
 from switchyard.services.engine.jobs.output_stream import OutputStream
-from switchyard.services.llm.hedging import BURST, ENOUGH, Hedges
+from switchyard.services.llm.hedging import MAX_BURST, MIN_CALLS, Hedges
 from tests.support.eventually import PATIENCE, eventually
 
 Run = Callable[[OutputStream], Coroutine[Any, Any, str]]
@@ -49,7 +49,7 @@ def runs() -> Runs:
 
 def hedges(share: float = 0.5, calls: int = 10) -> Hedges:
     made = Hedges(share)
-    for _ in range(ENOUGH):
+    for _ in range(MIN_CALLS):
         made.began(0.01)
     for _ in range(calls):
         made.patience()
@@ -141,14 +141,14 @@ def test_there_are_no_more_than_the_share_of_the_calls() -> None:
     assert taken == 12
     for _ in range(1000):
         made.patience()
-    assert sum(made.take() for _ in range(100)) == int(BURST)
+    assert sum(made.take() for _ in range(100)) == int(MAX_BURST)
 
 
 def test_nothing_is_late_where_it_is_off_or_the_usual_time_is_not_known() -> None:
     off = hedges(share=0)
     assert off.patience() is None
     new = Hedges(0.5)
-    for _ in range(ENOUGH - 1):
+    for _ in range(MIN_CALLS - 1):
         new.began(1.0)
     assert new.patience() is None
     new.began(9.0)

@@ -37,7 +37,7 @@ from switchyard.services.common.tracing import tracer
 from switchyard.services.engine.access.rate_limit import RateLimiter
 from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
 from switchyard.services.engine.publishing.asyncapi import version
-from switchyard.services.pipeline.documents.service import open_desks
+from switchyard.services.pipeline.documents.service import open_document_services
 
 ROUTERS = (
     jobs.router,
@@ -89,7 +89,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             state.metrics.show(watch.shown)
             async with (
                 watch.watching(),
-                open_desks(
+                open_document_services(
                     settings, state.registry, state.ledger, publisher, state.metrics
                 ) as desks,
             ):

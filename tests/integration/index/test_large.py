@@ -17,7 +17,7 @@ from switchyard.services.pipeline.index import lance_table, postgres_neighbours,
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.lance_table import LanceTable
-from switchyard.services.pipeline.index.opening import home_at
+from switchyard.services.pipeline.index.opening import index_store_at
 from switchyard.services.pipeline.index.postgres_table import COMPARED
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.postgres import SYSTEM_USER
@@ -48,7 +48,7 @@ async def put(index: ChunkIndex, document_id: str, made: list[list[float]]) -> N
 
 
 async def test_as_many_as_are_wanted_are_found_within_a_few_documents(url: str):
-    home = home_at(url)
+    home = index_store_at(url)
     made = vectors(LARGE + 500)
     try:
         async with home.table(GENERATION) as index:
@@ -74,7 +74,7 @@ async def searched(index: ChunkIndex) -> dict[str, int]:
 
 
 async def test_the_index_of_neighbours_is_read_once_and_not_for_each_search(tmp_path: Path):
-    home = home_at(str(tmp_path / "index"))
+    home = index_store_at(str(tmp_path / "index"))
     async with home.table(GENERATION) as index:
         await put(index, "a", vectors(LARGE))
         await index.compact()
@@ -89,7 +89,7 @@ async def test_the_index_of_neighbours_does_not_fall_to_pieces_night_by_night(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(lance_table, "_SEGMENTS", 3)
-    home = home_at(str(tmp_path / "index"))
+    home = index_store_at(str(tmp_path / "index"))
     async with home.table(GENERATION) as index:
         pieces = []
         for night in range(5):
@@ -105,7 +105,7 @@ async def test_indexes_of_an_earlier_version_are_replaced_or_removed_by_the_next
     # Here, and not for every process that collects tests: it takes 1.5 s.
     from lancedb.index import BTree, IvfFlat
 
-    home = home_at(str(tmp_path / "index"))
+    home = index_store_at(str(tmp_path / "index"))
     async with home.table(GENERATION) as index:
         assert isinstance(index, LanceTable)
         table: Any = index._table
@@ -143,7 +143,7 @@ async def test_a_narrow_filter_finds_the_nearest_of_what_it_leaves(
 ):
     monkeypatch.setattr(postgres_table, "COMPARED", compared)
     await expect_a_large_table(url)
-    home = home_at(url)
+    home = index_store_at(url)
     try:
         async with home.table(GENERATION) as index:
             made = vectors(LARGE + 500)
@@ -180,7 +180,7 @@ async def test_what_a_filter_leaves_is_compared_exactly_up_to_a_number_and_walke
     monkeypatch.setattr(postgres_neighbours, "_LOOKED_AT", 1)
     monkeypatch.setattr(postgres_neighbours, "_SHARE", LARGE)
     await expect_a_large_table(pgvector_url, walks_on=True)
-    home = home_at(pgvector_url)
+    home = index_store_at(pgvector_url)
     try:
         async with home.table(GENERATION) as index:
             made = vectors(2 * LARGE)
@@ -212,7 +212,7 @@ async def test_an_index_of_neighbours_is_built_in_memory_that_it_fits_in(
     log = Path(await connection.fetchval("SHOW data_directory")).parent / "postgres.log"
     await connection.close()
     before = log.stat().st_size
-    home = home_at(pgvector_url)
+    home = index_store_at(pgvector_url)
     try:
         async with home.table(GENERATION) as index:
             await put(index, "a", vectors(3 * LARGE))
@@ -232,7 +232,7 @@ async def test_an_index_of_neighbours_is_built_although_processes_have_too_littl
     connection: Any = await asyncpg.connect(dsn(pgvector_url))
     name = pgvector_url.rpartition("/")[2]
     await connection.execute(f"ALTER DATABASE {name} SET min_parallel_table_scan_size = 0")
-    home = home_at(pgvector_url)
+    home = index_store_at(pgvector_url)
     try:
         async with home.table(GENERATION) as index:
             await put(index, "a", vectors(3 * LARGE))

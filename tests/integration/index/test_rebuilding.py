@@ -15,7 +15,7 @@ from switchyard.services.pipeline.index.generations import Generation, Generatio
 from switchyard.services.pipeline.index.opening import open_index
 from switchyard.services.pipeline.index.ranking import search
 from switchyard.services.pipeline.index.rebuilding import (
-    RETIRED_FOR,
+    RETIRED_RETENTION,
     AnotherRebuild,
     Progress,
     abandon,
@@ -100,7 +100,7 @@ async def test_what_was_replaced_is_removed_once_nobody_can_be_at_it(url: str):
         await write(index, "a", 2, "old")
         await rebuilt(index)
         assert await compact(index) == []
-        by_the_ledger = replace(index, clock=lambda: time.time() + RETIRED_FOR + 60)
+        by_the_ledger = replace(index, clock=lambda: time.time() + RETIRED_RETENTION + 60)
         assert [each.table for each in await compact(by_the_ledger)] == ["chunks"]
         assert (await index.generations()).retired == ()
         assert await contents(index) == {"a": texts("a", 2, "old")}

@@ -15,7 +15,7 @@ from switchyard.services.engine.identity.postgres import dsn
 from switchyard.services.pipeline.index import postgres_counts
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex, WordMatch
 from switchyard.services.pipeline.index.generations import Generation
-from switchyard.services.pipeline.index.opening import home_at
+from switchyard.services.pipeline.index.opening import index_store_at
 from switchyard.services.pipeline.index.postgres_table import _BY_WORDS, PostgresTable
 from switchyard.services.pipeline.index.postgres_words import known
 from switchyard.services.pipeline.text.chunks import Chunk
@@ -171,7 +171,7 @@ async def test_two_may_compact_at_once(pgvector_url: str, database: Any):
 async def test_what_was_counted_goes_with_its_table(pgvector_url: str, database: Any):
     await put(pgvector_url, "a")
     await compact(pgvector_url)
-    home = home_at(pgvector_url)
+    home = index_store_at(pgvector_url)
     try:
         await home.drop(Generation("chunks", "test", DIMENSIONS))
     finally:

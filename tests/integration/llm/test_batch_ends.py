@@ -15,7 +15,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import batch_sending
 from switchyard.services.llm.batch_sending import BatchSender
-from switchyard.services.llm.batches import AT_MOST, WaitingForBatch
+from switchyard.services.llm.batches import MAX_BATCH_WAIT, WaitingForBatch
 from switchyard.services.llm.lane import ModelClient
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.records.llm_batches import ItemState
@@ -93,7 +93,7 @@ async def test_a_question_whose_job_would_end_before_its_batch_must_is_asked_liv
     plain_ledger: Ledger, given: Settings, spare: float, goes: str
 ) -> None:
     """The scheduler may have been away since it was collected."""
-    ends = plain_ledger.clock.now() + timedelta(seconds=AT_MOST + spare)
+    ends = plain_ledger.clock.now() + timedelta(seconds=MAX_BATCH_WAIT + spare)
     await collect(plain_ledger, given, QUESTIONS, expires_at=ends)
     await new_sender(plain_ledger, given).turn()
     assert await states(plain_ledger) == {goes: QUESTIONS}

@@ -13,12 +13,12 @@ import pytest
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.errors import LlmSaturated
-from switchyard.services.llm.gate import CallOutcome, LlmGate, Urgency, learned
+from switchyard.services.llm.gate import CallOutcome, LlmGate, Urgency, state_after_call
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.ledger.llm_slots import Change
 from switchyard.services.llm.pacing import Bounds, Ended, Fixed
 from switchyard.services.llm.records.llm import (
-    TRIED,
+    TRIAL_AFTER_FAILURES,
     LlmServerState,
     ServerPaused,
     SlotsFull,
@@ -216,13 +216,13 @@ async def test_weights_say_who_is_asked_first(plain_ledger: Ledger) -> None:
 
 
 def after(state: LlmServerState, lesson: CallOutcome, now: float) -> LlmServerState:
-    return learned(state, lesson, 1, now, rule=Fixed(), bounds=Bounds(), dice=1.0)
+    return state_after_call(state, lesson, 1, now, rule=Fixed(), bounds=Bounds(), dice=1.0)
 
 
 def test_a_server_that_fails_again_and_again_is_left_alone_longer_each_time() -> None:
     failed = CallOutcome(Ended.FAILED, fails=True, reason="away")
     state, now, pauses = LlmServerState(16), 1000.0, []
-    for _ in range(TRIED + 6):
+    for _ in range(TRIAL_AFTER_FAILURES + 6):
         state = after(state, failed, now)
         pauses.append(max(0.0, state.paused_until - now))
         now = max(now, state.paused_until)
@@ -235,14 +235,14 @@ def test_calls_that_fail_together_count_once() -> None:
     state = LlmServerState(16)
     for _ in range(40):
         state = after(state, failed, 1000.0)
-    assert state.failures == TRIED
+    assert state.failures == TRIAL_AFTER_FAILURES
     assert state.paused_until == 1001.0
 
 
 async def test_after_failures_one_call_at_a_time_tries_the_server(plain_ledger: Ledger) -> None:
     await take(plain_ledger, "first")
     await LlmLedger(plain_ledger).slots.end_llm_slot(
-        "default", "first", lambda state, *_: replace(state, failures=TRIED)
+        "default", "first", lambda state, *_: replace(state, failures=TRIAL_AFTER_FAILURES)
     )
     assert await take(plain_ledger, "one") == SlotTaken()
     assert await take(plain_ledger, "two") == SlotsFull(1, 1)

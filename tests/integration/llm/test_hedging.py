@@ -11,7 +11,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.metric_names import LLM_HEDGES
 from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.hedging import ENOUGH
+from switchyard.services.llm.hedging import MIN_CALLS
 from switchyard.services.llm.lane import ModelClient
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from tests.support import llm_server
@@ -41,7 +41,7 @@ async def test_a_late_hot_call_gets_a_second_one_and_both_are_paid_for(
     until = threading.Event()
     try:
         async with ModelClient.open(settings(llm, tmp_path, share), plain_ledger) as lane:
-            for _ in range(ENOUGH):
+            for _ in range(MIN_CALLS):
                 lane._hedges.began(0.5)
                 lane._hedges.patience()
             if calls == 2:

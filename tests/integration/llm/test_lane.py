@@ -29,7 +29,7 @@ from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import ModelClient
 from switchyard.services.llm.ledger.ledger import LlmLedger
 from switchyard.services.llm.pacing import ServerPace
-from switchyard.services.llm.records.llm import TRIED, SlotsFull
+from switchyard.services.llm.records.llm import TRIAL_AFTER_FAILURES, SlotsFull
 from tests.support import llm_server
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.llm_process import asking
@@ -291,9 +291,9 @@ async def test_a_server_with_a_wrong_key_is_left_alone_and_costs_no_job_its_life
             ]
         }
         async with ModelClient.open(Settings.model_validate(given), plain_ledger) as lane:
-            for number in range(TRIED + 3):
+            for number in range(TRIAL_AFTER_FAILURES + 3):
                 await ask(lane, str(number))
-            assert len(wrong.requests) == TRIED
+            assert len(wrong.requests) == TRIAL_AFTER_FAILURES
             paused = {
                 each.name: each for each in await LlmLedger(plain_ledger).slots.llm_servers()
             }["wrong"]

@@ -12,8 +12,12 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.monitoring import LASTING, LONG_PAUSE, model_servers
-from switchyard.services.llm.records.llm import TRIED
+from switchyard.services.llm.monitoring import (
+    LONG_PAUSE_SECONDS,
+    REPORTED_AFTER_FAILURES,
+    model_servers,
+)
+from switchyard.services.llm.records.llm import TRIAL_AFTER_FAILURES
 from tests.support.commands import jobctl
 
 SERVERS = [
@@ -29,7 +33,11 @@ async def test_it_tells_of_a_server_on_trial_and_of_one_that_was_never_called(
         "own", "a", "me", ttl=60, keep_free=0, first=16, most=50
     )
     await LlmLedger(plain_ledger).slots.end_llm_slot(
-        "own", "a", lambda state, *_: replace(state, failures=TRIED, pause_reason="it is broken")
+        "own",
+        "a",
+        lambda state, *_: replace(
+            state, failures=TRIAL_AFTER_FAILURES, pause_reason="it is broken"
+        ),
     )
     given = {"JOBS_DATABASE_URL": sqlite_url, "JOBS_LLM_PROVIDERS": json.dumps(SERVERS)}
     shown = json.loads((await jobctl("llm", "status", "--json", **given)).stdout)["servers"]
@@ -99,10 +107,10 @@ async def test_the_doctor_tells_of_a_server_that_fails_again_and_again(
         )
         return [each.status for each in await model_servers(system)]
 
-    assert await failing("own", LASTING - 1) == ["ok"]
-    assert await failing("of another time", LASTING) == ["ok"]
-    assert await failing("own", LASTING) == ["warning"]
-    assert await failing("spare", LASTING) == ["wrong", "wrong"]
+    assert await failing("own", REPORTED_AFTER_FAILURES - 1) == ["ok"]
+    assert await failing("of another time", REPORTED_AFTER_FAILURES) == ["ok"]
+    assert await failing("own", REPORTED_AFTER_FAILURES) == ["warning"]
+    assert await failing("spare", REPORTED_AFTER_FAILURES) == ["wrong", "wrong"]
     (own, _) = await model_servers(system)
     assert "own has failed 10 times in a row: 401" in own.detail
 
@@ -122,7 +130,7 @@ async def test_the_doctor_tells_of_a_server_that_is_to_be_left_alone_for_an_hour
         )
         return await model_servers(system)
 
-    (brief,) = await paused(LONG_PAUSE / 2)
+    (brief,) = await paused(LONG_PAUSE_SECONDS / 2)
     assert brief.status == "ok"
     (long,) = await paused(3600)
     assert (long.status, long.finding) == ("warning", Finding.MODEL_SERVER_PAUSED)

@@ -18,7 +18,7 @@ from switchyard.services.llm.errors import InvalidLlmResponse, LlmRefused, LlmUn
 from switchyard.services.llm.lane import ModelClient
 from switchyard.services.llm.reading import Completion
 from switchyard.services.pipeline.index.embedder import embedder_for
-from switchyard.services.pipeline.index.remote import BATCH, RemoteEmbedder
+from switchyard.services.pipeline.index.remote import BATCH_SIZE, RemoteEmbedder
 from switchyard.services.pipeline.index.scale import SimilarityCalibration
 from tests.support import llm_server as server
 from tests.support.eventually import eventually
@@ -466,9 +466,9 @@ def embedder(llm: LlmServer) -> RemoteEmbedder:
 
 
 async def test_a_server_embeds_in_batches(llm: LlmServer, embedder: RemoteEmbedder):
-    texts = [f"text {n}" for n in range(BATCH * 2 + 1)]
+    texts = [f"text {n}" for n in range(BATCH_SIZE * 2 + 1)]
     vectors = await embedder.embed(texts)
-    assert [len(request.json["input"]) for request in llm.requests] == [BATCH, BATCH, 1]
+    assert [len(request.json["input"]) for request in llm.requests] == [BATCH_SIZE, BATCH_SIZE, 1]
     assert len(vectors) == len(texts)
     assert all(abs(sum(x * x for x in vector) - 1) < 1e-9 for vector in vectors)
     assert await embedder.embed([]) == []
@@ -479,7 +479,7 @@ async def test_a_server_embeds_in_batches(llm: LlmServer, embedder: RemoteEmbedd
 async def test_a_server_that_takes_few_texts_gets_fewer_from_then_on(
     llm: LlmServer, embedder: RemoteEmbedder, status: int, most: int
 ):
-    texts = [f"text {n}" for n in range(BATCH + 3)]
+    texts = [f"text {n}" for n in range(BATCH_SIZE + 3)]
     expected = await embedder.embed(texts)
     llm.always(server.embeds(most=most, too_many=status))
     assert await embedder.embed(texts) == expected
@@ -506,8 +506,8 @@ async def test_a_text_that_is_refused_alone_is_named_and_says_nothing_of_the_oth
     with pytest.raises(LlmRefused, match=r"text 41 of 81, of 1,234 characters.*too long"):
         await embedder.embed(texts)
     llm.requests.clear()
-    await embedder.embed(["text"] * BATCH)
-    assert [len(request.json["input"]) for request in llm.requests] == [BATCH]
+    await embedder.embed(["text"] * BATCH_SIZE)
+    assert [len(request.json["input"]) for request in llm.requests] == [BATCH_SIZE]
 
 
 @pytest.mark.parametrize("status", [401, 404])
@@ -516,7 +516,7 @@ async def test_a_key_or_a_model_that_is_refused_is_no_matter_of_size(
 ):
     llm.always(server.fails(status))
     with pytest.raises(LlmRefused):
-        await embedder.embed(["text"] * BATCH)
+        await embedder.embed(["text"] * BATCH_SIZE)
     assert len(llm.requests) == 1
 
 

@@ -26,7 +26,7 @@ from switchyard.services.engine.identity.storage_identity import WrongStorage, c
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.pipeline.index.chunk_index import IndexUnavailable
 from switchyard.services.pipeline.index.generations import Generation, IndexStore
-from switchyard.services.pipeline.index.opening import home_at, open_index
+from switchyard.services.pipeline.index.opening import index_store_at, open_index
 from switchyard.services.pipeline.index.ranking import search
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.integration.pipeline.conftest import Pipeline
@@ -128,7 +128,7 @@ async def test_a_bucket_that_is_not_there_is_no_file_that_is_not_there(place: st
     with pytest.raises(StorageAuthError):
         storage.get("a")
     with pytest.raises(IndexUnavailable, match="has no bucket or container there"):
-        await opened(home_at(place.replace(CONTAINER, "nobodys", 1)))
+        await opened(index_store_at(place.replace(CONTAINER, "nobodys", 1)))
 
 
 async def opened(home: IndexStore) -> None:
@@ -152,7 +152,7 @@ async def test_wrong_credentials_are_waited_out_as_an_outage_is(
     with refused:
         await storage.size_async()
     with pytest.raises(IndexUnavailable, match=r"refuses access \(AuthorizationFailure\)"):
-        await opened(home_at(place))
+        await opened(index_store_at(place))
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", right)
     assert await Storage(place).get_async("a") == b"one"
 
@@ -189,7 +189,7 @@ async def test_an_upload_whose_process_is_killed_leaves_nothing(
 
 def write_chunks(url: str, who: int, rounds: int) -> None:
     async def write() -> None:
-        async with home_at(url).table(Generation("chunks", "test", 2)) as index:
+        async with index_store_at(url).table(Generation("chunks", "test", 2)) as index:
             for n in range(rounds):
                 for document_id in (f"shared-{n}", f"own-{who}-{n}"):
                     chunk = Chunk(chunk_id(document_id, 0), document_id, 0, 1, "text")
@@ -218,7 +218,7 @@ async def test_processes_that_write_an_index_in_a_store_at_once_lose_and_double_
     for process in processes:
         await asyncio.to_thread(process.join, 100)
     assert [process.exitcode for process in processes] == [0, 0]
-    async with home_at(url).table(Generation("chunks", "test", 2)) as index:
+    async with index_store_at(url).table(Generation("chunks", "test", 2)) as index:
         assert await index.count() == 3 * rounds
         assert len(await index.document_ids()) == 3 * rounds
 

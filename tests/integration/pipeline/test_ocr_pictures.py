@@ -15,8 +15,8 @@ from switchyard.services.pipeline.samples.articles import sample
 from switchyard.services.pipeline.samples.generating import generate
 from switchyard.services.pipeline.text.images import count_pages, draw
 from switchyard.services.pipeline.text.ocr import (
-    LONGEST_SIDE,
-    MOST_PIXELS,
+    MAX_PIXELS,
+    MAX_SIDE,
     OcrNotInstalled,
     read_picture,
 )
@@ -123,7 +123,7 @@ def test_a_long_screenshot_is_read_in_pieces_and_no_line_is_cut_or_doubled(sidew
         at = (40 + 700 * number, 200) if sideways else (40, 60 + 740 * number)
         page.insert_text(at, line, fontsize=26)
     content = page.get_pixmap().tobytes("png")
-    picture = draw(content, 1, pixels=MANY, side=LONGEST_SIDE, area=MOST_PIXELS)
+    picture = draw(content, 1, pixels=MANY, side=MAX_SIDE, area=MAX_PIXELS)
     assert picture.size == (width, height)
     read = read_picture(np.asarray(picture)).text
     assert [line for line in said if line not in read] == []

@@ -34,7 +34,7 @@ from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
 from switchyard.services.pipeline.index.checking import index
 from switchyard.services.pipeline.index.chunk_index import IndexUnavailable
 from switchyard.services.pipeline.index.embedder import embedder_for
-from switchyard.services.pipeline.index.opening import generation_of, home_at, open_index
+from switchyard.services.pipeline.index.opening import generation_of, index_store_at, open_index
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from switchyard.services.pipeline.workers.stages import document_id_of
 from tests.integration.api.document_server import serving
@@ -225,7 +225,7 @@ async def test_a_search_is_told_to_come_again_and_the_doctor_says_why(
 async def test_a_table_that_can_not_be_opened_is_an_index_that_is_away(tmp_path: Path):
     generation = generation_of(embedder_for(Settings(data_dir=tmp_path)), "chunks")
     with pytest.raises(IndexUnavailable, match="s3://switchyard/index does not answer"):
-        async with home_at(AWAY).table(generation):
+        async with index_store_at(AWAY).table(generation):
             pass
 
 
@@ -243,7 +243,7 @@ async def test_an_index_whose_store_refuses_is_waited_for(
 
     opened = AsyncExitStack()
     with while_it_runs(monkeypatch):
-        table = await opened.enter_async_context(home_at(AWAY).table(generation))
+        table = await opened.enter_async_context(index_store_at(AWAY).table(generation))
         await table.put("Title", [Chunk(chunk_id("any", 0), "any", 0, 1, "text")], [vector])
         port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
     async with await asyncio.start_server(refusing, LOOPBACK, port):

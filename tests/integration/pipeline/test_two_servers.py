@@ -13,7 +13,7 @@ from switchyard.services.pipeline.index.embedder import Embedder, embedder_for
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.modes import Mode
 from switchyard.services.pipeline.index.opening import OpenIndex, open_index
-from switchyard.services.pipeline.index.probing import SEEN_FOR
+from switchyard.services.pipeline.index.probing import VERIFICATION_TTL
 from switchyard.services.pipeline.index.ranking import search
 from switchyard.services.pipeline.index.rebuilding import begin, build
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
@@ -118,7 +118,7 @@ async def test_a_server_that_gets_other_weights_is_noticed_by_who_asks_it_for_lo
             assert len(one.requests) == asked + 1  # it was compared a moment ago
             one.always(server.embeds(weights="others "))
             for generation in index.seen.at:
-                index.seen.at[generation] -= SEEN_FOR + 1
+                index.seen.at[generation] -= VERIFICATION_TTL + 1
             with pytest.raises(IndexMismatch):
                 await put(index, "c")
             # An index from before there were probes is known by what it holds.

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from switchyard.services.llm.vision import asked_of
-from switchyard.services.pipeline.text.figures import SIDE, _pieces
+from switchyard.services.pipeline.text.figures import MAX_SIDE, _pieces
 from switchyard.services.pipeline.text.pages import fitting
 from switchyard.services.pipeline.text.pieces import PIECE, _joined, _starts
 
@@ -64,7 +64,7 @@ def test_a_long_page_is_shown_to_a_model_in_pieces_that_overlap(size: tuple[int,
     pieces = _pieces(Image.new("RGB", size))
     along = size.index(max(size))
     assert {min(piece.size) for piece in pieces[:-1]} == {1_080}
-    assert max(max(piece.size) for piece in pieces) <= SIDE
+    assert max(max(piece.size) for piece in pieces) <= MAX_SIDE
     assert sum(piece.size[along] for piece in pieces) > max(size)
     asked = asked_of([(b"", "image/png")] * len(pieces), "", None)["messages"][1]["content"]
     assert [each["type"] for each in asked] == ["text", *["image_url"] * len(pieces)]
@@ -73,4 +73,4 @@ def test_a_long_page_is_shown_to_a_model_in_pieces_that_overlap(size: tuple[int,
 
 def test_another_page_is_one_picture():
     (piece,) = _pieces(Image.new("RGB", (2_480, 3_508)))
-    assert piece.size == (1_060, SIDE)
+    assert piece.size == (1_060, MAX_SIDE)

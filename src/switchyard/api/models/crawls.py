@@ -8,10 +8,10 @@ from pydantic import ConfigDict, Field
 
 from switchyard.api.models.base import ApiModel, RequestModel
 from switchyard.services.pipeline.records.crawls import (
-    LONGEST_CRAWL,
-    MOST_DEPTH,
-    MOST_HOSTS,
-    MOST_STARTS,
+    MAX_CRAWL_SECONDS,
+    MAX_DEPTH,
+    MAX_HOSTS,
+    MAX_STARTS,
     CrawlState,
 )
 
@@ -27,11 +27,11 @@ class NewCrawl(RequestModel):
     )
 
     start: list[str] = Field(
-        min_length=1, max_length=MOST_STARTS, description="Addresses of the first pages."
+        min_length=1, max_length=MAX_STARTS, description="Addresses of the first pages."
     )
     hosts: list[str] = Field(
         default_factory=list,
-        max_length=MOST_HOSTS,
+        max_length=MAX_HOSTS,
         description="Additional hosts to visit: `docs.example.org`, `*.example.org`, "
         "`example.org:8443`. Default: only those of the start addresses.",
     )
@@ -39,13 +39,13 @@ class NewCrawl(RequestModel):
     max_depth: int = Field(
         default=3,
         ge=0,
-        le=MOST_DEPTH,
+        le=MAX_DEPTH,
         description="Maximum number of links from a start address to a page.",
     )
     within: float = Field(
         default=86400,
         ge=1,
-        le=LONGEST_CRAWL,
+        le=MAX_CRAWL_SECONDS,
         description="Seconds after which the crawl stops.",
     )
 

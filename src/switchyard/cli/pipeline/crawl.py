@@ -23,7 +23,7 @@ from switchyard.cli.base.output import (
     styled,
     table,
 )
-from switchyard.services.pipeline.records.crawls import MOST_DEPTH
+from switchyard.services.pipeline.records.crawls import MAX_DEPTH
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
@@ -61,7 +61,7 @@ def start(
     max_depth: Annotated[
         int,
         typer.Option(
-            min=0, max=MOST_DEPTH, help="Maximum number of links to follow from a first page."
+            min=0, max=MAX_DEPTH, help="Maximum number of links to follow from a first page."
         ),
     ] = 3,
     within: Annotated[

@@ -34,11 +34,11 @@ from switchyard.services.llm.reading import Completion
 from switchyard.services.llm.records.llm import CacheHit, LeaseAcquired
 from switchyard.services.llm.thoughts import without_thoughts
 
-CLAIM = 15.0
+CLAIM_TTL = 15.0
 """Seconds after which the question of a process that has died is asked by another."""
 FIRST_LOOK, LAST_LOOK = 0.05, 0.5
 """Seconds between looks for the answer to what another process asks."""
-MOST_UNWRITTEN = 1_000
+MAX_UNWRITTEN = 1_000
 """Answers that a process keeps in memory while the file storage takes none."""
 DAY = 24 * 3600.0
 MIB = 1024 * 1024
@@ -131,7 +131,7 @@ class Answers:
         pause, lost = FIRST_LOOK, False
         while True:
             claim = await LlmLedger(self._ledger).answers.claim_llm_answer(
-                key, self._holder, ttl=CLAIM, max_age=self._max_age, lost=lost
+                key, self._holder, ttl=CLAIM_TTL, max_age=self._max_age, lost=lost
             )
             if isinstance(claim, CacheHit):
                 answer = await self._stored(key)
@@ -174,9 +174,9 @@ class Answers:
 
     async def _renew(self, ledger: Ledger, key: str) -> None:
         while True:
-            await asyncio.sleep(CLAIM / 3)
+            await asyncio.sleep(CLAIM_TTL / 3)
             try:
-                await LlmLedger(ledger).answers.renew_llm_answer(key, self._holder, CLAIM)
+                await LlmLedger(ledger).answers.renew_llm_answer(key, self._holder, CLAIM_TTL)
             except LedgerError as error:
                 self._log.warning("can't renew a claim", error=str(error))
 
@@ -187,7 +187,7 @@ class Answers:
         try:
             await self._write(key, encoded)
         except (StorageUnavailable, DiskFull) as error:
-            if len(self._unwritten) >= MOST_UNWRITTEN:
+            if len(self._unwritten) >= MAX_UNWRITTEN:
                 raise
             self._log.warning("an answer could not be stored; it is tried again", error=str(error))
             self._unwritten[key] = answer, encoded
@@ -213,14 +213,14 @@ class Answers:
         """Write what the storage did not take, and hold the claims until then: other processes wait
         for the answers and do not ask."""
         while True:
-            await asyncio.sleep(CLAIM / 3)
+            await asyncio.sleep(CLAIM_TTL / 3)
             try:
                 for key in tuple(self._unwritten):
                     if self._ledger is not None:
                         await LlmLedger(self._ledger).answers.renew_llm_answer(
-                            key, self._holder, CLAIM
+                            key, self._holder, CLAIM_TTL
                         )
-                async with asyncio.timeout(CLAIM / 3):
+                async with asyncio.timeout(CLAIM_TTL / 3):
                     for key, kept in tuple(self._unwritten.items()):
                         await self._write(key, kept[1])
                         if self._unwritten.get(key) is kept:

@@ -19,7 +19,7 @@ from switchyard.services.llm.spending import asked_by
 from switchyard.services.llm.structured import checked
 from switchyard.services.llm.unusable import LlmUnusable, keep_raw
 
-SHOWN = 300
+MAX_SHOWN = 300
 """Characters of an answer that an error shows."""
 
 
@@ -91,11 +91,11 @@ async def _answered(
     try:
         value = await checked(second.text, question.schema, ctx.in_process)
     except ValueError as error:
-        await _forget(lane, question, repair)
+        await _forget_outcome(lane, question, repair)
         storage = Storage(ctx.settings.files_url)
         await keep_raw(storage, ctx.job_id, [answer.text, second.text])
         raise LlmUnusable(
-            f"the model's answer can't be used: {error}; it begins {second.text[:SHOWN]!r}, all of "
+            f"the model's answer can't be used: {error}; it begins {second.text[:MAX_SHOWN]!r}, all of "
             f"it and of the one before: jobctl llm show {ctx.job_id}"
         ) from error
     return _result(second, reused) | {"value": value, "repaired": True}
@@ -119,7 +119,9 @@ def _repair(answer: Completion, complaint: str) -> list[dict[str, str]]:
     ]
 
 
-async def _forget(lane: ModelClient, question: LlmQuestion, repair: list[dict[str, str]]) -> None:
+async def _forget_outcome(
+    lane: ModelClient, question: LlmQuestion, repair: list[dict[str, str]]
+) -> None:
     """A redrive is to get other answers."""
     await lane.forget(question.asked())
     await lane.forget(question.asked(*repair))

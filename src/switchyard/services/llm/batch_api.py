@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 Reply = TypeVar("Reply")
 
-MARK = "switchyard_batch"
+METADATA_KEY = "switchyard_batch"
 """In the metadata of a batch: our id of it."""
-WITHIN = 120.0
+REQUEST_TIMEOUT = 120.0
 """Seconds for one request."""
-PAGES = 20
+MAX_LISTED_PAGES = 20
 """Of 100 batches or files each: so many are looked through for one of ours."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-LONGEST_LINE = 2 * MAX_ANSWER
+MAX_LINE_BYTES = 2 * MAX_ANSWER
 """Bytes of a line with an answer."""
-OVER = frozenset({"completed", "failed", "expired", "cancelled"})
+ENDED_STATUSES = frozenset({"completed", "failed", "expired", "cancelled"})
 """Statuses of a batch that has ended, well or not."""
 
 
@@ -77,21 +77,21 @@ class BatchApi:
         """Raises LlmRefused for an address that is none."""
         key = server.api_key
         secret = key.get_secret_value() if key else None
-        async with open_api(server.base_url, secret, WITHIN) as api:
+        async with open_api(server.base_url, secret, REQUEST_TIMEOUT) as api:
             yield cls(api)
 
     async def find(self, ours: str) -> RemoteBatch | None:
         """The batch with our id in its metadata."""
         async for each in self._listed("/batches", {}):
             marks = field_of(each, "metadata")
-            if isinstance(marks, Mapping) and marks.get(MARK) == ours:
+            if isinstance(marks, Mapping) and marks.get(METADATA_KEY) == ours:
                 return RemoteBatch.of(each)
         return None
 
     async def _listed(self, path: str, asked: Mapping[str, str]) -> AsyncIterator[Any]:
         """What the server lists there, the newest first as these servers have it; bounded."""
         after: dict[str, str] = {}
-        for _ in range(PAGES):
+        for _ in range(MAX_LISTED_PAGES):
             page = await self._page(path, {"limit": 100, **asked, **after})
             listed = field_of(page, "data")
             if not isinstance(listed, list):
@@ -137,12 +137,12 @@ class BatchApi:
                         "input_file_id": file_id,
                         "endpoint": "/v1/chat/completions",
                         "completion_window": "24h",
-                        "metadata": {MARK: ours},
+                        "metadata": {METADATA_KEY: ours},
                     },
                     options={"headers": {"Idempotency-Key": ours}},
                     cast_to=object,
                 ),
-                within=WITHIN,
+                within=REQUEST_TIMEOUT,
                 again=lambda: False,
             )
         )
@@ -174,7 +174,7 @@ def _name(ours: str) -> str:
 
 
 async def _asked(create: Callable[[], Awaitable[Reply]]) -> Reply:
-    return await call(create, within=WITHIN)
+    return await call(create, within=REQUEST_TIMEOUT)
 
 
 def _id(found: Any, name: str) -> str | None:
@@ -192,7 +192,7 @@ def _lines(content: bytes, most: int) -> Iterator[Any]:
         end = content.find(b"\n", start)
         end = len(content) if end < 0 else end
         most -= 1
-        yield _json(content[start:end]) if end - start <= LONGEST_LINE else None
+        yield _json(content[start:end]) if end - start <= MAX_LINE_BYTES else None
         start = end + 1
 
 

@@ -28,11 +28,11 @@ from switchyard.services.engine.publishing.recorded import publish_recorded
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.states import State
 from switchyard.services.llm.answers import Answers
-from switchyard.services.llm.batch_api import OVER, BatchApi, RemoteBatch
+from switchyard.services.llm.batch_api import ENDED_STATUSES, BatchApi, RemoteBatch
 from switchyard.services.llm.batches import (
-    AT_MOST,
-    CANCELLED_WITHIN,
-    DUE,
+    BATCH_TIMEOUT,
+    CANCEL_TIMEOUT,
+    MAX_BATCH_WAIT,
     batch_servers,
     free,
     request_of,
@@ -49,23 +49,23 @@ from switchyard.services.llm.records.llm_batches import BatchItem, BatchState, I
 from switchyard.services.llm.records.spending import CallState
 from switchyard.services.llm.spending import BudgetAccount
 
-LOOK = 5.0
+TURN_INTERVAL = 5.0
 """Seconds between turns."""
-POLL = 60.0
+BATCH_POLL_INTERVAL = 60.0
 """Seconds between looks at a batch that the server works on."""
-FENCE = 600.0
+FENCE_TTL = 600.0
 """Seconds for which one process alone may send a batch; all that it does ends before. After an
 error it stays: the server may be creating the batch all the same."""
-SENDING = FENCE - 120.0
-SEND_WITHIN = 6 * 3600.0
+SENDING_TIMEOUT = FENCE_TTL - 120.0
+MAX_SENDING_AGE = 6 * 3600.0
 """Seconds for which a batch is tried to be sent; then its jobs ask live."""
-MOST_BYTES = 48 * 1024 * 1024
+MAX_FILE_BYTES = 48 * 1024 * 1024
 """Of a batch's file, and about as much of its answers: what is read of a server is bounded."""
-_LINES = 2
+_MAX_LINES_PER_QUESTION = 2
 """Lines for each question that are looked at in a file of answers: of one that has more, the rest
 is asked live."""
-TIDY = 600.0
-KEPT = 7 * 24 * 3600.0
+CLEANUP_INTERVAL = 600.0
+RETENTION = 7 * 24 * 3600.0
 """Seconds after which it is forgotten what nobody comes for."""
 
 Trouble = (LlmUnavailable, InvalidLlmResponse, LlmRefused)
@@ -92,18 +92,18 @@ class BatchSender:
         while True:
             try:
                 await self.turn()
-                if time.monotonic() - tidied_at > TIDY:
+                if time.monotonic() - tidied_at > CLEANUP_INTERVAL:
                     await self.tidy()
                     tidied_at = time.monotonic()
             except (LedgerError, StorageError) as error:
                 self._log.warning(
                     "batches could not be sent or read; they are tried again", error=str(error)
                 )
-            await asyncio.sleep(LOOK if self._servers else POLL)
+            await asyncio.sleep(TURN_INTERVAL if self._servers else BATCH_POLL_INTERVAL)
 
     async def tidy(self) -> None:
         """Forget what nobody comes for. Raises LedgerError."""
-        for call in await LlmLedger(self._ledger).batches.tidy_llm_batches(max_age=KEPT):
+        for call in await LlmLedger(self._ledger).batches.tidy_llm_batches(max_age=RETENTION):
             await self._till.settle(replace(call, state=CallState.FREE))
 
     async def turn(self) -> None:
@@ -116,7 +116,7 @@ class BatchSender:
                 server.name,
                 wait=self._settings.llm_batch_wait,
                 most=self._settings.llm_batch_size,
-                most_bytes=MOST_BYTES,
+                most_bytes=MAX_FILE_BYTES,
             )
         for batch in await LlmLedger(self._ledger).batches.llm_batches():
             try:
@@ -136,7 +136,7 @@ class BatchSender:
         """What no batch is to have asks live: its provider gets none any more, or a job ends soon.
         What was set aside is free first: a second time does no harm."""
         while found := await LlmLedger(self._ledger).batches.unfit_llm_questions(
-            list(self._servers), ends_within=AT_MOST
+            list(self._servers), ends_within=MAX_BATCH_WAIT
         ):
             for item in found:
                 await self._till.settle(free(item))
@@ -149,21 +149,21 @@ class BatchSender:
         if server is None:
             await self._give_up(batch, f"JOBS_LLM_PROVIDERS has no {batch.provider} any more")
         elif batch.state is BatchState.SENDING:
-            if await LlmLedger(self._ledger).batches.fence_llm_batch(batch.id, FENCE):
+            if await LlmLedger(self._ledger).batches.fence_llm_batch(batch.id, FENCE_TTL):
                 try:
-                    async with asyncio.timeout(SENDING):
+                    async with asyncio.timeout(SENDING_TIMEOUT):
                         off = server.name not in self._servers  # it is to get none any more
-                        late = off or age > SEND_WITHIN
-                        await self._send(batch, server, late=late, over=age > DUE)
+                        late = off or age > MAX_SENDING_AGE
+                        await self._send(batch, server, late=late, over=age > BATCH_TIMEOUT)
                 except TimeoutError as error:
                     raise LlmTimeout("it could not be sent in time") from error
         elif self._is_due(batch):
             async with BatchApi.connect(server) as api:
-                await self._look(batch, api, server, late=age > DUE)
+                await self._look(batch, api, server, late=age > BATCH_TIMEOUT)
 
     def _is_due(self, batch: LlmBatch) -> bool:
         now = self._ledger.clock.time()
-        if now - self._looked_at.get(batch.id, 0.0) < POLL:
+        if now - self._looked_at.get(batch.id, 0.0) < BATCH_POLL_INTERVAL:
             return False
         self._looked_at[batch.id] = now
         return True
@@ -247,8 +247,11 @@ class BatchSender:
                 raise
             await self._give_up(batch, f"nothing is known of it after its time: {error}")
             return
-        if remote.status not in OVER:
-            if late and self._ledger.clock.time() - batch.created_at > DUE + CANCELLED_WITHIN:
+        if remote.status not in ENDED_STATUSES:
+            if (
+                late
+                and self._ledger.clock.time() - batch.created_at > BATCH_TIMEOUT + CANCEL_TIMEOUT
+            ):
                 await self._give_up(batch, f"{remote.status}, long after its time")
                 return
             if late:
@@ -261,7 +264,7 @@ class BatchSender:
         files = remote.files if items else ()  # all concluded: they may be gone
         for file_id in files:
             try:
-                lines = await api.lines(file_id, most=_LINES * batch.questions)
+                lines = await api.lines(file_id, most=_MAX_LINES_PER_QUESTION * batch.questions)
             except (InvalidLlmResponse, LlmRefused) as error:
                 if not late:
                     raise

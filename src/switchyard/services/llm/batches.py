@@ -24,14 +24,14 @@ from switchyard.services.llm.records.llm_batches import BatchItem, ItemState
 from switchyard.services.llm.records.spending import CallState, LlmCall, Requester
 from switchyard.services.llm.spending import BudgetAccount
 
-DUE = 26 * 3600.0
+BATCH_TIMEOUT = 26 * 3600.0
 """Seconds after which a batch should have ended, from when its questions are chosen: a day is what
 the API promises."""
-CANCELLED_WITHIN = 2 * 3600.0
+CANCEL_TIMEOUT = 2 * 3600.0
 """Seconds that a server gets to end a batch that is late; then its jobs ask live."""
-AT_MOST = DUE + CANCELLED_WITHIN
+MAX_BATCH_WAIT = BATCH_TIMEOUT + CANCEL_TIMEOUT
 """Seconds for which anybody waits for a batch: a job whose end date is nearer asks live."""
-LOOK_AGAIN = 3600.0
+RECHECK_INTERVAL = 3600.0
 """Seconds after which a job looks by itself that was not called."""
 
 
@@ -39,7 +39,7 @@ class WaitingForBatch(RetryableError):
     """The question goes through a Batch API: its job waits for the answer, and grows no older."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, after=LOOK_AGAIN, counts=False, ages=False)
+        super().__init__(message, after=RECHECK_INTERVAL, counts=False, ages=False)
 
 
 def batch_servers(settings: Settings) -> list[LlmServer]:
@@ -59,7 +59,7 @@ def may_batch(ctx: JobContext) -> bool:
         return False
     if expires_at is None:
         return True
-    needed = timedelta(seconds=settings.llm_batch_wait + AT_MOST)
+    needed = timedelta(seconds=settings.llm_batch_wait + MAX_BATCH_WAIT)
     return expires_at > ctx.ledger.clock.now() + needed
 
 
@@ -93,7 +93,7 @@ class BatchCollector:
             # Collected again after a crash, it is set aside once: the id follows from the question.
             today = self._ledger.clock.now().date()
             call = replace(call, id=f"batch-{today}-{key}-{by.job_id}")
-            await self._till.reserve(call, lasts=2 * DUE)
+            await self._till.reserve(call, lasts=2 * BATCH_TIMEOUT)
             item = BatchItem(key, ItemState.COLLECTED, self._server.name, question, call)
             body = json.dumps(request_of(item, self._server), ensure_ascii=False)
             await LlmLedger(self._ledger).batches.collect_llm_question(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Reply = TypeVar("Reply")
 
 NETWORK_TRIES = 3
-FIRST_WAIT = 0.5
+FIRST_RETRY_DELAY = 0.5
 """Seconds before the second try; doubled for the third."""
 
 
@@ -250,7 +250,7 @@ async def call(
     tries = AsyncRetrying(
         retry=retry_if_exception(is_network_error),
         stop=stop_after_attempt(NETWORK_TRIES),
-        wait=wait_exponential_jitter(multiplier=FIRST_WAIT, jitter=FIRST_WAIT),
+        wait=wait_exponential_jitter(multiplier=FIRST_RETRY_DELAY, jitter=FIRST_RETRY_DELAY),
         before_sleep=tell_broken,
         reraise=True,
     )

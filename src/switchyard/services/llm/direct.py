@@ -32,11 +32,11 @@ from switchyard.services.engine.records.states import FINISHED
 from switchyard.services.engine.runtime.inline import InlineRunner
 from switchyard.services.llm.requests import LlmRequest
 
-MOST = 1000
+MAX_REQUESTS = 1000
 """Requests that one process has under way at once; what is more is refused."""
-PATIENCE = 3600.0
+SLOT_TIMEOUT = 3600.0
 """Seconds that a request waits in all for servers that have no room, where it does not expire."""
-LOOK = 1.0
+TAKEOVER_POLL_INTERVAL = 1.0
 """Seconds between looks at a request that another process has under way."""
 BEATS_PER_TAKEOVER = 4
 
@@ -83,8 +83,8 @@ class DirectRequests:
             settings,
             registry,
             ledger,
-            patience=PATIENCE,
-            slots=MOST,
+            patience=SLOT_TIMEOUT,
+            slots=MAX_REQUESTS,
             shared_ledger=True,
             hear=hear,
             metrics=metrics,
@@ -100,10 +100,10 @@ class DirectRequests:
         """Record a request and begin to ask; it goes on when the caller has gone.
 
         Raises InvalidJob (for a job that asks no single question, too), UnknownJobType,
-        InvalidPayload, IdempotencyConflict, LaneFull with `MOST` under way, LedgerError.
+        InvalidPayload, IdempotencyConflict, LaneFull with `MAX_REQUESTS` under way, LedgerError.
         """
         self._check(request.routing_key)
-        if self._runner.under_way >= MOST:
+        if self._runner.under_way >= MAX_REQUESTS:
             raise LaneFull(request.routing_key, dead_lettered=False)
         await self._register()
         return await self._runner.publish(request)
@@ -118,7 +118,7 @@ class DirectRequests:
             left = deadline - time.monotonic()
             if record is None or record.state in FINISHED or left <= 0:
                 return record
-            await asyncio.sleep(min(left, LOOK))
+            await asyncio.sleep(min(left, TAKEOVER_POLL_INTERVAL))
 
     def _check(self, routing_key: str) -> None:
         try:
@@ -142,7 +142,7 @@ class DirectRequests:
                 lanes=(),
                 host=socket.gethostname(),
                 pid=os.getpid(),
-                concurrency=MOST,
+                concurrency=MAX_REQUESTS,
             )
             self._is_registered = True
             self._background.start("sign of life", self._beat)

@@ -40,20 +40,20 @@ from switchyard.services.llm.pacing import (
 from switchyard.services.llm.reading import Timing
 from switchyard.services.llm.records.llm import (
     BRIEF_PAUSE,
-    TRIED,
+    TRIAL_AFTER_FAILURES,
     LlmServerState,
     ServerPaused,
     SlotsFull,
 )
 
-SLOT_LIFE = 15.0
+SLOT_TTL = 15.0
 """Seconds after which the slots of a process that has died are free again."""
-LOOK = 0.1
+SLOT_POLL_INTERVAL = 0.1
 """Seconds between looks for room that another process may have made; about, so that processes do
 not all look at once."""
 SHORT_PAUSE, LONG_PAUSE = 1.0, 30.0
 """Seconds for which a server is left alone that does not answer: doubled from one to the other."""
-LONGEST_PAUSE = 3600.0
+MAX_PAUSE = 3600.0
 """Seconds that a server may ask for."""
 
 RULES: dict[str, ConcurrencyPolicy] = {
@@ -167,7 +167,7 @@ class LlmGate:
                         )
                     await self._woken(turn, left, found.seconds * self._dice.uniform(1.0, 1.05))
                 else:
-                    await self._woken(turn, left, LOOK * self._dice.uniform(0.5, 1.5))
+                    await self._woken(turn, left, SLOT_POLL_INTERVAL * self._dice.uniform(0.5, 1.5))
 
     async def leave(self, entry: Admission, lesson: CallOutcome | None) -> None:
         """Give the slot back, with what the call has taught; None where it was broken off."""
@@ -177,7 +177,9 @@ class LlmGate:
 
         def change(state: LlmServerState, in_flight: int, now: float) -> LlmServerState:
             assert lesson is not None
-            return learned(state, lesson, in_flight, now, rule=rule, bounds=bounds, dice=dice)
+            return state_after_call(
+                state, lesson, in_flight, now, rule=rule, bounds=bounds, dice=dice
+            )
 
         try:
             await LlmLedger(self._ledger).slots.end_llm_slot(
@@ -235,7 +237,7 @@ class LlmGate:
                     server.name,
                     slot,
                     self._holder,
-                    ttl=SLOT_LIFE,
+                    ttl=SLOT_TTL,
                     keep_free=urgency.keep_free,
                     first=bounds.within(bounds.start),
                     most=bounds.most,
@@ -263,7 +265,7 @@ class LlmGate:
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(SLOT_LIFE / 3)
+            await asyncio.sleep(SLOT_TTL / 3)
             if self._held:
                 try:
                     await self._renew()
@@ -273,7 +275,7 @@ class LlmGate:
     async def _renew(self) -> None:
         held = dict(self._held)
         for slot in await LlmLedger(self._ledger).slots.renew_llm_slots(
-            held, self._holder, SLOT_LIFE
+            held, self._holder, SLOT_TTL
         ):
             if slot not in self._held:  # given back meanwhile
                 await LlmLedger(self._ledger).slots.end_llm_slot(held[slot], slot, None)
@@ -286,7 +288,7 @@ def bounds_of(settings: Settings, server: LlmServer) -> Bounds:
     return Bounds(min(start, most), min(least, most), most)
 
 
-def learned(
+def state_after_call(
     state: LlmServerState,
     lesson: CallOutcome,
     in_flight: int,
@@ -311,9 +313,9 @@ def learned(
         failures = 0
     elif lesson.fails and state.paused_until <= now:
         failures += 1  # what was under way when the pause began says nothing new
-    pause, reason = min(lesson.pause, LONGEST_PAUSE), lesson.reason
-    if failures >= TRIED and failures > state.failures:
-        pause = max(pause, min(SHORT_PAUSE * 2.0 ** (failures - TRIED), LONG_PAUSE))
+    pause, reason = min(lesson.pause, MAX_PAUSE), lesson.reason
+    if failures >= TRIAL_AFTER_FAILURES and failures > state.failures:
+        pause = max(pause, min(SHORT_PAUSE * 2.0 ** (failures - TRIAL_AFTER_FAILURES), LONG_PAUSE))
     until = now + pause * dice if pause else 0.0
     if until <= state.paused_until:
         until, reason = state.paused_until, state.pause_reason or ""

@@ -16,13 +16,13 @@ from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.errors import SwitchyardError
 from switchyard.services.engine.jobs.output_stream import OutputStream
 
-ENOUGH = 20
+MIN_CALLS = 20
 """Calls whose time to the first token is known before any gets a second request."""
-KEPT = 200
+MAX_CALLS = 200
 """Calls by which it is judged what is late."""
-LATE = 0.95
+LATE_QUANTILE = 0.95
 """Part of the calls that have begun to answer by then."""
-BURST = 5.0
+MAX_BURST = 5.0
 """Second requests that may come together, however many calls there were without one."""
 OUTCOMES = ("won", "lost", "failed")
 
@@ -36,7 +36,7 @@ class Hedges:
         """`share` is the part of the hot calls that may get one, 0 to 1; none at 0."""
         self._share = share
         self._saved = 0.0
-        self._times: deque[float] = deque(maxlen=KEPT)
+        self._times: deque[float] = deque(maxlen=MAX_CALLS)
         self.counts = dict.fromkeys(OUTCOMES, 0)
         """Second requests that began to answer first, that did not, and that could not be made."""
 
@@ -49,10 +49,10 @@ class Hedges:
         matter. To be asked once for each hot call."""
         if self._share <= 0:
             return None
-        self._saved = min(BURST, self._saved + self._share)
-        if len(self._times) < ENOUGH:
+        self._saved = min(MAX_BURST, self._saved + self._share)
+        if len(self._times) < MIN_CALLS:
             return None
-        return sorted(self._times)[int(LATE * (len(self._times) - 1))]
+        return sorted(self._times)[int(LATE_QUANTILE * (len(self._times) - 1))]
 
     def take(self) -> bool:
         """Whether a second request may be sent now; it counts."""

@@ -16,39 +16,39 @@ from switchyard.services.llm.requests import (
 )
 
 LANES = ("hot", "backfill")
-LONG = 1200.0
+LONG_ANSWER_TIMEOUT = 1200.0
 """Seconds that a request with a long answer may take."""
-SHORT = 300.0
+SHORT_ANSWER_TIMEOUT = 300.0
 
 
-@job("chat_completion", worker="llm", lanes=LANES, timeout=LONG)
+@job("chat_completion", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def chat_completion(payload: ChatRequest, ctx: JobContext) -> Outcome:
     """The answer to a chat; JSON that fits, where the request has a schema."""
-    return await _done(payload, ctx, LONG)
+    return await _done(payload, ctx, LONG_ANSWER_TIMEOUT)
 
 
-@job("extract_facts", worker="llm", lanes=LANES, timeout=LONG)
+@job("extract_facts", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def extract_facts(payload: FactsRequest, ctx: JobContext) -> Outcome:
     """The facts that a text states, each with the words that say so."""
-    return await _done(payload, ctx, LONG)
+    return await _done(payload, ctx, LONG_ANSWER_TIMEOUT)
 
 
-@job("extract_field_group", worker="llm", lanes=LANES, timeout=LONG)
+@job("extract_field_group", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def extract_field_group(payload: FieldGroupRequest, ctx: JobContext) -> Outcome:
     """The values of some fields in a text."""
-    return await _done(payload, ctx, LONG)
+    return await _done(payload, ctx, LONG_ANSWER_TIMEOUT)
 
 
-@job("extract_entities", worker="llm", lanes=LANES, timeout=LONG)
+@job("extract_entities", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def extract_entities(payload: EntitiesRequest, ctx: JobContext) -> Outcome:
     """What a text names, by kind."""
-    return await _done(payload, ctx, LONG)
+    return await _done(payload, ctx, LONG_ANSWER_TIMEOUT)
 
 
-@job("classify", worker="llm", lanes=LANES, timeout=SHORT)
+@job("classify", worker="llm", lanes=LANES, timeout=SHORT_ANSWER_TIMEOUT)
 async def classify(payload: ClassifyRequest, ctx: JobContext) -> Outcome:
     """The label that fits a text best."""
-    return await _done(payload, ctx, SHORT)
+    return await _done(payload, ctx, SHORT_ANSWER_TIMEOUT)
 
 
 async def _done(payload: LlmRequest, ctx: JobContext, seconds: float) -> Outcome:

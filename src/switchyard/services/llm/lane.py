@@ -33,13 +33,13 @@ from switchyard.services.llm.reading import Completion
 from switchyard.services.llm.records.spending import Requester
 from switchyard.services.llm.spending import BudgetAccount, NoBudget
 
-PATIENCE = 30.0
+SLOT_TIMEOUT = 30.0
 """Seconds that a call waits for room; then its job goes back, with no attempt used up."""
-HEDGE_PATIENCE = 1.0
+HEDGE_SLOT_TIMEOUT = 1.0
 """Seconds that a second request waits for room."""
-ROUNDS = 10
+MAX_ROUNDS = 10
 """How often one call is taken up again after a 429 or 503."""
-NOBODY = Requester()
+NO_REQUESTER = Requester()
 
 
 class ModelClient:
@@ -103,7 +103,7 @@ class ModelClient:
         within: float,
         fresh: bool = False,
         speech: OutputStream | None = None,
-        by: Requester = NOBODY,
+        by: Requester = NO_REQUESTER,
         batch: bool = False,
     ) -> tuple[Completion, bool]:
         """The answer to a chat (`messages`, `max_tokens`, …), and whether it was there already:
@@ -144,7 +144,7 @@ class ModelClient:
         urgency: Urgency,
         within: float,
         speech: OutputStream | None = None,
-        by: Requester = NOBODY,
+        by: Requester = NO_REQUESTER,
     ) -> Completion:
         """The answer to a chat of the first server that can, paid for in any case.
 
@@ -155,14 +155,14 @@ class ModelClient:
         deadline = time.monotonic() + within
         tried: set[str] = set()
         last: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
-        for _ in range(ROUNDS + len(self._clients)):
+        for _ in range(MAX_ROUNDS + len(self._clients)):
             left = deadline - time.monotonic()
             if len(tried) == len(self._clients) or left <= 0:
                 break
             try:
                 # Half of its time is left for the call: one that began too late for an answer
                 # would be a time-out of the server, and an attempt of the job.
-                entry = await self._enter(urgency, min(PATIENCE, left / 2), tried)
+                entry = await self._enter(urgency, min(SLOT_TIMEOUT, left / 2), tried)
             except LlmSaturated as error:
                 if isinstance(last, LlmRefused):  # by one of which another may not refuse it
                     raise
@@ -214,7 +214,7 @@ class ModelClient:
         async def second(told: OutputStream) -> Completion:
             without = tried | {entry.server.name} if others else tried
             left = deadline - time.monotonic()
-            another = await self._enter(urgency, min(HEDGE_PATIENCE, left), without)
+            another = await self._enter(urgency, min(HEDGE_SLOT_TIMEOUT, left), without)
             return await self._call(another, asked, deadline - time.monotonic(), told, by)
 
         return await self._hedges.race(patience, speech, first, second)
@@ -245,7 +245,7 @@ class ModelClient:
                 self._hedges.began(said.timing.first_token)
             return said.answer
         except (LlmUnavailable, InvalidLlmResponse, LlmRefused) as error:
-            lesson = lesson_of(error)
+            lesson = outcome_of_error(error)
             if len(self._clients) > 1:
                 add_server_name(error, entry.server.name)
             raise
@@ -262,7 +262,7 @@ def _from_answer(said: ModelResponse) -> CallOutcome:
     )
 
 
-def lesson_of(error: LlmUnavailable | InvalidLlmResponse | LlmRefused) -> CallOutcome:
+def outcome_of_error(error: LlmUnavailable | InvalidLlmResponse | LlmRefused) -> CallOutcome:
     """What an error tells of the server that gave it."""
     reason = str(error)[:200]
     match error:

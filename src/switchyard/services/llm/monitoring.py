@@ -16,13 +16,13 @@ from switchyard.services.engine.monitoring.doctor import DoctorStep
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
 from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.records.llm import BRIEF_PAUSE, TRIED, LlmServerReport
+from switchyard.services.llm.records.llm import BRIEF_PAUSE, TRIAL_AFTER_FAILURES, LlmServerReport
 from switchyard.services.llm.records.llm_batches import ItemState
 from switchyard.services.llm.records.spending import BudgetState, SpendRow
 
-LASTING = TRIED + 5
+REPORTED_AFTER_FAILURES = TRIAL_AFTER_FAILURES + 5
 """Failures in a row from which a server is told of: it was tried for over half a minute."""
-LONG_PAUSE = 120.0
+LONG_PAUSE_SECONDS = 120.0
 """Seconds left of a pause from which it is told of: more than a server's limits per minute take."""
 
 
@@ -35,8 +35,10 @@ async def model_servers(system: DoctorContext) -> list[Diagnostic]:
         for each in await LlmLedger(system.need_ledger()).slots.llm_servers()
         if each.name in names
     ]
-    failing = [each for each in known if each.state.failures >= LASTING]
-    paused = [each for each in known if each.paused_for >= LONG_PAUSE and each not in failing]
+    failing = [each for each in known if each.state.failures >= REPORTED_AFTER_FAILURES]
+    paused = [
+        each for each in known if each.paused_for >= LONG_PAUSE_SECONDS and each not in failing
+    ]
     kind = warning if len(failing) < len(names) else failure
     checks = [
         kind(

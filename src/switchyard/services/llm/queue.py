@@ -32,7 +32,7 @@ from switchyard.services.engine.wings import job_modules
 from switchyard.services.llm.direct import DirectRequests
 from switchyard.services.llm.streaming import LlmText, WrittenAnswer
 
-HEARING = 10.0
+SUBSCRIBE_TIMEOUT = 10.0
 """Seconds to wait for the broker's events at the start; without them, answers come later."""
 
 
@@ -156,7 +156,7 @@ class LLMQueue:
             background.start("event feed", feed.run)
             try:
                 try:
-                    await asyncio.wait_for(feed.is_listening.wait(), HEARING)
+                    await asyncio.wait_for(feed.is_listening.wait(), SUBSCRIBE_TIMEOUT)
                 except TimeoutError:
                     log.warning("job events are not received yet")
                 fair_from = settings.fair_from

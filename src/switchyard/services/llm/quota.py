@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-LONGEST = 120.0
+MAX_WAIT = 120.0
 """Seconds that a header is believed: limits are by the minute, and clocks differ."""
 
 _PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)")
@@ -28,7 +28,7 @@ class ServerQuota:
             for what in ("requests", "tokens")
             if headers.get(f"x-ratelimit-remaining-{what}", "").strip() == "0"
         ]
-        return cls(min(max(waits, default=0.0), LONGEST))
+        return cls(min(max(waits, default=0.0), MAX_WAIT))
 
 
 def _seconds(text: str) -> float:

@@ -14,12 +14,12 @@ from urllib.parse import unquote
 
 MAX_SCHEMA = 64 * 1024
 """Bytes of a schema, as JSON."""
-MOST_PARTS = 5_000
+MAX_PARTS = 5_000
 """Parts that may apply to one place of an answer, with all references followed."""
-MOST_UNEVALUATED = 5_000
+MAX_UNEVALUATED = 5_000
 """Such parts of all places where it asks for what is unevaluated: each is compiled for itself."""
-MOST_PATTERNS = 200
-MOST_LEVELS = 200
+MAX_PATTERNS = 200
+MAX_LEVELS = 200
 """Of a schema, and of references that lead to references."""
 
 _LISTS = ("allOf", "anyOf", "oneOf")
@@ -41,7 +41,7 @@ def refuse_costly(schema: Mapping[str, Any]) -> None:
     try:
         written = json.dumps(schema)
     except RecursionError as error:
-        raise ValueError(f"a JSON Schema may have {MOST_LEVELS} levels") from error
+        raise ValueError(f"a JSON Schema may have {MAX_LEVELS} levels") from error
     if len(written) > MAX_SCHEMA:
         raise ValueError(f"a JSON Schema may have {MAX_SCHEMA:,} bytes")
     _SchemaComplexity(schema).count_all()
@@ -71,7 +71,7 @@ class _SchemaComplexity:
         """As `parts_of`; `known` by identity, None while it is being counted."""
         if not isinstance(part, dict):
             return 1
-        if id(part) not in known and level <= MOST_LEVELS:
+        if id(part) not in known and level <= MAX_LEVELS:
             known[id(part)] = None
             total: int | None = 1
             for each in (*self._in_place(part), *_used_deeper(part)):
@@ -86,8 +86,8 @@ class _SchemaComplexity:
         """How many parts apply where this one does."""
         if not isinstance(part, dict):
             return 1
-        if level > MOST_LEVELS:
-            raise ValueError(f"a JSON Schema may have {MOST_LEVELS} levels")
+        if level > MAX_LEVELS:
+            raise ValueError(f"a JSON Schema may have {MAX_LEVELS} levels")
         known = self._counted.get(id(part), 0)
         if known is None:
             raise ValueError("a part of it refers to itself without going deeper into the answer")
@@ -95,9 +95,9 @@ class _SchemaComplexity:
             return known
         self._counted[id(part)] = None
         parts = 1 + sum(self._count(each, level + 1) for each in self._in_place(part))
-        if parts > MOST_PARTS:
+        if parts > MAX_PARTS:
             raise ValueError(
-                f"with its references followed it applies more than {MOST_PARTS:,} parts to one "
+                f"with its references followed it applies more than {MAX_PARTS:,} parts to one "
                 "place of the answer"
             )
         self._counted[id(part)] = parts
@@ -109,10 +109,10 @@ class _SchemaComplexity:
         if "unevaluatedProperties" in part or "unevaluatedItems" in part:
             self._unevaluated += parts
         self._patterns += ("pattern" in part) + len(_values(part.get("patternProperties")))
-        if self._unevaluated > MOST_UNEVALUATED:
+        if self._unevaluated > MAX_UNEVALUATED:
             raise ValueError("it asks in too many places for what is unevaluated")
-        if self._patterns > MOST_PATTERNS:
-            raise ValueError(f"a JSON Schema may have {MOST_PATTERNS} patterns")
+        if self._patterns > MAX_PATTERNS:
+            raise ValueError(f"a JSON Schema may have {MAX_PATTERNS} patterns")
 
     def _in_place(self, part: Mapping[str, Any]) -> Iterator[Any]:
         for name in _FOREIGN:

@@ -35,17 +35,17 @@ from switchyard.services.llm.records.spending import (
     Requester,
 )
 
-LOOK_AGAIN = 300.0
+RECHECK_INTERVAL = 300.0
 """Seconds after which a job looks whether there is a budget again: it may have been raised."""
-SOON = 15.0
+PENDING_RECHECK_INTERVAL = 15.0
 """Seconds after which it does where calls under way may turn out to cost less."""
 BYTES_PER_TOKEN = 3
 """Fewer than in English text (4): an estimate is to be too high rather than too low."""
-TOKENS_OF_A_PICTURE = 1_500
+TOKENS_PER_PICTURE = 1_500
 DAY = 24 * 3600.0
 EMBEDDER = "embeddings"
 """The provider whose calls these are: the server of JOBS_EMBED_BASE_URL."""
-DEFAULT_ANSWER = 4_096
+DEFAULT_ANSWER_TOKENS = 4_096
 """Tokens, where a question does not say how long its answer may be."""
 
 
@@ -84,8 +84,8 @@ def most_tokens(asked: Mapping[str, Any]) -> dict[str, int]:
     shown = [{**each, "content": text_of(each.get("content"))} for each in asked["messages"]]
     length = len(json.dumps([shown, asked.get("response_format")], ensure_ascii=False).encode())
     return {
-        "prompt_tokens": -(-length // BYTES_PER_TOKEN) + pictures * TOKENS_OF_A_PICTURE,
-        "completion_tokens": asked.get("max_tokens") or DEFAULT_ANSWER,
+        "prompt_tokens": -(-length // BYTES_PER_TOKEN) + pictures * TOKENS_PER_PICTURE,
+        "completion_tokens": asked.get("max_tokens") or DEFAULT_ANSWER_TOKENS,
     }
 
 
@@ -233,19 +233,23 @@ class BudgetAccount:
             return NoBudget(
                 f"there is {budget.name}, and JOBS_LLM_PRICES has no price for the model {model}: "
                 "add one (0 for a model of your own) and start the workers again",
-                after=LOOK_AGAIN,
+                after=RECHECK_INTERVAL,
             )
-        after = SOON
+        after = PENDING_RECHECK_INTERVAL
         if found.is_spent:
-            after = LOOK_AGAIN if found.seconds is None else min(LOOK_AGAIN, found.seconds + 1)
+            after = (
+                RECHECK_INTERVAL
+                if found.seconds is None
+                else min(RECHECK_INTERVAL, found.seconds + 1)
+            )
         return NoBudget(
-            f"{budget.name} has too little left: {told(budget, currency)}; this call may cost "
+            f"{budget.name} has too little left: {format_budget(budget, currency)}; this call may cost "
             f"{amount(found.needed, currency)}. {_advice(budget)}",
             after=after,
         )
 
 
-def told(budget: BudgetState, currency: str) -> str:
+def format_budget(budget: BudgetState, currency: str) -> str:
     """How a budget stands, for people."""
     aside = f", {amount(budget.reserved, '')} set aside" if budget.reserved > 0 else ""
     return f"{amount(budget.spent, '')} of {amount(budget.limit, currency)} spent{aside}"

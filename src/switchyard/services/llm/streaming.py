@@ -13,7 +13,7 @@ from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.engine.monitoring.job_events import TEXT, EventHub, JobEvent
 from switchyard.services.engine.records.results import JobRecord
 
-HEARTBEAT = 15.0
+HEARTBEAT_INTERVAL = 15.0
 """Seconds after which a stream says that nothing has come."""
 
 
@@ -42,7 +42,7 @@ class WrittenAnswer:
         self._open.close()
 
     async def follow(
-        self, end: Awaitable[JobRecord | None], *, heartbeat: float = HEARTBEAT
+        self, end: Awaitable[JobRecord | None], *, heartbeat: float = HEARTBEAT_INTERVAL
     ) -> AsyncGenerator[LlmText | JobRecord | None, None]:
         """The pieces, and last the job's record as `end` gives it; None after `heartbeat` seconds
         without any. Raises what `end` raises."""

@@ -17,15 +17,15 @@ from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.jobs.context import InProcess, ProcessCrashed
 from switchyard.services.llm.schemas import parts_of, refuse_costly
 
-CHEAP = 1_000_000
+MAX_INLINE_COST = 1_000_000
 """Letters of an answer times parts of its schema, up to which a tenth of a second tells whether it
 fits."""
-CHEAP_WORDS = 5_000
+MAX_INLINE_ERROR_COST = 5_000
 """The same, up to which that tells what is wrong with it: the validator's words for nested choices
 are long."""
-CHECK_SECONDS = 5.0
+CHECK_TIMEOUT = 5.0
 CHECK_MEMORY_MB = 1024
-PATTERN_BYTES = 256 * 1024
+MAX_PATTERN_BYTES = 256 * 1024
 """Of a pattern, compiled."""
 _FENCE = re.compile(r"\A\s*```[a-zA-Z]*[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 """What models like to put around JSON."""
@@ -45,23 +45,23 @@ async def checked(text: str, schema: Mapping[str, Any], in_process: InProcess) -
     """`fitting`, which never holds up what else runs here. Raises UncheckableAnswer besides."""
     parts = parts_of(schema)
     cost = None if parts is None else parts * len(text)
-    if cost is not None and cost <= CHEAP:
+    if cost is not None and cost <= MAX_INLINE_COST:
         value = _value(text)
         if _validator(schema).is_valid(value):
             return value
-    if cost is not None and cost <= CHEAP_WORDS:
+    if cost is not None and cost <= MAX_INLINE_ERROR_COST:
         return fitting(text, schema)
     try:
         value, wrong = await in_process(
             _fitting_or_wrong,
             *(text, schema),
-            timeout=CHECK_SECONDS,
+            timeout=CHECK_TIMEOUT,
             memory_limit_mb=CHECK_MEMORY_MB,
         )
     except (TimeoutError, MemoryError, ProcessCrashed) as error:
         # Without memory the validator's library aborts, and with it the process.
         raise UncheckableAnswer(
-            f"whether the answer fits its schema can't be told within {CHECK_SECONDS:.0f} s and "
+            f"whether the answer fits its schema can't be told within {CHECK_TIMEOUT:.0f} s and "
             f"{CHECK_MEMORY_MB} MiB: make the schema simpler"
         ) from error
     if wrong is not None:
@@ -108,7 +108,7 @@ def _validator(schema: Mapping[str, Any]) -> Any:
         return jsonschema_rs.Draft202012Validator(
             dict(schema),
             offline=True,  # nobody's schema makes this host fetch an address
-            pattern_options=jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES),
+            pattern_options=jsonschema_rs.RegexOptions(size_limit=MAX_PATTERN_BYTES),
         )
     except (ValueError, RecursionError) as error:
         raise ValueError(f"this is no JSON Schema: {' '.join(str(error).split())[:300]}") from error

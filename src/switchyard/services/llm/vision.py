@@ -41,7 +41,7 @@ def require_vision(ctx: JobContext) -> None:
 
 
 @asynccontextmanager
-async def vision_lane_of(ctx: JobContext) -> AsyncIterator[ModelClient]:
+async def vision_model_of(ctx: JobContext) -> AsyncIterator[ModelClient]:
     """The lane of the process that runs the job; one of its own where nothing is shared. Raises
     VisionNotSet."""
     require_vision(ctx)

@@ -12,7 +12,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.pipeline.documents.runs import run_id
-from switchyard.services.pipeline.documents.service import open_desks
+from switchyard.services.pipeline.documents.service import open_document_services
 from switchyard.services.pipeline.documents.upload_intake import UploadMetadata
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.samples.articles import sample
@@ -139,7 +139,7 @@ async def test_a_pipeline_that_the_process_did_not_finish_goes_on_with_the_next_
     settings = Settings(data_dir=tmp_path, amqp_url=None)
     await make_ledger(settings.ledger_url)
     async with await Ledger.open(settings.ledger_url) as ledger:
-        async with open_desks(settings, Registry.load(), ledger, None) as desks:
+        async with open_document_services(settings, Registry.load(), ledger, None) as desks:
             inbox = desks.documents.inbox
             upload = await inbox.receive(in_parts(sample(0).content, 10_000))
             submitting = asyncio.create_task(desks.documents.submit(upload, UploadMetadata()))

@@ -19,7 +19,7 @@ from switchyard.services.llm.records.llm import (
     LeaseHeld,
 )
 
-USED = 3600.0
+USE_NOTED_INTERVAL = 3600.0
 """Seconds to which it is noted when an answer was used last: a read is then rarely a write."""
 
 
@@ -44,7 +44,7 @@ class LlmAnswerRepository(Repository):
         row = connection.execute(select(llm_answers).where(mine)).one_or_none()
         kept = row is not None and row.created_at is not None and not lost
         if kept and row is not None and row.created_at > now - max_age:
-            if row.used_at < now - USED:
+            if row.used_at < now - USE_NOTED_INTERVAL:
                 connection.execute(update(llm_answers).where(mine).values(used_at=now))
             return CacheHit(row.created_at)
         claim = {"key": key, "holder": holder, "lease_until": now + ttl}
@@ -114,6 +114,8 @@ class LlmAnswerRepository(Repository):
         keys = list(connection.scalars(select(each.c.key).where(out).limit(limit)))
         connection.execute(delete(llm_answers).where(llm_answers.c.key.in_(keys)))
         # Claims of those who died before they had an answer.
-        dead = llm_answers.c.created_at.is_(None) & (llm_answers.c.lease_until < now - USED)
+        dead = llm_answers.c.created_at.is_(None) & (
+            llm_answers.c.lease_until < now - USE_NOTED_INTERVAL
+        )
         connection.execute(delete(llm_answers).where(dead))
         return keys

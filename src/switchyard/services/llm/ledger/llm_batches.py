@@ -39,8 +39,8 @@ from switchyard.services.llm.ledger.batch_tables import (
 from switchyard.services.llm.records.llm_batches import BatchItem, BatchState, ItemState, LlmBatch
 from switchyard.services.llm.records.spending import CallState, LlmCall, Requester
 
-ENDED = (ItemState.ANSWERED.value, ItemState.LIVE.value)
-CALLED_AGAIN = 600.0
+ENDED_STATES = (ItemState.ANSWERED.value, ItemState.LIVE.value)
+WAKE_RETRY_INTERVAL = 600.0
 """Seconds after which a job is called again that has not come for its answer."""
 
 items, waits, batches = llm_batch_items.c, llm_batch_waits.c, llm_batches.c
@@ -54,7 +54,7 @@ class LlmBatchRepository(Repository):
         """Where a question stands, which the job waits for from now on, unless a batch has ended
         for it; None where it was not collected."""
         state = connection.scalar(select(items.state).where(items.key == key))
-        if state is not None and state not in ENDED:
+        if state is not None and state not in ENDED_STATES:
             _wait(connection, key, job_id)
         return None if state is None else ItemState(state)
 
@@ -84,7 +84,7 @@ class LlmBatchRepository(Repository):
         answered it, and for this job first."""
         mine = (waits.key == key) & (waits.job_id == job_id)
         connection.execute(delete(llm_batch_waits).where(mine))
-        ended = (items.key == key) & items.state.in_(ENDED)
+        ended = (items.key == key) & items.state.in_(ENDED_STATES)
         row = connection.execute(select(items.state, items.call).where(ended)).one_or_none()
         if row is None:
             return False
@@ -256,9 +256,9 @@ class LlmBatchRepository(Repository):
             .join(llm_batch_items, items.key == waits.key)
             .join(jobs, jobs.c.id == waits.job_id)
             .where(
-                items.state.in_(ENDED),
+                items.state.in_(ENDED_STATES),
                 jobs.c.state == State.RETRYING,
-                waits.called_at <= now - CALLED_AGAIN,
+                waits.called_at <= now - WAKE_RETRY_INTERVAL,
             )
             .order_by(waits.called_at)
             .limit(limit)

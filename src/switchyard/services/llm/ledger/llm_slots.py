@@ -28,7 +28,7 @@ from switchyard.services.llm.records.llm import (
     SlotTaken,
 )
 
-COUNTED = 20_000
+MAX_COUNTED = 20_000
 """Requests that are counted at most: more make no lane fuller."""
 
 Change = Callable[[LlmServerState, int, float], LlmServerState]
@@ -162,7 +162,7 @@ class LlmSlotRepository(Repository):
                 jobs.c.worker == worker,
                 jobs.c.error_type.in_(WAIT_FOR_SERVER),
             )
-            .limit(COUNTED)
+            .limit(MAX_COUNTED)
             .subquery()
         )
         counted = select(away.c.lane, func.count()).group_by(away.c.lane)

@@ -31,7 +31,7 @@ from switchyard.services.llm.records.spending import (
 
 LOST_AFTER = 7200.0
 """Seconds after which a call under way is one whose process has died: no job runs that long."""
-TINY = 1e-9
+ROUNDING_ERROR = 1e-9
 """Of money: what sums of fractions are off by."""
 DAY = 24 * 3600.0
 _ZERO: Mapping[str, Any] = {
@@ -79,7 +79,7 @@ class LlmSpendRepository(Repository):
         for key, limit in limits.items():
             budget = _budget(accounts[key], limit)
             needed = call.cost
-            if needed is None or (needed > 0 and needed > budget.left + TINY):
+            if needed is None or (needed > 0 and needed > budget.left + ROUNDING_ERROR):
                 values = {"short_of": limit}
                 _change(connection, [key], values)
                 left = None if key.startswith("backfill:") else DAY - now % DAY
@@ -317,7 +317,7 @@ def _budget(row: Row[Any] | None, limit: float, key: str = "") -> BudgetState:
 
 def _rounded(reserved: float) -> float:
     """What is added and taken away again leaves a rest of no more than rounding."""
-    return reserved if reserved > TINY else 0.0
+    return reserved if reserved > ROUNDING_ERROR else 0.0
 
 
 def _spend_query(by: SpentBy) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-TRIED = 5
+TRIAL_AFTER_FAILURES = 5
 """Failures in a row from which a server gets one call at a time, until one is answered."""
 BRIEF_PAUSE = 5.0
 """Seconds of a pause that a request waits for in its worker; for a longer one its job goes back."""
@@ -30,7 +30,7 @@ class LlmServerState:
     @property
     def is_on_trial(self) -> bool:
         """It failed again and again: one call at a time finds out whether it is back."""
-        return self.failures >= TRIED
+        return self.failures >= TRIAL_AFTER_FAILURES
 
     @property
     def allowed(self) -> float:

@@ -13,7 +13,7 @@ from switchyard.services.pipeline.text.layout import Line, reading_order
 from switchyard.services.pipeline.text.markdown import PageLines
 
 _OTHER_SIGNS = re.compile(r"[\W_]+")
-_ENOUGH = 24
+_MIN_SIGNS = 24
 """Letters and digits by which a reference's beginning is known."""
 
 
@@ -66,9 +66,9 @@ def boxes_of(
         said = _signs(text)
         begin, end = first_of_page.get(number, 0), first_of_page.get(number + 1, length)
         # In their order: what several begin with is found once for each.
-        start = whole.find(said[:_ENOUGH], max(at, begin), end + _ENOUGH)
+        start = whole.find(said[:_MIN_SIGNS], max(at, begin), end + _MIN_SIGNS)
         if start < 0:
-            start = whole.find(said[:_ENOUGH], begin, end + _ENOUGH)
+            start = whole.find(said[:_MIN_SIGNS], begin, end + _MIN_SIGNS)
         if start < 0 or not said:
             found.append([])
             continue

@@ -11,10 +11,10 @@ from switchyard.services.common.files.storage_errors import NotStored
 async def stored_references(storage: Storage, document_id: str) -> dict[str, Any] | None:
     """What a document cites: `references`, each with its `link` where that was looked for, and
     `citations`. None where nobody has looked for its references yet. Raises StorageError."""
-    kept = await _json(storage, references_key(document_id))
+    kept = await _read_json(storage, references_key(document_id))
     if kept is None:
         return None
-    found = await _json(storage, links_key(document_id)) or {}
+    found = await _read_json(storage, links_key(document_id)) or {}
     links = found.get("links", [])
     # Links of an earlier content's references belong to other places of the list.
     if found.get("of") == kept.get("hash") and len(links) == len(kept["references"]):
@@ -23,7 +23,7 @@ async def stored_references(storage: Storage, document_id: str) -> dict[str, Any
     return kept
 
 
-async def _json(storage: Storage, key: str) -> dict[str, Any] | None:
+async def _read_json(storage: Storage, key: str) -> dict[str, Any] | None:
     try:
         return dict(json.loads(await storage.get_async(key)))
     except NotStored:

@@ -31,7 +31,7 @@ _FUNCTIONS = frozenset(
     ("sin", "cos", "tan", "cot", "log", "exp", "det", "max", "min", "sinh", "cosh")
 )
 _SENTENCE_SIGNS = '.,;:!?”"’»'
-_LONGEST_WORD = 60
+_MAX_WORD = 60
 
 
 def marked_sentences(page: str) -> Iterator[tuple[str, list[str]]]:
@@ -52,7 +52,7 @@ def marked_sentences(page: str) -> Iterator[tuple[str, list[str]]]:
 
 def _markers(sentence: str) -> Iterator[str]:
     for match in _MARKER.finditer(sentence):
-        before = sentence[max(0, match.start() - _LONGEST_WORD) : match.start()]
+        before = sentence[max(0, match.start() - _MAX_WORD) : match.start()]
         if _may_be_cited(before):
             yield match.group()
 

@@ -19,7 +19,7 @@ from switchyard.services.pipeline.text.plain import words
 
 MAX_KEYWORD_WORDS = 8
 _BY = ("rules", "meaning")
-_MOST_KEYWORDS = 5_000
+_MAX_KEYWORDS = 5_000
 
 ClassName = Annotated[str, Field(pattern=patterns.SHORT_NAME)]
 """Of a kind or a label."""
@@ -43,8 +43,8 @@ class KeywordLabel(_Part):
     @field_validator("keywords")
     @classmethod
     def _have_words(cls, value: dict[str, float]) -> dict[str, float]:
-        if not 1 <= len(value) <= _MOST_KEYWORDS:
-            raise ValueError(f"a label has 1 to {_MOST_KEYWORDS:,} keywords, not {len(value):,}")
+        if not 1 <= len(value) <= _MAX_KEYWORDS:
+            raise ValueError(f"a label has 1 to {_MAX_KEYWORDS:,} keywords, not {len(value):,}")
         for keyword in value:
             count = len(words(keyword))
             if not 1 <= count <= MAX_KEYWORD_WORDS:

@@ -12,7 +12,7 @@ from switchyard.services.pipeline.records.classes import DocumentClass
 _PART = 3
 """One passage in so many counts, those that are the most similar: a report speaks of its subject on
 some of its pages."""
-_MOST_SHOWN = 5
+_MAX_SHOWN = 5
 """Labels whose similarity is kept with a class."""
 _BESIDE = 0.5
 """Of the most similar label's lead, what another one needs to be given as well."""
@@ -53,7 +53,7 @@ def classified(
     ]
     if not taken and kind.otherwise is not None:
         taken = [kind.otherwise]
-    shown = sorted(similar, key=lambda label: (-similar[label], label))[:_MOST_SHOWN]
+    shown = sorted(similar, key=lambda label: (-similar[label], label))[:_MAX_SHOWN]
     why = {"by": "meaning", "similarities": {label: similar[label] for label in shown}}
     return [DocumentClass(name, label, similar.get(label, 0.0), why) for label in taken]
 

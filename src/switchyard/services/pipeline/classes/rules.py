@@ -9,11 +9,11 @@ from switchyard.services.pipeline.classes.definitions import MAX_KEYWORD_WORDS, 
 from switchyard.services.pipeline.records.classes import DocumentClass
 from switchyard.services.pipeline.text.plain import words
 
-MOST_TIMES = 3
+MAX_TIMES = 3
 """How often one keyword counts: who repeats himself says nothing new."""
 _WINDOW = 200_000
 """Characters that are cut into words at once: a list of all of them would be far larger."""
-_MOST_SHOWN = 30
+_MAX_SHOWN = 30
 """Keywords that are kept with a class."""
 
 Phrase = tuple[str, ...]
@@ -74,7 +74,7 @@ def classified(name: str, kind: RuleKind, found: Mapping[str, int]) -> list[Docu
     """The class of a text in which keywords were found so often."""
     points = {
         label: sum(
-            points * min(found[keyword], MOST_TIMES)
+            points * min(found[keyword], MAX_TIMES)
             for keyword, points in definition.keywords.items()
             if keyword in found
         )
@@ -88,7 +88,7 @@ def classified(name: str, kind: RuleKind, found: Mapping[str, int]) -> list[Docu
     matched = sorted((each for each in of if each in found), key=lambda each: (-of[each], each))
     why = {
         "by": "rules",
-        "keywords": {each: found[each] for each in matched[:_MOST_SHOWN]},
+        "keywords": {each: found[each] for each in matched[:_MAX_SHOWN]},
         "points": {each: round(value, 4) for each, value in points.items()},
     }
     return [DocumentClass(name, chosen, round(points.get(chosen, 0.0), 4), why)]

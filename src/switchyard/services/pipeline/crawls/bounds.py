@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from switchyard.services.common.errors import InvalidInput
 from switchyard.services.common.files.safe_http import place_of
 from switchyard.services.pipeline.records.crawls import (
-    LONGEST_CRAWL,
-    MOST_DEPTH,
-    MOST_HOSTS,
-    MOST_STARTS,
+    MAX_CRAWL_SECONDS,
+    MAX_DEPTH,
+    MAX_HOSTS,
+    MAX_STARTS,
 )
 from switchyard.services.pipeline.sources.web.addresses import page_address
 
@@ -51,14 +51,14 @@ class CrawlBounds:
         most_pages: int,
     ) -> CrawlBounds:
         """Checked. The hosts of the start addresses belong to it always. Raises InvalidCrawl."""
-        if not 1 <= len(start) <= MOST_STARTS:
-            raise InvalidCrawl(f"a crawl begins at 1 to {MOST_STARTS} addresses", at="start")
+        if not 1 <= len(start) <= MAX_STARTS:
+            raise InvalidCrawl(f"a crawl begins at 1 to {MAX_STARTS} addresses", at="start")
         try:
             pages = tuple(dict.fromkeys(page_address(each) for each in start))
         except ValueError as error:
             raise InvalidCrawl(str(error), at="start") from error
-        if len(hosts) > MOST_HOSTS:
-            raise InvalidCrawl(f"a crawl has {MOST_HOSTS} hosts at most", at="hosts")
+        if len(hosts) > MAX_HOSTS:
+            raise InvalidCrawl(f"a crawl has {MAX_HOSTS} hosts at most", at="hosts")
         for each in hosts:
             if _HOST.fullmatch(each) is None:
                 raise InvalidCrawl(
@@ -70,10 +70,10 @@ class CrawlBounds:
             raise InvalidCrawl(
                 f"max_pages must be 1 to {most_pages:,} (JOBS_CRAWL_MAX_PAGES)", at="max_pages"
             )
-        if not 0 <= max_depth <= MOST_DEPTH:
-            raise InvalidCrawl(f"max_depth must be 0 to {MOST_DEPTH}", at="max_depth")
-        if not 1 <= within <= LONGEST_CRAWL:
-            raise InvalidCrawl(f"within must be 1 to {LONGEST_CRAWL:,.0f} seconds", at="within")
+        if not 0 <= max_depth <= MAX_DEPTH:
+            raise InvalidCrawl(f"max_depth must be 0 to {MAX_DEPTH}", at="max_depth")
+        if not 1 <= within <= MAX_CRAWL_SECONDS:
+            raise InvalidCrawl(f"within must be 1 to {MAX_CRAWL_SECONDS:,.0f} seconds", at="within")
         places = dict.fromkeys([*map(host_of, pages), *(each.lower() for each in hosts)])
         return cls(pages, tuple(places), max_pages, max_depth, within)
 

@@ -14,7 +14,7 @@ from switchyard.services.pipeline.crawls.bounds import host_of
 from switchyard.services.pipeline.records.crawls import FoundPage
 
 JOB_TYPE = "crawl_page"
-SLOWER = 5.0
+SLOW_LANE_FACTOR = 5.0
 """Times the interval between pages of a host, while the lane is slow."""
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/crawls")
 

@@ -15,7 +15,7 @@ from switchyard.services.pipeline.crawls.pages import found_pages
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlProgress, CrawlRecord, ListedPage
 
-_MOMENT = 0.01
+_ROUNDING_ERROR = 0.01
 """Seconds by which two of the same length differ at most, as sums of times are rounded."""
 
 
@@ -112,6 +112,6 @@ def _same(known: CrawlRecord, bounds: CrawlBounds) -> CrawlRecord:
     asked = (bounds.start, bounds.hosts, bounds.max_pages, bounds.max_depth)
     is_same = (known.start, known.hosts, known.max_pages, known.max_depth) == asked
     within = known.deadline - known.created_at
-    if not is_same or abs(within - bounds.within) > _MOMENT:
+    if not is_same or abs(within - bounds.within) > _ROUNDING_ERROR:
         raise CrawlKeyTaken(known.idempotency_key or "", known.id)
     return known

@@ -39,7 +39,7 @@ from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST, OCR, do
 
 _READ_AT_ONCE = 8
 """Results that are read at once for the documents of a search."""
-_LOOKS = 20
+_MAX_FILTERED_PAGES = 20
 """Pages that are looked through for documents in a state, for one page of them."""
 
 
@@ -94,7 +94,7 @@ class DocumentServices:
 
 
 @asynccontextmanager
-async def open_desks(
+async def open_document_services(
     settings: Settings,
     registry: Registry,
     ledger: Ledger,
@@ -106,13 +106,13 @@ async def open_desks(
     Without `jobs` (no broker) the pipeline runs in this process, and `metrics` show it.
     """
     if jobs is not None:
-        yield _desks(ledger, UploadIntake(settings, jobs, None))
+        yield _services(ledger, UploadIntake(settings, jobs, None))
         return
     async with InlineRunner(settings, registry, ledger, metrics=metrics) as runner:
-        yield _desks(ledger, UploadIntake(settings, runner, runner))
+        yield _services(ledger, UploadIntake(settings, runner, runner))
 
 
-def _desks(ledger: Ledger, inbox: UploadIntake) -> DocumentServices:
+def _services(ledger: Ledger, inbox: UploadIntake) -> DocumentServices:
     return DocumentServices(
         DocumentService(ledger, inbox),
         ExtractionService(ledger, inbox),
@@ -349,7 +349,7 @@ class DocumentService:
         recorded = state if state in FINISHED_STATES else None
         not_states = FINISHED_STATES if state is not None and recorded is None else ()
         found: list[DocumentStatus] = []
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_FILTERED_PAGES):
             page = await PipelineLedger(self._ledger).documents.list_documents(
                 state=recorded,
                 not_states=not_states,

@@ -23,14 +23,14 @@ from switchyard.services.pipeline.records.graph import (
 )
 from switchyard.services.pipeline.sources.arxiv.feed import ArxivId
 
-LABEL = 500
+MAX_LABEL = 500
 """Characters of a label at most."""
-KEY = 200
+MAX_KEY = 200
 """Characters of a key at most: of what is longer, the end is a hash of all of it."""
-AUTHORS = 20
+MAX_AUTHORS = 20
 """Authors of a work that is cited; a document's own are ten times as many at most."""
-TOPICS = 50
-CITED = 5_000
+MAX_TOPICS = 50
+MAX_CITED = 5_000
 """Works that a document cites at most."""
 YEARS = range(1000, 2101)
 
@@ -42,7 +42,7 @@ _DOI = re.compile(r"10\.\d{4,9}/[^\s\"<>]+")
 _ARXIV_DOI = "10.48550/arxiv."
 
 
-def tidy(text: object, most: int = LABEL) -> str:
+def tidy(text: object, most: int = MAX_LABEL) -> str:
     """One line of text, without what would steer a terminal or what no database takes."""
     if not isinstance(text, str):
         return ""
@@ -52,22 +52,22 @@ def tidy(text: object, most: int = LABEL) -> str:
 
 def compared(text: str) -> str:
     """Text as titles and names are compared: words in lower case, without accents and signs."""
-    bare = unicodedata.normalize("NFKD", text[: 4 * LABEL])
+    bare = unicodedata.normalize("NFKD", text[: 4 * MAX_LABEL])
     letters = "".join(each for each in bare if not unicodedata.combining(each))
     return " ".join(_NO_WORD.sub(" ", letters).casefold().split())
 
 
 def key(scheme: str, name: str) -> str:
-    """A key, of at most KEY characters."""
+    """A key, of at most MAX_KEY characters."""
     whole = f"{scheme}:{name}"
-    if len(whole) <= KEY:
+    if len(whole) <= MAX_KEY:
         return whole
-    return f"{whole[: KEY - 17]}-{sha256(whole.encode()).hexdigest()[:16]}"
+    return f"{whole[: MAX_KEY - 17]}-{sha256(whole.encode()).hexdigest()[:16]}"
 
 
 def doi_key(doi: object) -> str | None:
     """`doi:10.1000/182`, or `arxiv:1605.08386` for one of arXiv's; None where it is no DOI."""
-    found = _DOI.search(tidy(doi, KEY).casefold())
+    found = _DOI.search(tidy(doi, MAX_KEY).casefold())
     if found is None:
         return None
     name = found.group().rstrip(".,;)")
@@ -79,7 +79,7 @@ def doi_key(doi: object) -> str | None:
 def arxiv_key(name: object) -> str | None:
     """`arxiv:1605.08386`, without the version; None where it is no id of arXiv."""
     try:
-        return ArxivId.parse(tidy(name, KEY)).source
+        return ArxivId.parse(tidy(name, MAX_KEY)).source
     except ValueError:
         return None
 
@@ -95,7 +95,7 @@ def document_of(
     entry = entry or {}
     source_key = arxiv_key(source) if str(source or "").startswith("arxiv:") else None
     keys = _present([source_key, arxiv_key(entry.get("id")), doi_key(entry.get("doi"))])
-    names = [tidy(name) for name in _list(entry.get("authors"))[: 10 * AUTHORS]]
+    names = [tidy(name) for name in _list(entry.get("authors"))[: 10 * MAX_AUTHORS]]
     people = [person for name in names if (person := _author(*_parted(name))) is not None]
     shown = tidy(title)
     year = _year(str(entry.get("published") or "")[:4])
@@ -103,8 +103,8 @@ def document_of(
     edges = [NewEdge(EdgeKind.WRITTEN_BY, person, told_by="metadata") for person in people]
     if venue := _venue(tidy(entry.get("journal_ref"))):
         edges.append(NewEdge(EdgeKind.PUBLISHED_IN, venue, told_by="metadata"))
-    for topic in _list(entry.get("categories"))[:TOPICS]:
-        if name := tidy(topic, KEY):
+    for topic in _list(entry.get("categories"))[:MAX_TOPICS]:
+        if name := tidy(topic, MAX_KEY):
             about = NodeDescription(NodeKind.TOPIC, name, (key("topic", name.casefold()),))
             edges.append(NewEdge(EdgeKind.ABOUT, about, told_by="metadata"))
     words = compared(shown)
@@ -133,7 +133,7 @@ def cited_works(
             if isinstance(at, int):
                 places[at] = places.get(at, 0) + 1
     edges = []
-    for at, reference in enumerate(references[:CITED]):
+    for at, reference in enumerate(references[:MAX_CITED]):
         link = reference.get("link") or {}
         linked = link.get("work") if link.get("status") == "linked" else None
         work = work_of({**reference, **linked}, "link") if linked else work_of(reference)
@@ -154,13 +154,13 @@ def work_of(reference: Mapping[str, Any], told_by: ToldBy = "reference") -> Node
             *(
                 key(scheme, name.upper())
                 for scheme in ("openalex", "wikidata")
-                if (name := tidy(reference.get(scheme), KEY))
+                if (name := tidy(reference.get(scheme), MAX_KEY))
             ),
         ]
     )
     title, year = tidy(reference.get("title")), _year(reference.get("year"))
     people = [each for each in _list(reference.get("authors")) if isinstance(each, Mapping)]
-    names = [(tidy(each.get("family")), tidy(each.get("given"))) for each in people[:AUTHORS]]
+    names = [(tidy(each.get("family")), tidy(each.get("given"))) for each in people[:MAX_AUTHORS]]
     family = compared(names[0][0]) if names else ""
     words = compared(title)
     named = _title_key(words, family, year)

@@ -72,7 +72,7 @@ class _Place:
 
     @property
     def _width(self) -> float:
-        return 8 + LETTER * _letters(self.label)
+        return 8 + LETTER * _text_width(self.label)
 
 
 def draw(around: Neighbourhood) -> str:
@@ -221,16 +221,16 @@ def _text(parent: ET.Element, x: float, y: float, text: str, **attributes: str) 
     return x + 8 * len(text)
 
 
-def _letters(text: str) -> int:
+def _text_width(text: str) -> int:
     """How wide a text is, in letters: those of East Asia are two."""
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def _cut(label: str, room: int) -> str:
     """As much of it as there is room for."""
-    if _letters(label) <= room:
+    if _text_width(label) <= room:
         return label
     kept = label[: room - 1]
-    while _letters(kept) >= room:
+    while _text_width(kept) >= room:
         kept = kept[:-1]
     return kept.rstrip() + "…"

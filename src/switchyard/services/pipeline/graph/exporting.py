@@ -18,7 +18,7 @@ from switchyard.services.pipeline.records.graph import GraphEdge, GraphNode
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.engine.ledger import Ledger
 
-PAGE = 5_000
+PAGE_SIZE = 5_000
 """Nodes or edges that are in memory at once."""
 
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -75,7 +75,9 @@ async def _parquet(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
     with pq.ParquetWriter(target, schema) as writer:
         after: Sequence[Any] | None = None
         while True:
-            edges, after = await PipelineLedger(ledger).graph_reads.graph_edges_after(after, PAGE)
+            edges, after = await PipelineLedger(ledger).graph_reads.graph_edges_after(
+                after, PAGE_SIZE
+            )
             rows = [{name: getattr(edge, name) for name in schema.names} for edge in edges]
             if rows:
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
@@ -95,7 +97,7 @@ async def _graphml(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
     xml.start("graph", id="switchyard", edgedefault="directed")
     known: set[str] = set()
     last = 0
-    while nodes := await PipelineLedger(ledger).graph_reads.graph_nodes_after(last, PAGE):
+    while nodes := await PipelineLedger(ledger).graph_reads.graph_nodes_after(last, PAGE_SIZE):
         for _, node in nodes:
             xml.node(node)
             known.add(node.key)
@@ -103,7 +105,7 @@ async def _graphml(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
     count = 0
     after: Sequence[Any] | None = None
     while True:
-        edges, after = await PipelineLedger(ledger).graph_reads.graph_edges_after(after, PAGE)
+        edges, after = await PipelineLedger(ledger).graph_reads.graph_edges_after(after, PAGE_SIZE)
         for edge in edges:
             # One that came after the nodes were read would have an end that is not there.
             if edge.source in known and edge.target in known:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from switchyard.services.engine.ledger import Ledger
 
-PAGE = 50_000
+PAGE_SIZE = 50_000
 """Edges that are read at once."""
-_LEAST_WEIGHT = 1e-6
-_STEPS = 100
+_MIN_WEIGHT = 1e-6
+_MAX_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ async def read_edges(ledger: Ledger) -> Edges:
     kinds = [("source", "i8"), ("target", "i8"), ("cites", "?"), ("weight", "f8")]
     mark: EdgeMark | None = None
     while True:
-        rows, mark = await PipelineLedger(ledger).graph_rankings.edges_to_rank(mark, PAGE)
+        rows, mark = await PipelineLedger(ledger).graph_rankings.edges_to_rank(mark, PAGE_SIZE)
         parts.append(np.array(rows, dtype=kinds))
         if mark is None:
             break
@@ -84,8 +84,8 @@ def rank(edges: Edges) -> Ranks:
     cited.data[:] = 1.0  # two documents of one work may both tell a citation
     # The library's default solver ranks works that cite nothing too high, and most are known by
     # their citations alone. This one is right; what is left out after so many steps is < 1e-7.
-    ranks = PageRank(solver="RH", n_iter=_STEPS).fit_predict(cited)
-    weights = np.where(cites, 1.0, np.maximum(edges.weights, _LEAST_WEIGHT))
+    ranks = PageRank(solver="RH", n_iter=_MAX_STEPS).fit_predict(cited)
+    weights = np.where(cites, 1.0, np.maximum(edges.weights, _MIN_WEIGHT))
     joined = sparse.csr_matrix((weights, (sources, targets)), shape=shape)
     communities = Leiden(random_state=0).fit_predict(joined + joined.T)
     return Ranks(nodes.tolist(), np.asarray(ranks).tolist(), np.asarray(communities).tolist())

@@ -13,7 +13,7 @@ from switchyard.services.pipeline.index.chunk_index import IndexUnavailable, rec
 from switchyard.services.pipeline.index.embedder import is_offline
 from switchyard.services.pipeline.index.generations import Generation, Generations
 from switchyard.services.pipeline.index.opening import OpenIndex, open_index
-from switchyard.services.pipeline.index.probing import LEAST_ALIKE, REMEDY, other_vectors, probed
+from switchyard.services.pipeline.index.probing import MIN_COSINE, REMEDY, other_vectors, probed
 from switchyard.services.pipeline.index.words import TOKENIZER_VERSION
 
 TIMEOUT = 8.0
@@ -100,6 +100,6 @@ async def _made(opened: OpenIndex, active: Generation) -> list[Diagnostic]:
         return [warning("embedder", Finding.EMBEDDER_AWAY, detail, remedy)]
     if alike is None:
         return []
-    if alike < LEAST_ALIKE:
+    if alike < MIN_COSINE:
         return [failure("embedder", Finding.INDEX_VECTORS, other_vectors(active, alike), REMEDY)]
     return [ok("embedder", f"it makes the vectors that the index holds (likeness {alike:.2f})")]

@@ -16,7 +16,7 @@ from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.errors import DependencyUnavailable, PermanentError
 from switchyard.services.pipeline.text.chunks import Chunk
 
-BATCH = 4_096
+BATCH_SIZE = 4_096
 """Vectors in memory at once where many are read."""
 APPROXIMATE_FROM = 50_000
 """Chunks from which compaction makes an index of neighbours. Up to there a search compares with

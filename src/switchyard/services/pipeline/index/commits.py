@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from switchyard.services.common.errors import RetryableError
 
-COMMIT_TRIES = 8
+MAX_COMMIT_TRIES = 8
 """Times that a write which lost against another one is tried, some seconds in all."""
-FIRST_WAIT = 0.05
+FIRST_RETRY_DELAY = 0.05
 """Seconds."""
 _CONFLICT_WORDS = ("conflict", "concurrent", "incompatible transaction", "too many")
 
@@ -28,8 +28,8 @@ async def retry_on_conflict(write: Callable[[], Awaitable[Answer]]) -> Answer:
 
     tries = AsyncRetrying(
         retry=retry_if_exception(_is_conflict),
-        stop=stop_after_attempt(COMMIT_TRIES),
-        wait=wait_random_exponential(multiplier=FIRST_WAIT, max=2),
+        stop=stop_after_attempt(MAX_COMMIT_TRIES),
+        wait=wait_random_exponential(multiplier=FIRST_RETRY_DELAY, max=2),
     )
 
     async def attempt() -> Answer:
@@ -39,7 +39,7 @@ async def retry_on_conflict(write: Callable[[], Awaitable[Answer]]) -> Answer:
         return await tries(attempt)
     except RetryError as error:
         last = error.last_attempt.exception()
-        raise RetryableError(f"other writers won {COMMIT_TRIES} times: {last}"[:500]) from last
+        raise RetryableError(f"other writers won {MAX_COMMIT_TRIES} times: {last}"[:500]) from last
 
 
 def _is_conflict(error: BaseException) -> bool:

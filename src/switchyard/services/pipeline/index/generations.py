@@ -21,7 +21,7 @@ from switchyard.services.pipeline.index.chunk_index import (
 
 FIRST_TABLE = "chunks"
 """The table of an index that was never built anew."""
-_TRIES = 20
+_MAX_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +118,12 @@ class IndexStore(Protocol):
         ...
 
 
-async def change(
+async def change_generations(
     home: IndexStore, first: Generation, step: Callable[[Generations], Generations | None]
 ) -> Generations:
     """Bring the catalogue one step on, from whatever state it is in; `step` gives None where there
     is nothing to do, and may be asked several times. Gives the state that is there then."""
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         now = await home.generations(first)
         wanted = step(now)
         if wanted is None:

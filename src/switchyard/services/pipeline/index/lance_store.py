@@ -26,7 +26,7 @@ from switchyard.services.pipeline.index.chunk_index import (
     IndexUnavailable,
     recovery_hint,
 )
-from switchyard.services.pipeline.index.commits import FIRST_WAIT
+from switchyard.services.pipeline.index.commits import FIRST_RETRY_DELAY
 from switchyard.services.pipeline.index.generations import (
     FIRST_TABLE,
     Generation,
@@ -46,7 +46,7 @@ _EMBEDDER = b"embedder"
 _WORDING = b"wording"
 _STATES = "generations"
 """Folder of the catalogue."""
-_LARGEST = 100_000
+_MAX_STATE_BYTES = 100_000
 """Bytes of a state."""
 INDEX_CACHE = 256 * 1024**2
 """Bytes of the indexes that a process keeps in memory: 100,000 vectors of 256 numbers are 26 MB.
@@ -95,7 +95,7 @@ class LanceStore:
         keys = [stored.key async for stored in self._beside.list_async(_STATES)]
         states = [key for key in keys if key.endswith(".json")]
         if states:
-            return decoded(await self._beside.get_async(max(states), max_bytes=_LARGEST))
+            return decoded(await self._beside.get_async(max(states), max_bytes=_MAX_STATE_BYTES))
         async with self._connected() as connection:
             table = await _open_table(connection, FIRST_TABLE)
             if table is None:
@@ -163,7 +163,7 @@ class LanceStore:
     async def _read(self, key: str) -> str | None:
         try:
             with self._reached():
-                text = await self._beside.get_async(key, max_bytes=_LARGEST)
+                text = await self._beside.get_async(key, max_bytes=_MAX_STATE_BYTES)
         except NotStored:
             return None
         return text.decode(errors="replace")
@@ -217,7 +217,7 @@ class LanceStore:
                     return table
                 finally:
                     await self._beside.delete_async(marker)
-            await asyncio.sleep(FIRST_WAIT)
+            await asyncio.sleep(FIRST_RETRY_DELAY)
             table = await _open_table(connection, generation.table)
             if table is not None:
                 return table

@@ -17,7 +17,7 @@ from typing import Any
 
 from switchyard.services.pipeline.index.chunk_index import (
     APPROXIMATE_FROM,
-    BATCH,
+    BATCH_SIZE,
     ChunkCandidate,
     IndexedText,
     Key,
@@ -40,7 +40,7 @@ from switchyard.services.pipeline.text.plain import normalised
 _CHUNK_COLUMNS = ("id", "document_id", "index", "page", "text", "title")
 WORDS_COLUMN = "words"
 """The text, normalised: words are looked for there, and the text is shown as it was."""
-_KEPT = timedelta(minutes=10)
+_VERSION_RETENTION = timedelta(minutes=10)
 """Versions of a table that are younger stay: a reader that is slow may still be at one."""
 _PIECES = 64
 """Small fragments from which merging pays. Every read and upsert looks into each of them (some
@@ -127,7 +127,9 @@ class LanceTable:
         if not document_ids:
             return {}
         query = self._table.query().where(_one_of(document_ids))
-        batches = await query.select(["document_id", "vector"]).to_batches(max_batch_length=BATCH)
+        batches = await query.select(["document_id", "vector"]).to_batches(
+            max_batch_length=BATCH_SIZE
+        )
         sums: dict[str, Any] = {}
         async for batch in batches:
             add_up(sums, batch, self.dimensions)
@@ -278,8 +280,8 @@ class LanceTable:
         return pieces >= max(_PIECES, math.isqrt(int(stats["num_rows"])) // 2)
 
     async def compact(self) -> None:
-        """Merge small files, drop versions older than _KEPT, index the column that writes and
-        filters look up, and vectors where there are many."""
+        """Merge small files, drop versions older than _VERSION_RETENTION, index the column that
+        writes and filters look up, and vectors where there are many."""
         try:
             await self._compact()
         finally:
@@ -289,7 +291,7 @@ class LanceTable:
         from lancedb.index import BTree, IvfSq
 
         # First, for this writes the rows to other places, and then the indexes anew.
-        await retry_on_conflict(lambda: self._table.optimize(cleanup_older_than=_KEPT))
+        await retry_on_conflict(lambda: self._table.optimize(cleanup_older_than=_VERSION_RETENTION))
         number = await self._table.count_rows()
         if not number:
             return
@@ -313,8 +315,8 @@ class LanceTable:
         rows = await self._table.query().select(["id"]).with_row_id().to_arrow()
         first = rows.group_by("id").aggregate([("_rowid", "min")]).column("_rowid_min")
         doubles = sorted(set(rows.column("_rowid").to_pylist()).difference(first.to_pylist()))
-        for start in range(0, len(doubles), BATCH):
-            some = ", ".join(map(str, doubles[start : start + BATCH]))
+        for start in range(0, len(doubles), BATCH_SIZE):
+            some = ", ".join(map(str, doubles[start : start + BATCH_SIZE]))
             await retry_on_conflict(partial(self._table.delete, f"_rowid IN ({some})"))
 
     async def _segments(self, index: Any | None) -> int:

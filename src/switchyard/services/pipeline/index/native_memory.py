@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 
-_MOST_HEAPS = -8  # M_ARENA_MAX of mallopt(3)
-_OUTSIDE_FROM = -3  # M_MMAP_THRESHOLD
+_M_ARENA_MAX = -8  # M_ARENA_MAX of mallopt(3)
+_M_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD
 _LARGE = 1024**2
 """Bytes from which memory is given back as soon as it is free. By itself, glibc takes more and more
 from the heaps, up to 32 MiB at once."""
@@ -22,8 +22,8 @@ def limit_malloc_arenas() -> None:
     how many."""
     option = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have neither
     if option is not None and "MALLOC_ARENA_MAX" not in os.environ:
-        option(_MOST_HEAPS, os.cpu_count() or 1)
-        option(_OUTSIDE_FROM, _LARGE)
+        option(_M_ARENA_MAX, os.cpu_count() or 1)
+        option(_M_MMAP_THRESHOLD, _LARGE)
 
 
 def trim_heap() -> None:

@@ -155,7 +155,7 @@ async def open_index(
     settings: Settings, purse: EmbeddingBudget | None = None, clock: Callable[[], float] = time.time
 ) -> AsyncIterator[OpenIndex]:
     """The index of these settings; its connections are made when they are needed."""
-    home = home_at(settings.vectors_url)
+    home = index_store_at(settings.vectors_url)
     tidying = BackgroundCompactor(home)
     try:
         yield OpenIndex(settings, home, tidying, purse, clock)
@@ -168,7 +168,7 @@ async def open_index(
 async def index_of(ctx: JobContext) -> AsyncIterator[OpenIndex]:
     """The index for a job, which pays for its vectors: that of its process, where it shares one
     with other jobs."""
-    purse = _purse(ctx)
+    purse = _embedding_budget(ctx)
     clock = time.time if ctx.ledger is None else ctx.ledger.clock.time
     if ctx.shared is None:
         async with open_index(ctx.settings, purse, clock) as index:
@@ -178,7 +178,7 @@ async def index_of(ctx: JobContext) -> AsyncIterator[OpenIndex]:
         yield replace(shared, purse=purse, clock=clock)
 
 
-def _purse(ctx: JobContext) -> EmbeddingBudget | None:
+def _embedding_budget(ctx: JobContext) -> EmbeddingBudget | None:
     if ctx.settings.embed_base_url is None or ctx.ledger is None:
         return None
     from switchyard.services.llm.spending import BudgetAccount, EmbeddingBudget, asked_by
@@ -186,7 +186,7 @@ def _purse(ctx: JobContext) -> EmbeddingBudget | None:
     return EmbeddingBudget(BudgetAccount.of(ctx.settings, ctx.ledger), asked_by(ctx))
 
 
-def home_at(url: str) -> IndexStore:
+def index_store_at(url: str) -> IndexStore:
     """Where the index of that address is kept: in PostgreSQL, or in LanceDB anywhere else."""
     if is_postgres(url):
         from switchyard.services.pipeline.index.postgres_store import PostgresStore

@@ -17,7 +17,7 @@ from switchyard.services.pipeline.index.postgres_neighbours import MAINTENANCE
 
 COUNTED_FROM = 10_000
 """Chunks from which a table is large: words of smaller ones are counted by each search."""
-_LOOKED_AT = 50_000
+_SAMPLED_CHUNKS = 50_000
 """Chunks whose words are counted at most, about: which ones is left to chance."""
 _SEEN = 20
 """Of these, so many have a word that is kept."""
@@ -55,7 +55,9 @@ async def count_words(connection: Any, table: str) -> None:
         )
         await connection.execute(f"DELETE FROM {counts}")
         await connection.execute(
-            _COUNT.format(table=table, counts=counts, percent=min(100, 100 * _LOOKED_AT / number)),
+            _COUNT.format(
+                table=table, counts=counts, percent=min(100, 100 * _SAMPLED_CHUNKS / number)
+            ),
             timeout=MAINTENANCE,
         )
         await connection.execute(f"COMMENT ON TABLE {counts} IS '{number:.0f}'")

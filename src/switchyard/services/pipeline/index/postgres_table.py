@@ -38,9 +38,9 @@ from switchyard.services.pipeline.index.postgres_neighbours import (
 )
 from switchyard.services.pipeline.index.postgres_words import (
     CHUNK,
-    LONGEST_WORD,
+    MAX_WORD,
     chunk_of,
-    with_words,
+    keyword_search,
     worded,
 )
 from switchyard.services.pipeline.index.words import TOKENIZER_VERSION
@@ -299,7 +299,9 @@ class PostgresTable:
         if within is not None and not within:
             return []
         async with self._reading(_BY_WORDS) as connection:
-            return await with_words(connection, self._name, self._is_counted, text, limit, within)
+            return await keyword_search(
+                connection, self._name, self._is_counted, text, limit, within
+            )
 
     async def candidates(
         self,
@@ -383,7 +385,7 @@ def _rows(
             chunk.page,
             _storable(title),
             _storable(chunk.text),
-            [_storable(word[:LONGEST_WORD]) for word in words(chunk.text)],
+            [_storable(word[:MAX_WORD]) for word in words(chunk.text)],
             list(vector),
         )
         for chunk, vector in zip(chunks, vectors, strict=True)

@@ -25,11 +25,11 @@ from switchyard.services.pipeline.text.plain import content_words, words
 
 CHUNK = "id, document_id, index, page, text, title"
 """The columns of `chunk_of`."""
-LONGEST_WORD = 100
+MAX_WORD = 100
 """Characters of a word that are kept: an inverted index takes no long ones."""
 _CANDIDATES = 3
 """For each chunk that is asked for, so many are compared."""
-_COUNTED = 500
+_MAX_COUNTED = 500
 """Chunks with a word that are counted at most, where it is not known how many there are."""
 _TELLING = 6
 """Words of a query of which all combinations are looked for, the best first."""
@@ -39,7 +39,7 @@ _K1, _B = 1.2, 0.75
 """The usual parameters of BM25."""
 
 
-async def with_words(
+async def keyword_search(
     connection: Any,
     table: str,
     is_counted: bool,
@@ -92,7 +92,7 @@ async def _most_relevant(
 ) -> tuple[list[tuple[float, int, Any]], bool]:
     """BM25, number of words and row of each chunk, best first, and whether all of the text's words
     were looked for. With a vector, a row has what a candidate needs of it."""
-    told = (word[:LONGEST_WORD] for word in content_words(text) or words(text))
+    told = (word[:MAX_WORD] for word in content_words(text) or words(text))
     all_terms = list(dict.fromkeys(told))
     terms = all_terms[:MAX_QUERY_WORDS]
     is_whole = len(terms) == len(all_terms)
@@ -114,7 +114,7 @@ def known(table: str, *, is_counted: bool) -> str:
     told = "SELECT parts[array_position(words, asked.word)] FROM common"
     if is_counted:
         told = f"SELECT part FROM {counts_of(table)} AS counted WHERE counted.word = asked.word"
-    return _KNOWN.format(table=table, told=told, most=_COUNTED, large=COUNTED_FROM)
+    return _KNOWN.format(table=table, told=told, most=_MAX_COUNTED, large=COUNTED_FROM)
 
 
 def chunk_of(row: Any) -> Chunk:

@@ -19,15 +19,17 @@ from switchyard.services.pipeline.index.embedder import Embedder
 from switchyard.services.pipeline.index.generations import Generation, IndexStore
 from switchyard.services.pipeline.index.scale import SimilarityCalibration
 
-SENTENCE = "The tide comes in twice a day, and whoever lives by the sea is not surprised by it."
-LEAST_ALIKE = 0.98
+PROBE_SENTENCE = (
+    "The tide comes in twice a day, and whoever lives by the sea is not surprised by it."
+)
+MIN_COSINE = 0.98
 """Least cosine of two vectors of the same weights for one text: other hardware, batches and
 precisions come to 0.99 and more, other weights to far less."""
 REMEDY = (
     "have every process ask the server that made them; or, when all ask the new one, "
     "`jobctl index rebuild --force`, and redrive what was refused"
 )
-SEEN_FOR = 600.0
+VERIFICATION_TTL = 600.0
 """Seconds for which a process that has compared does not compare again."""
 
 
@@ -62,13 +64,13 @@ class ProbedEmbedder:
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Raises also IndexMismatch where its vectors are not those of the generation."""
-        if self.seen.at.get(self.generation, -math.inf) < time.monotonic() - SEEN_FOR:
+        if self.seen.at.get(self.generation, -math.inf) < time.monotonic() - VERIFICATION_TTL:
             await self._compare()
             self.seen.at[self.generation] = time.monotonic()
         return await self.embedder.embed(texts)
 
     async def _compare(self) -> None:
-        now = (await self.embedder.embed([SENTENCE]))[0]
+        now = (await self.embedder.embed([PROBE_SENTENCE]))[0]
         kept = await self.home.probe(self.generation)
         if kept is None:
             await self._compare_with_a_chunk(now)
@@ -86,7 +88,7 @@ class ProbedEmbedder:
                     self._require(likeness(vector, now[0]))
 
     def _require(self, alike: float) -> None:
-        if alike < LEAST_ALIKE:
+        if alike < MIN_COSINE:
             raise IndexMismatch(f"{other_vectors(self.generation, alike)}: {REMEDY}")
 
 
@@ -96,7 +98,7 @@ async def probed(home: IndexStore, generation: Generation, embedder: Embedder) -
     kept = await home.probe(generation)
     if kept is None:
         return None
-    return likeness(decoded(kept), (await embedder.embed([SENTENCE]))[0])
+    return likeness(decoded(kept), (await embedder.embed([PROBE_SENTENCE]))[0])
 
 
 def other_vectors(generation: Generation, alike: float) -> str:

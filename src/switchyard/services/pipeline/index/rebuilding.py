@@ -24,18 +24,18 @@ from switchyard.services.pipeline.index.generations import (
     Generation,
     Generations,
     Retired,
-    change,
+    change_generations,
 )
 from switchyard.services.pipeline.index.opening import OpenIndex, generation_of
 
-BATCH = 256
+BATCH_SIZE = 256
 """Chunks that are brought over at once."""
-ROUNDS = 2
-NOTED_AFTER = 20
+MAX_ROUNDS = 2
+PROGRESS_INTERVAL = 20
 """Documents after which it is noted how far the building is."""
-RETIRED_FOR = 3600.0
+RETIRED_RETENTION = 3600.0
 """Seconds for which a generation that was replaced is kept: jobs and searches may be at it."""
-_TRIES = 10
+_MAX_TRIES = 10
 
 
 class AnotherRebuild(PermanentError):
@@ -85,7 +85,7 @@ async def begin(index: OpenIndex, embedder: Embedder, *, force: bool = False) ->
             return None
         return replace(now, building=generation_of(embedder, f"{FIRST_TABLE}_{now.number + 1}"))
 
-    return await change(index.home, index.wanted, step)
+    return await change_generations(index.home, index.wanted, step)
 
 
 async def build(index: OpenIndex, building: Generation, is_over: Callable[[], bool]) -> bool:
@@ -116,12 +116,12 @@ async def _build(
             for number, document_id in enumerate(await source.document_ids()):
                 if document_id <= progress.after:
                     continue
-                if number % NOTED_AFTER == 0:
+                if number % PROGRESS_INTERVAL == 0:
                     await may_write()
                 if is_over():
                     return False
                 await _bring_over(source, target, embedder, document_id, may_write)
-                if number % NOTED_AFTER == NOTED_AFTER - 1:
+                if number % PROGRESS_INTERVAL == PROGRESS_INTERVAL - 1:
                     await home.note(building, str(replace(progress, after=document_id)))
             await home.note(building, str(Progress(progress.round + 1)))
         # In this order: who writes a document writes it to the old one first.
@@ -129,7 +129,7 @@ async def _build(
         for document_id in sorted(extra):
             await may_write()
             await target.delete_document(document_id)
-    await change(home, index.wanted, lambda now: _swapped(now, building, index.clock()))
+    await change_generations(home, index.wanted, lambda now: _swapped(now, building, index.clock()))
     return True
 
 
@@ -144,17 +144,17 @@ async def abandon(index: OpenIndex) -> Generation | None:
         retired = (*now.retired, Retired(now.building, index.clock()))
         return replace(now, building=None, retired=retired)
 
-    await change(index.home, index.wanted, step)
+    await change_generations(index.home, index.wanted, step)
     return given_up[0] if given_up else None
 
 
 async def compact(index: OpenIndex) -> list[Generation]:
-    """Compact all generations in use, and remove those that were replaced more than RETIRED_FOR
-    seconds ago; gives these. Raises IndexUnavailable."""
+    """Compact all generations in use, and remove those that were replaced more than
+    RETIRED_RETENTION seconds ago; gives these. Raises IndexUnavailable."""
     state = await index.generations()
     for generation in state.written:
         await compact_table(index.home, generation)
-    old = [each for each in state.retired if each.since < index.clock() - RETIRED_FOR]
+    old = [each for each in state.retired if each.since < index.clock() - RETIRED_RETENTION]
     for each in old:
         await index.home.drop(each.generation)
 
@@ -163,13 +163,13 @@ async def compact(index: OpenIndex) -> list[Generation]:
         return None if kept == now.retired else replace(now, retired=kept)
 
     if old:
-        await change(index.home, index.wanted, step)
+        await change_generations(index.home, index.wanted, step)
     return [each.generation for each in old]
 
 
 def _rounds_from(progress: Progress) -> list[Progress]:
-    later = [Progress(number) for number in range(progress.round + 1, ROUNDS + 1)]
-    return [progress, *later] if progress.round <= ROUNDS else []
+    later = [Progress(number) for number in range(progress.round + 1, MAX_ROUNDS + 1)]
+    return [progress, *later] if progress.round <= MAX_ROUNDS else []
 
 
 async def _bring_over(
@@ -180,7 +180,7 @@ async def _bring_over(
     may_write: _Write,
 ) -> None:
     """Make the document's chunks in the target what they are in the source."""
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         if not await _copied(source, target, embedder, document_id, may_write):
             return
     raise IndexUnavailable(f"document {document_id} is being written all the time")
@@ -196,8 +196,10 @@ async def _copied(
     """Whether something was to be done, and is."""
     start, has_changed = 0, False
     while True:
-        texts = await source.texts_of(document_id, start, BATCH)
-        known = {each.chunk.id: each for each in await target.texts_of(document_id, start, BATCH)}
+        texts = await source.texts_of(document_id, start, BATCH_SIZE)
+        known = {
+            each.chunk.id: each for each in await target.texts_of(document_id, start, BATCH_SIZE)
+        }
         missing = [each for each in texts if known.get(each.chunk.id) != each]
         for title in dict.fromkeys(each.title for each in missing):
             chunks = [each.chunk for each in missing if each.title == title]
@@ -206,7 +208,7 @@ async def _copied(
             await target.put(title, chunks, vectors)
             has_changed = True
         start += len(texts)
-        if len(texts) < BATCH:
+        if len(texts) < BATCH_SIZE:
             break
     if await target.count(document_id) > start:
         await may_write()

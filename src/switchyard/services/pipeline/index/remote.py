@@ -22,7 +22,7 @@ from switchyard.services.pipeline.index.scale import SimilarityCalibration
 if TYPE_CHECKING:
     import openai
 
-BATCH = 64
+BATCH_SIZE = 64
 """Texts in one request, unless JOBS_EMBED_BATCH_SIZE says otherwise."""
 _TOO_MANY = frozenset({400, 413, 422})
 """What servers answer to more texts, or longer ones together, than they take in one request."""
@@ -47,7 +47,7 @@ class RemoteEmbedder:
     purse: EmbeddingBudget | None = None
     """Who pays, and notes what was paid; None where nobody does."""
 
-    batch_size: int = BATCH
+    batch_size: int = BATCH_SIZE
     """Texts in one request at most."""
     sizes: dict[tuple[str, str], int] = field(default_factory=dict, repr=False, compare=False)
     """Texts that servers take in one request, by address and model, of those that have refused

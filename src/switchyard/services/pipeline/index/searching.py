@@ -17,7 +17,7 @@ from switchyard.services.pipeline.index.opening import OpenIndex
 from switchyard.services.pipeline.index.ranking import Hit, search
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 
-ANSWERED_WITHIN = 8.0
+SEARCH_TIMEOUT = 8.0
 """Seconds that embedder and index have together: somebody waits, and can ask again."""
 
 
@@ -68,7 +68,7 @@ async def search_documents(
     """The places that answer a query, best first. Raises as
     `services.pipeline.index.ranking.search` does, and LedgerUnavailable, IndexMismatch,
     UnknownWork; IndexUnavailable or EmbedderUnavailable also where that one keeps the search from
-    being answered within ANSWERED_WITHIN seconds."""
+    being answered within SEARCH_TIMEOUT seconds."""
     within = await _within(ledger, filters or Filters())
     if within is not None and not within:
         return []
@@ -85,7 +85,7 @@ async def search_documents(
     except TimeoutError as error:
         if not limit_of_time.expired():
             raise
-        said = f"has not answered within {ANSWERED_WITHIN:g} s"
+        said = f"has not answered within {SEARCH_TIMEOUT:g} s"
         if watched is not None and watched.is_asked:
             raise EmbedderUnavailable(f"the embedder {watched.name!r} {said}") from error
         raise IndexUnavailable(f"the index at {index.home.where} {said}") from error
@@ -93,10 +93,10 @@ async def search_documents(
 
 @asynccontextmanager
 async def answered_soon(index: OpenIndex) -> AsyncIterator[asyncio.Timeout]:
-    """What is asked of the index has to be answered within ANSWERED_WITHIN seconds, or TimeoutError
+    """What is asked of the index has to be answered within SEARCH_TIMEOUT seconds, or TimeoutError
     is raised. That its library is loaded does not count: that is done once in a process."""
     await index.home.load()
-    async with asyncio.timeout(ANSWERED_WITHIN) as limit_of_time:
+    async with asyncio.timeout(SEARCH_TIMEOUT) as limit_of_time:
         yield limit_of_time
 
 

@@ -25,7 +25,7 @@ TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
 """In the folder of the package."""
 _SHORT_WORD = 3
 """Letters of a word that tell nothing of whether the vocabulary knows the text's language."""
-_LEAST_LETTERS = 1.9
+_MIN_LETTERS = 1.9
 """Letters that a token of a known text has on average. English has 3.5 and more, other languages
 in Latin and Cyrillic letters 2 and more; below are other scripts, of which the vocabulary has
 characters or bytes alone, and what is no language. A mean of such crumbs means nothing."""
@@ -96,9 +96,7 @@ class _Model:
         telling = letters > _SHORT_WORD
         if not telling.any():
             telling = letters > 0
-        return bool(
-            telling.any() and letters[telling].sum() >= _LEAST_LETTERS * parts[telling].sum()
-        )
+        return bool(telling.any() and letters[telling].sum() >= _MIN_LETTERS * parts[telling].sum())
 
 
 @lru_cache(maxsize=1)

@@ -35,7 +35,7 @@ from switchyard.services.pipeline.records.crawls import (
     ListedPage,
 )
 
-CANCELLED_AT_ONCE = 500
+CANCEL_BATCH_SIZE = 500
 """Jobs that one transaction calls off."""
 _WAITING = (State.SCHEDULED, State.PENDING, State.QUEUED, State.RETRYING)
 _OUTCOME = 300
@@ -247,7 +247,7 @@ class CrawlRepository(Repository):
                 crawl_pages.c.main == 1,
                 jobs.c.state.in_(_WAITING),
             )
-            .limit(CANCELLED_AT_ONCE)
+            .limit(CANCEL_BATCH_SIZE)
         )
         number = 0
         while True:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from switchyard.services.pipeline.records.graph import TRUST, NodeDescription, NodeKind
 
-BEST_FIRST = ("doi", "arxiv", "openalex", "wikidata", "document", "title")
+SCHEMES_BEST_FIRST = ("doi", "arxiv", "openalex", "wikidata", "document", "title")
 """Schemes of keys, in the order in which one of them becomes a node's name."""
-ALONE = ("doi", "arxiv", "openalex", "wikidata")
+UNIQUE_SCHEMES = ("doi", "arxiv", "openalex", "wikidata")
 """A work has one of each: two that differ there are two works, whatever their titles. Of several
 the first that both have decides."""
-YEARS_APART = 1
+MAX_YEAR_DIFFERENCE = 1
 """A preprint and what is printed of it may be told with years that differ by so much."""
 TELLING_WORDS, TELLING_LENGTH = 4, 20
 """A title of so many words and characters is enough, where year or author are not known."""
@@ -47,14 +47,19 @@ def best_of(keys: Iterable[str]) -> str:
 
     def place(key: str) -> tuple[int, str]:
         scheme = scheme_of(key)
-        return (BEST_FIRST.index(scheme) if scheme in BEST_FIRST else len(BEST_FIRST), key)
+        return (
+            SCHEMES_BEST_FIRST.index(scheme)
+            if scheme in SCHEMES_BEST_FIRST
+            else len(SCHEMES_BEST_FIRST),
+            key,
+        )
 
     return min(keys, key=place)
 
 
 def contradict(one: Collection[str], other: Collection[str]) -> bool:
     """Whether two sets of keys can't be of one work."""
-    for scheme in ALONE:
+    for scheme in UNIQUE_SCHEMES:
         mine = {key for key in one if scheme_of(key) == scheme}
         others = {key for key in other if scheme_of(key) == scheme}
         if mine and others:
@@ -78,14 +83,14 @@ def same_by_title(node: Node, told: NodeDescription | Node) -> bool:
         return False
     years = [year for year in (node.year, told.year) if year is not None]
     authors = [author for author in (node.author, told.author) if author]
-    if max(years, default=0) - min(years, default=0) > YEARS_APART or len(set(authors)) > 1:
+    if max(years, default=0) - min(years, default=0) > MAX_YEAR_DIFFERENCE or len(set(authors)) > 1:
         return False
     return len(years) + len(authors) == 4 or is_telling(node.title)
 
 
 def is_weak(node: Node) -> bool:
     """Whether nothing but its title says which work it is."""
-    return not any(scheme_of(key) in ALONE for key in node.keys)
+    return not any(scheme_of(key) in UNIQUE_SCHEMES for key in node.keys)
 
 
 def same_by_key(node: Node, key: str, told: NodeDescription) -> bool:

@@ -32,7 +32,7 @@ from switchyard.services.pipeline.ledger.graph_tables import (
 )
 from switchyard.services.pipeline.records.graph import EdgeKind, NodeDescription, NodeKind
 
-ALIKE_AT_MOST = 2_000
+MAX_COMPARED = 2_000
 """Nodes with one of the titles that are compared, at most."""
 _WORKS = (NodeKind.WORK, NodeKind.DOCUMENT)
 
@@ -78,7 +78,7 @@ class GraphNodes:
         titles = {each.title for each in every if each.title and each.kind in _WORKS}
         here = {each.document_id for each in every if each.document_id} | set(document_ids)
         found = set(self._column(graph_keys.c.node_id, graph_keys.c.key, keys))
-        found |= set(self._column(graph_nodes.c.id, graph_nodes.c.title, titles, ALIKE_AT_MOST))
+        found |= set(self._column(graph_nodes.c.id, graph_nodes.c.title, titles, MAX_COMPARED))
         found |= set(self._column(graph_documents.c.node_id, graph_documents.c.document_id, here))
         self._read(found)
 

@@ -14,7 +14,7 @@ from switchyard.services.pipeline.ledger.graph_tables import (
 )
 from switchyard.services.pipeline.records.graph import EdgeKind, Ranking
 
-BATCH = 20_000
+BATCH_SIZE = 20_000
 """Ranks that one transaction writes or deletes: others write in between."""
 
 EdgeMark = tuple[int, str, int, int]
@@ -71,10 +71,10 @@ class GraphRankings(Repository):
 
     async def put_ranks(self, generation: int, ranks: Sequence[tuple[int, float, int]]) -> None:
         """Add node, PageRank and community of some nodes."""
-        for start in range(0, len(ranks), BATCH):
+        for start in range(0, len(ranks), BATCH_SIZE):
             rows = [
                 {"generation": generation, "node_id": node, "rank": rank, "community": community}
-                for node, rank, community in ranks[start : start + BATCH]
+                for node, rank, community in ranks[start : start + BATCH_SIZE]
             ]
 
             def work(connection: Connection, rows: list[dict[str, float]] = rows) -> None:
@@ -113,7 +113,7 @@ class GraphRankings(Repository):
         some = (
             select(graph_ranks.c.generation, graph_ranks.c.node_id)
             .where(graph_ranks.c.generation.not_in(there))
-            .limit(BATCH)
+            .limit(BATCH_SIZE)
         )
 
         def work(connection: Connection) -> int:

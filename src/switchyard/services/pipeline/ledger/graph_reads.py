@@ -48,9 +48,9 @@ from switchyard.services.pipeline.records.graph import (
     RelatedWorks,
 )
 
-SAMPLE = 2_000
+MAX_SAMPLED_WORKS = 2_000
 """Works that cite one, or that it cites, of which a comparison looks at so many."""
-SAMPLE_EDGES = 100_000
+MAX_SAMPLED_EDGES = 100_000
 """Citations that a comparison reads at most."""
 
 _CITES = str(EdgeKind.CITES)
@@ -231,13 +231,13 @@ class GraphReads(Repository):
         if node_id is None:
             return None
         mine = select(near).where(far == node_id, graph_edges.c.kind == _CITES).distinct()
-        shared = list(connection.scalars(mine.limit(SAMPLE + 1)))
-        sampled, shared = len(shared) > SAMPLE, shared[:SAMPLE]
+        shared = list(connection.scalars(mine.limit(MAX_SAMPLED_WORKS + 1)))
+        sampled, shared = len(shared) > MAX_SAMPLED_WORKS, shared[:MAX_SAMPLED_WORKS]
         pairs = (
             select(among_them, here)
             .where(among(connection, among_them, shared), edges.c.kind == _CITES)
             .distinct()
-            .limit(SAMPLE_EDGES + 1)
+            .limit(MAX_SAMPLED_EDGES + 1)
             .subquery()
         )
         total = connection.scalar(select(func.count()).select_from(pairs)) or 0
@@ -248,7 +248,7 @@ class GraphReads(Repository):
         rows = connection.execute(query).all()
         nodes = nodes_of(connection, [row.other for row in rows])
         works = [Related(nodes[row.other], row.shared) for row in rows if row.other in nodes]
-        return RelatedWorks(works, sampled or total > SAMPLE_EDGES)
+        return RelatedWorks(works, sampled or total > MAX_SAMPLED_EDGES)
 
 
 def _counts(connection: Connection, kind: Any) -> dict[str, int]:

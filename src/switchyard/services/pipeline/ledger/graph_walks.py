@@ -27,7 +27,7 @@ MAX_DEPTH = 4
 """Edges between a node and the farthest of its neighbourhood."""
 MAX_NEARBY = 500
 """Nodes of a neighbourhood."""
-EDGES_OF_ONE = 200
+MAX_EDGES_PER_NODE = 200
 """Edges that are followed from one node of a neighbourhood."""
 MAX_PATH = 8
 """Edges of a path."""
@@ -186,9 +186,9 @@ def _around(
     for distance in range(1, depth + 1):
         following: list[int] = []
         for here in front:
-            steps = _steps(connection, [here], kinds, direction, EDGES_OF_ONE + 1)
-            truncated |= len(steps) > EDGES_OF_ONE
-            for _, there in steps[:EDGES_OF_ONE]:
+            steps = _steps(connection, [here], kinds, direction, MAX_EDGES_PER_NODE + 1)
+            truncated |= len(steps) > MAX_EDGES_PER_NODE
+            for _, there in steps[:MAX_EDGES_PER_NODE]:
                 if there in distances:
                     continue
                 if len(distances) == limit:

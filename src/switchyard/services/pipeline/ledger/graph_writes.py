@@ -53,7 +53,7 @@ class GraphWrites(Repository):
                 for kind, each in kinds.items()
                 for edge in each
             ]
-            _tell_works(connection, nodes)
+            _update_works(connection, nodes)
             nodes.flush()
             source = nodes.now(source)
             for kind, edge, node_id in found:
@@ -165,7 +165,7 @@ def _add(connection: Connection, nodes: GraphNodes, document_id: str, node_id: i
     return owner
 
 
-def _tell_works(connection: Connection, nodes: GraphNodes) -> None:
+def _update_works(connection: Connection, nodes: GraphNodes) -> None:
     """Write what others know of works, where it is better than before. Of a document that is what
     it does not tell itself. All works at once: a document cites dozens."""
     found = []

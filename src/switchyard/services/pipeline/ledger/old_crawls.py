@@ -12,7 +12,7 @@ from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
 from switchyard.services.engine.records.states import FINISHED, DeadLetterState, State
 from switchyard.services.pipeline.ledger.crawl_tables import crawl_pages, crawls
 
-DROPPED_AT_ONCE = 1_000
+DROP_BATCH_SIZE = 1_000
 """Pages that one transaction removes."""
 
 
@@ -37,7 +37,7 @@ class OldCrawls(Repository):
 
     async def _drop(self, crawl_id: str) -> int:
         mine = crawl_pages.c.crawl_id == crawl_id
-        some = select(crawl_pages.c.address).where(mine).limit(DROPPED_AT_ONCE)
+        some = select(crawl_pages.c.address).where(mine).limit(DROP_BATCH_SIZE)
         pages = delete(crawl_pages).where(mine, crawl_pages.c.address.in_(some))
 
         def drop_some(connection: Connection) -> int:

@@ -8,10 +8,10 @@ from enum import StrEnum
 
 from switchyard.services.engine.records.requests import NewJob
 
-MOST_STARTS = 100
-MOST_HOSTS = 100
-MOST_DEPTH = 100
-LONGEST_CRAWL = 30 * 24 * 3600.0
+MAX_STARTS = 100
+MAX_HOSTS = 100
+MAX_DEPTH = 100
+MAX_CRAWL_SECONDS = 30 * 24 * 3600.0
 """Seconds that a crawl may take."""
 
 

@@ -16,7 +16,7 @@ from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 from switchyard.services.pipeline.sources.github import github_server, repository_name
 
 PAGE_SIZE = 100
-DEEPEST = 1000
+MAX_SEARCH_RESULTS = 1000
 """Results of a search that GitHub gives."""
 _JSON = "application/vnd.github+json"
 
@@ -68,7 +68,7 @@ class GithubBackfill(Source):
                 path = f"/orgs/{quote(self.options.org or '')}"
                 about = await client.get(path, accept=_JSON)
                 count = mapping(about.json(), "organisation", "GitHub").get("public_repos")
-            return min(count, DEEPEST) if isinstance(count, int) else None
+            return min(count, MAX_SEARCH_RESULTS) if isinstance(count, int) else None
 
     async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
         page, done = (cursor["page"], cursor["done"]) if cursor else (1, 0)
@@ -93,9 +93,9 @@ class GithubBackfill(Source):
                 total = found.get("total_count", 0)
                 if len(listed) < PAGE_SIZE:
                     return
-                if self.options.query is not None and page * PAGE_SIZE >= DEEPEST:
-                    if isinstance(total, int) and total > DEEPEST:
-                        why = f"GitHub gives the first {DEEPEST:,} results of {total:,}: divide it"
+                if self.options.query is not None and page * PAGE_SIZE >= MAX_SEARCH_RESULTS:
+                    if isinstance(total, int) and total > MAX_SEARCH_RESULTS:
+                        why = f"GitHub gives the first {MAX_SEARCH_RESULTS:,} results of {total:,}: divide it"
                         yield Unusable("the rest of the search", why, place)
                     return
                 page, done = page + 1, 0

@@ -15,7 +15,7 @@ from switchyard.services.engine.records.requests import DocumentFilter
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.classes import checked_class
 
-PAGE = 500
+PAGE_SIZE = 500
 
 
 class DocumentOptions(BaseModel):
@@ -72,7 +72,7 @@ class StoredDocuments(Source):
         after = (cursor["created_at"], cursor["id"]) if cursor else None
         while True:
             page = await PipelineLedger(self.context.ledger).documents.documents_after(
-                self._filter, after, PAGE
+                self._filter, after, PAGE_SIZE
             )
             for each in page:
                 after = (each.created_at, each.id)
@@ -84,5 +84,5 @@ class StoredDocuments(Source):
                     "media_type": each.media_type,
                 }
                 yield Item(each.id, values, {"created_at": each.created_at, "id": each.id})
-            if len(page) < PAGE:
+            if len(page) < PAGE_SIZE:
                 return

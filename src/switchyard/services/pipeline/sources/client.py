@@ -36,7 +36,11 @@ from switchyard.services.pipeline.sources.errors import (
     SourceUnavailable,
 )
 from switchyard.services.pipeline.sources.rate_headers import nothing_left, refused_for_now
-from switchyard.services.pipeline.sources.response import KeptAnswers, SourceResponse, conditions
+from switchyard.services.pipeline.sources.response import (
+    SourceResponse,
+    SourceResponseCache,
+    conditions,
+)
 from switchyard.services.pipeline.sources.throttle import FleetThrottle, LocalThrottle, RequestPace
 
 if TYPE_CHECKING:
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.ledger import Ledger
 
-LONGEST_WAIT = 10.0
+MAX_TURN_WAIT = 10.0
 """Seconds that a job waits for its turn, in one of the two places for that, before it snoozes."""
 MAX_REDIRECTS = 3
 """Within one server: GitHub has them for what was renamed."""
@@ -86,7 +90,7 @@ class SourceClient:
         server: SourceServer,
         http: httpx.AsyncClient,
         pace: RequestPace,
-        kept: KeptAnswers,
+        kept: SourceResponseCache,
     ) -> None:
         self.server = server
         self.pace = pace
@@ -112,7 +116,7 @@ class SourceClient:
 
         interval = server.interval
         pace: RequestPace
-        waits = min(2 * interval + 2, LONGEST_WAIT) if patience is None else patience
+        waits = min(2 * interval + 2, MAX_TURN_WAIT) if patience is None else patience
         if ledger is not None:
             pace = FleetThrottle(
                 ledger,
@@ -125,7 +129,7 @@ class SourceClient:
         else:
             pace = LocalThrottle(label=server.label, interval=interval, patience=waits)
         headers = {"User-Agent": settings.user_agent}
-        kept = KeptAnswers(Storage(settings.files_url), server.name)
+        kept = SourceResponseCache(Storage(settings.files_url), server.name)
         async with uncompressed_client(
             timeout=server.timeout, headers={**headers, **server.headers}
         ) as http:

@@ -30,7 +30,7 @@ from switchyard.services.pipeline.sources.client import SourceClient, SourceServ
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
 
-LONGEST_TEXT = 2 * 1024 * 1024
+MAX_TEXT = 2 * 1024 * 1024
 """Characters of a document that is put together from a server's answers."""
 
 

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from switchyard.services.pipeline.sources.client import SourceClient, SourceServer
 from switchyard.services.pipeline.sources.document import (
-    LONGEST_TEXT,
+    MAX_TEXT,
     DocumentSource,
     FoundDocument,
     is_prose,
@@ -28,9 +28,9 @@ from switchyard.services.pipeline.sources.errors import InvalidSourceResponse, S
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
 
-RELEASES = 10
+MAX_RELEASES = 10
 """The newest that are taken in."""
-LONGEST_NOTES = 20_000
+MAX_NOTES = 20_000
 """Characters of one release's notes."""
 _JSON = "application/vnd.github+json"
 _RAW = "application/vnd.github.raw+json"
@@ -94,12 +94,12 @@ class GithubSource(DocumentSource):
             raise InvalidSourceResponse("GitHub's repository has no name") from error
         readme = await _optional(client, f"{asked}/readme", _RAW)
         releases = await client.get(
-            f"{asked}/releases", {"per_page": str(RELEASES)}, accept=_JSON, conditional=True
+            f"{asked}/releases", {"per_page": str(MAX_RELEASES)}, accept=_JSON, conditional=True
         )
         listed = releases.json()
         if not isinstance(listed, list):
             raise InvalidSourceResponse("GitHub's answer is no list of releases")
-        newest = [each for each in listed if isinstance(each, dict)][:RELEASES]
+        newest = [each for each in listed if isinstance(each, dict)][:MAX_RELEASES]
         return FoundDocument(
             id=name.lower(),
             title=name,
@@ -130,8 +130,8 @@ def _text(name: str, about: Mapping[str, Any], readme: str, releases: list[dict[
         title = release["name"].strip()[:300] if is_prose(release.get("name")) else ""
         parts.append(f"## Release {tag}" + (f": {title}" if title and title != tag else ""))
         if is_prose(release.get("body")):
-            parts.append(release["body"].strip()[:LONGEST_NOTES])
-    return "\n\n".join(parts)[:LONGEST_TEXT] + "\n"
+            parts.append(release["body"].strip()[:MAX_NOTES])
+    return "\n\n".join(parts)[:MAX_TEXT] + "\n"
 
 
 def _metadata(

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from switchyard.services.pipeline.sources.client import SourceClient, SourceServer
 from switchyard.services.pipeline.sources.document import (
-    LONGEST_TEXT,
+    MAX_TEXT,
     DocumentSource,
     FoundDocument,
     is_prose,
@@ -106,7 +106,7 @@ def _text(name: str, about: Mapping[str, Any], card: str) -> str:
     body = _FRONT_MATTER.sub("", card, count=1).strip()
     if body:
         parts.append(body)
-    return "\n\n".join(parts)[:LONGEST_TEXT] + "\n"
+    return "\n\n".join(parts)[:MAX_TEXT] + "\n"
 
 
 def _tags(about: Mapping[str, Any]) -> list[str]:

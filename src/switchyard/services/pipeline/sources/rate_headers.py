@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
 from switchyard.services.common.durations import parse_retry_after
-from switchyard.services.pipeline.sources.throttle import LONGEST_PAUSE
+from switchyard.services.pipeline.sources.throttle import MAX_PAUSE
 
 _EPOCH = 1_000_000_000
 """A reset beyond this is a time, below it a number of seconds."""
@@ -49,9 +49,9 @@ def nothing_left(headers: Mapping[str, str], *, now: float) -> float | None:
         if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", found):
             reset = float(found)
             left = reset - _server_time(headers, now) if reset > _EPOCH else reset
-            return min(max(left, 0.0) + _MARGIN, LONGEST_PAUSE)
+            return min(max(left, 0.0) + _MARGIN, MAX_PAUSE)
     draft = re.search(r";\s*r=0\s*;\s*t=(\d{1,9})", headers.get("ratelimit", "")[:1000])
-    return None if draft is None else min(int(draft[1]) + _MARGIN, LONGEST_PAUSE)
+    return None if draft is None else min(int(draft[1]) + _MARGIN, MAX_PAUSE)
 
 
 def _server_time(headers: Mapping[str, str], now: float) -> float:

@@ -20,7 +20,7 @@ from switchyard.services.pipeline.sources.errors import (
     SourceUnavailable,
 )
 
-LARGEST_KEPT = 4 * 1024 * 1024
+MAX_KEPT_BYTES = 4 * 1024 * 1024
 """Bytes of an answer that is kept; a larger one is asked for anew each time."""
 _KEPT_HEADERS = ("content-type", "etag", "last-modified", "link")
 _log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class SourceResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptAnswers:
+class SourceResponseCache:
     """The last answer of each address that has an ETag or a date, below `sources/` in the storage.
     They can be removed at any time: the server is asked in full then."""
 
@@ -97,7 +97,7 @@ class KeptAnswers:
         """What the server answered last; None where nothing is kept."""
         try:
             raw = await self.storage.get_async(
-                self._key(url, accept), max_bytes=LARGEST_KEPT + 65_536
+                self._key(url, accept), max_bytes=MAX_KEPT_BYTES + 65_536
             )
         except NotStored:
             return None
@@ -111,7 +111,7 @@ class KeptAnswers:
     async def keep(self, answer: SourceResponse, url: str, accept: str) -> None:
         """Keep an answer, if the server can tell later whether it has changed."""
         headers = {name: answer.headers[name] for name in _KEPT_HEADERS if name in answer.headers}
-        if not {"etag", "last-modified"} & set(headers) or len(answer.body) > LARGEST_KEPT:
+        if not {"etag", "last-modified"} & set(headers) or len(answer.body) > MAX_KEPT_BYTES:
             return
         head = {"label": answer.label, "url": answer.url, "status": 200, "headers": headers}
         raw = json.dumps(head).encode() + b"\n" + answer.body

@@ -26,9 +26,9 @@ from switchyard.services.pipeline.sources.errors import SourceBusy
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
 
-LONGEST_PAUSE = 3600.0
+MAX_PAUSE = 3600.0
 """Seconds; whatever a server asks for, somebody looks again after that."""
-_POLL = 0.2
+_POLL_INTERVAL = 0.2
 """Seconds between looks at what another one has."""
 _MARGIN = 5.0
 """Seconds that a connection may be held longer than its request may take."""
@@ -41,8 +41,8 @@ class RequestTurn:
     _pause: Callable[[float], Awaitable[None]]
 
     async def pause(self, seconds: float) -> float:
-        """Nobody begins another request for so long, LONGEST_PAUSE at most. Gives the seconds."""
-        kept = min(seconds, LONGEST_PAUSE)
+        """Nobody begins another request for so long, MAX_PAUSE at most. Gives the seconds."""
+        kept = min(seconds, MAX_PAUSE)
         await self._pause(kept)
         return kept
 
@@ -138,7 +138,7 @@ class FleetThrottle:
         while not (name := await self._take(names, holder)):
             if time.monotonic() >= until:
                 raise SourceBusy(f"others are waiting to ask {self._label}", wait=self._interval)
-            await asyncio.sleep(_POLL)
+            await asyncio.sleep(_POLL_INTERVAL)
         async with self._ledger.leases.keeping_lease(name, holder, most=seconds):
             yield
 

@@ -9,7 +9,7 @@ from switchyard.services.common.files.charsets import Charset, charset_in, decod
 from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 
 _MAX_DEPTH = 50
-MOST_ELEMENTS = 1_000_000
+MAX_ELEMENTS = 1_000_000
 """Ten times those of the longest list of references; 20 MB of `<a/>` have five times as many."""
 
 
@@ -35,10 +35,8 @@ def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Elem
         elements += 1
         if depth > _MAX_DEPTH:
             raise InvalidSourceResponse(f"{label}'s answer is nested too deeply")
-        if elements > MOST_ELEMENTS:
-            raise InvalidSourceResponse(
-                f"{label}'s answer has more than {MOST_ELEMENTS:,} elements"
-            )
+        if elements > MAX_ELEMENTS:
+            raise InvalidSourceResponse(f"{label}'s answer has more than {MAX_ELEMENTS:,} elements")
         builder.start(name(tag), {name(key): value for key, value in attributes.items()})
 
     def end(tag: str) -> None:

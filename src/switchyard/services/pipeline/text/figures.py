@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from switchyard.services.pipeline.text.ocr import SourceFile
 
 FIGURES_VERSION = "figures-3"
-MOST_FIGURES = 100
-SIDE = 1_500
+MAX_FIGURES = 100
+MAX_SIDE = 1_500
 """Pixels that a picture is long and wide at most."""
 MEMORY_MB = 2048
 MEDIA_TYPES = {"png": "image/png", "jpg": "image/jpeg"}
 """By suffix: how pictures are encoded."""
 _DPI = 150
-_MOST_PIXELS = 24_000_000
+_MAX_PIXELS = 24_000_000
 """Of a page that is drawn before it is cut into pieces."""
-_LONG = 2
+_LONG_PAGE_RATIO = 2
 """How many times as long as wide a page is at least that is cut into pieces."""
-_MOST_PIECES = 12
+_MAX_PIECES = 12
 _OVERLAP = 150
 """Pixels that two pieces share, so that a line is whole in one of them."""
-_MOST_PNG = 400_000
+_MAX_PNG_BYTES = 400_000
 """Bytes of a PNG; what would be larger is a photograph, and becomes a JPEG."""
-_MOST_DRAWINGS = 5_000
+_MAX_DRAWINGS = 5_000
 """Lines and areas of a page in which figures are looked for: a map has a million."""
-_LEAST = 50.0
+_MIN_SIDE = 50.0
 """Points that a figure is wide and high at least; what is smaller is an ornament."""
 _WHOLE = 0.85
 """Part of a page: a picture that is larger is the page, scanned."""
@@ -77,7 +77,7 @@ class Picture:
 
 
 def cut(original: SourceFile) -> list[Picture]:
-    """The figures of a document, from the first page on, at most MOST_FIGURES. Pages that can't be
+    """The figures of a document, from the first page on, at most MAX_FIGURES. Pages that can't be
     read have none.
 
     Raises CorruptDocument, EncryptedDocument, DocumentTooLarge, UnsupportedDocument, NotStored and
@@ -106,12 +106,14 @@ def page_pictures(original: SourceFile, number: int) -> list[Picture]:
     data = original.storage.get(original.key)
     limits = Limits()
     if original.media_type in IMAGES:
-        drawn = images.draw(data, number, pixels=limits.page_pixels, side=SIDE, area=_MOST_PIXELS)
+        drawn = images.draw(
+            data, number, pixels=limits.page_pixels, side=MAX_SIDE, area=_MAX_PIXELS
+        )
     elif original.media_type == PDF:
         with extractor_named(original.extractor).opening(data, limits) as pdf:
             if number > (count := pdf.page_count):
                 raise NoSuchPage(f"the document has no page {number}: it has {count}")
-            drawn = Images.fromarray(pdf.draw(number, dpi=_DPI, side=SIDE, area=_MOST_PIXELS))
+            drawn = Images.fromarray(pdf.draw(number, dpi=_DPI, side=MAX_SIDE, area=_MAX_PIXELS))
     else:
         raise UnsupportedDocument("plain text has no pictures")
     return [_encoded(piece, number, "image", "") for piece in _pieces(drawn)]
@@ -121,19 +123,19 @@ def _pieces(drawn: Image) -> list[Image]:
     """The picture in the size that models look at: a long one in pieces, as its print would be lost
     if it were made smaller as a whole."""
     short, long = sorted(drawn.size)
-    if long <= max(SIDE, _LONG * short):
-        drawn.thumbnail((SIDE, SIDE))
+    if long <= max(MAX_SIDE, _LONG_PAGE_RATIO * short):
+        drawn.thumbnail((MAX_SIDE, MAX_SIDE))
         return [drawn]
-    scale = min(1.0, SIDE / short, _MOST_PIECES * (SIDE - _OVERLAP) / long)
+    scale = min(1.0, MAX_SIDE / short, _MAX_PIECES * (MAX_SIDE - _OVERLAP) / long)
     drawn.thumbnail((ceil(drawn.width * scale), ceil(drawn.height * scale)))
     wide, high = drawn.size
     return [
         drawn.crop(
-            (0, start, wide, min(start + SIDE, high))
+            (0, start, wide, min(start + MAX_SIDE, high))
             if high > wide
-            else (start, 0, min(start + SIDE, wide), high)
+            else (start, 0, min(start + MAX_SIDE, wide), high)
         )
-        for start in range(0, max(max(wide, high) - _OVERLAP, 1), SIDE - _OVERLAP)
+        for start in range(0, max(max(wide, high) - _OVERLAP, 1), MAX_SIDE - _OVERLAP)
     ]
 
 
@@ -143,17 +145,17 @@ def _of_image(data: bytes) -> list[Picture]:
     limits = Limits()
     found: list[Picture] = []
     count = images.count_pages(data, pixels=limits.page_pixels, pages=limits.pages)
-    for number in range(1, min(count, MOST_FIGURES) + 1):
+    for number in range(1, min(count, MAX_FIGURES) + 1):
         try:
             drawn = images.draw(
-                data, number, pixels=limits.page_pixels, side=SIDE, area=_MOST_PIXELS
+                data, number, pixels=limits.page_pixels, side=MAX_SIDE, area=_MAX_PIXELS
             )
         except CorruptDocument:
             if count == 1:
                 raise
             continue
         found.extend(_encoded(piece, number, "image", "") for piece in _pieces(drawn))
-    return found[:MOST_FIGURES]
+    return found[:MAX_FIGURES]
 
 
 def _of_pdf(data: bytes) -> list[Picture]:
@@ -165,10 +167,10 @@ def _of_pdf(data: bytes) -> list[Picture]:
         for number in range(1, document.page_count + 1):
             try:
                 with mupdf.opened_page(library, document, data, number, limits) as page:
-                    found.extend(_of_page(library, page, number, MOST_FIGURES - len(found)))
+                    found.extend(_of_page(library, page, number, MAX_FIGURES - len(found)))
             except (CorruptDocument, DocumentTooLarge):
                 continue
-            if len(found) >= MOST_FIGURES:
+            if len(found) >= MAX_FIGURES:
                 break
     return found
 
@@ -193,7 +195,7 @@ def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:
         clip = library.Rect(box) & page.rect
         if clip.is_empty or min(clip.width, clip.height) < 1:
             continue  # it lies beside the page: a pixmap of nothing is an error
-        zoom = min(_DPI / 72, SIDE / max(clip.width, clip.height, 1))
+        zoom = min(_DPI / 72, MAX_SIDE / max(clip.width, clip.height, 1))
         drawn = page.get_pixmap(
             matrix=library.Matrix(zoom, zoom), clip=clip, colorspace=library.csRGB, alpha=False
         )
@@ -207,7 +209,7 @@ def _of_page(library: Any, page: Any, number: int, most: int) -> list[Picture]:
 
 
 def _tables(page: Any) -> list[Any]:
-    if len(page.get_cdrawings()) > _MOST_DRAWINGS:
+    if len(page.get_cdrawings()) > _MAX_DRAWINGS:
         return []
     found = page.find_tables(strategy="lines_strict").tables
     return [table for table in found if table.row_count > 1 and table.col_count > 1]
@@ -216,14 +218,14 @@ def _tables(page: Any) -> list[Any]:
 def _drawn(page: Any, tables: Sequence[Box]) -> list[Box]:
     """Pictures, and what lines and areas make up."""
     images = [tuple(info["bbox"]) for info in page.get_image_info()]
-    drawings = page.get_drawings() if len(page.get_cdrawings()) <= _MOST_DRAWINGS else []
+    drawings = page.get_drawings() if len(page.get_cdrawings()) <= _MAX_DRAWINGS else []
     clusters = [tuple(box) for box in page.cluster_drawings(drawings=drawings)] if drawings else []
     area = page.rect.width * page.rect.height or 1.0
     return [
         box
         for box in (*images, *clusters)
-        if box[2] - box[0] >= _LEAST
-        and box[3] - box[1] >= _LEAST
+        if box[2] - box[0] >= _MIN_SIDE
+        and box[3] - box[1] >= _MIN_SIDE
         and (box[2] - box[0]) * (box[3] - box[1]) <= _WHOLE * area
         and not any(_shared(box, table) > 0.8 for table in tables)
     ]
@@ -278,7 +280,7 @@ def _encoded(
     drawn = drawn.convert("RGB")
     drawn.save(buffer, "PNG", optimize=False)
     suffix = "png"
-    if buffer.tell() > _MOST_PNG:
+    if buffer.tell() > _MAX_PNG_BYTES:
         buffer, suffix = io.BytesIO(), "jpg"
         drawn.save(buffer, "JPEG", quality=85)
     return Picture(page, kind, caption, drawn.width, drawn.height, suffix, buffer.getvalue())

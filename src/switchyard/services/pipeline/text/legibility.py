@@ -20,7 +20,7 @@ UNREADABLE = 0.15
 """Part of a page's characters, or of the area of its text, from which on it can't be read if they
 are unreadable. Bullets and symbols of private fonts take some 3 %."""
 _UNREADABLE_CATEGORIES = frozenset(("Cc", "Cn", "Co", "Cs"))
-_LEAST_LETTERS = 120
+_MIN_LETTERS = 120
 """Neighbouring letters, at least, from which something is concluded."""
 _FEW_LETTERS = 20
 _CONSONANTS = 0.46
@@ -38,10 +38,10 @@ _MIXED = 0.15
 _RARE = 0.5
 """Part of Chinese characters or Korean syllables that are in no list of those in use."""
 _LATIN_RUN = re.compile("[A-Za-z\u00c0-\u024f\u1e00-\u1eff]+")
-_LONGEST_WORD = 30
+_MAX_WORD = 30
 """Letters: what is longer is a sequence or a code."""
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")
-_TOGETHER = frozenset(("LATIN", "GREEK", "CJK", "COPTIC"))
+_MIXED_SCRIPTS = frozenset(("LATIN", "GREEK", "CJK", "COPTIC"))
 """Scripts that stand in one word: in formulas, and in Chinese, Japanese and Korean."""
 _COMMON_HAN = ("gb2312", "big5", "shift_jis", "euc_kr")
 _COMMON_ROWS = {"gb2312": (0xB0, 0xD7), "big5": (0xA4, 0xC6), "shift_jis": (0x88, 0x98)} | {
@@ -79,7 +79,7 @@ def marked(text: str) -> str:
     return _CONTROL.sub("\ufffd", text)
 
 
-def is_gibberish(text: str, *, least: int = _LEAST_LETTERS) -> bool:
+def is_gibberish(text: str, *, least: int = _MIN_LETTERS) -> bool:
     """Return whether a text of letters and signs can't be one of any language; False where it is
     too short to tell, with fewer neighbouring letters than `least`."""
     return _is_cipher(text, least) or _is_foreign(text, least) or _is_rare(text, least)
@@ -107,7 +107,7 @@ def _is_unreadable(char: str) -> bool:
 def _latin_pairs(text: str) -> list[tuple[str, str]]:
     """Return the pairs of neighbouring Latin letters, without accents, but for words in capitals,
     which may be abbreviations, where there are others."""
-    runs = [run for run in _LATIN_RUN.findall(text) if 3 <= len(run) <= _LONGEST_WORD]
+    runs = [run for run in _LATIN_RUN.findall(text) if 3 <= len(run) <= _MAX_WORD]
     mixed = [run for run in runs if not run.isupper()]
     return [pair for run in (mixed or runs) for pair in pairwise(map(_plain, run))]
 
@@ -136,7 +136,7 @@ def _is_foreign(text: str, least: int) -> bool:
         return True
     scripts = [_script(char) if char.isalpha() else "" for char in text]
     pairs = [(a, b) for a, b in pairwise(scripts) if a and b]
-    mixed = sum(a != b and not _TOGETHER.issuperset((a, b)) for a, b in pairs)
+    mixed = sum(a != b and not _MIXED_SCRIPTS.issuperset((a, b)) for a, b in pairs)
     return len(pairs) >= least and mixed > _MIXED * len(pairs)
 
 

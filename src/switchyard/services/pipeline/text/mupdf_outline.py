@@ -10,15 +10,15 @@ from typing import Any
 
 from switchyard.services.pipeline.text.markdown import Heading
 
-MOST_HEADINGS = 5_000
-_DEEPEST = 32
+MAX_HEADINGS = 5_000
+_MAX_LEVELS = 32
 """Levels below which nothing is looked for."""
-_MOST_NODES = 100_000
+_MAX_NODES = 100_000
 """Of a tree of names."""
 
 
 def read_outline(library: Any, document: Any) -> list[Heading]:
-    """The entries in their order, at most MOST_HEADINGS; of a damaged outline, those before the
+    """The entries in their order, at most MAX_HEADINGS; of a damaged outline, those before the
     damage: the text is there all the same."""
     found: list[Heading] = []
     try:
@@ -44,7 +44,7 @@ class _Reader:
         get = self._low.pdf_dict_gets
         waiting = [(get(get(self._root, "Outlines"), "First"), 1)]
         seen: set[int] = set()
-        while waiting and len(found) < MOST_HEADINGS:
+        while waiting and len(found) < MAX_HEADINGS:
             entry, level = waiting.pop()
             number = self._low.pdf_to_num(entry)
             if number in seen or not self._low.pdf_is_dict(entry):
@@ -54,7 +54,7 @@ class _Reader:
             title = self._low.pdf_dict_get_text_string(entry, self._low.pdf_new_name("Title"))
             found.append(Heading(level, title, self._page_of(entry)))
             waiting.append((get(entry, "Next"), level))
-            if level < _DEEPEST:
+            if level < _MAX_LEVELS:
                 waiting.append((get(entry, "First"), level + 1))
 
     def _page_of(self, entry: Any) -> int:
@@ -95,8 +95,8 @@ class _Reader:
         found: dict[bytes, Any] = {}
         waiting = [low.pdf_dict_gets(low.pdf_dict_gets(self._root, "Names"), "Dests")]
         seen: set[int] = set()
-        for _ in range(_MOST_NODES):
-            if not waiting or len(found) >= _MOST_NODES:
+        for _ in range(_MAX_NODES):
+            if not waiting or len(found) >= _MAX_NODES:
                 break
             node = waiting.pop()
             number = low.pdf_to_num(node)
@@ -105,10 +105,10 @@ class _Reader:
             if number:  # else it stands within the one above it
                 seen.add(number)
             names, kids = low.pdf_dict_gets(node, "Names"), low.pdf_dict_gets(node, "Kids")
-            for at in range(0, min(low.pdf_array_len(names), 2 * _MOST_NODES) - 1, 2):
+            for at in range(0, min(low.pdf_array_len(names), 2 * _MAX_NODES) - 1, 2):
                 key = _bytes(low, low.pdf_array_get(names, at))
                 found.setdefault(key, low.pdf_array_get(names, at + 1))
-            most = _MOST_NODES - len(waiting)
+            most = _MAX_NODES - len(waiting)
             waiting.extend(
                 low.pdf_array_get(kids, at) for at in range(min(low.pdf_array_len(kids), most))
             )

@@ -24,7 +24,7 @@ from switchyard.services.pipeline.text.legibility import is_unreadable
 from switchyard.services.pipeline.text.markdown import PageLines, cleaned, compose
 from switchyard.services.pipeline.text.pages import SCAN, Limits
 from switchyard.services.pipeline.text.pdf import ExtractorName, draw_page_with_text
-from switchyard.services.pipeline.text.rotation import SURE, find_lines, length
+from switchyard.services.pipeline.text.rotation import MIN_CERTAINTY, find_lines, length
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 OCR_VERSION = "rapidocr-3/ppocr-v6-small/4"
 """Of the models, and of what is made of their lines: another one reads pages anew."""
 DPI = 150
-LONGEST_SIDE = 3_000
-MOST_PIXELS = 24_000_000
-"""Pixels of a drawn page: one that has more, and a side that is longer than LONGEST_SIDE, is drawn
+MAX_SIDE = 3_000
+MAX_PIXELS = 24_000_000
+"""Pixels of a drawn page: one that has more, and a side that is longer than MAX_SIDE, is drawn
 smaller. The models look at 2,000 a side, and at pieces where the print would be too small."""
 MEMORY_MB = 3072
 """Address space of a process that reads pages, in MiB, of which a page of A4 takes about half;
@@ -82,7 +82,7 @@ class SourceFile:
     """Draws the pages of a PDF."""
 
 
-_SLIMMEST = 100
+_MAX_ASPECT_RATIO = 100
 """How many times as long as wide a picture may be that has words."""
 _BLANK = 8
 """Shades, of 256, that differ less on a page without anything."""
@@ -126,8 +126,8 @@ def read_page(
             data,
             number,
             dpi=DPI,
-            side=LONGEST_SIDE,
-            area=MOST_PIXELS,
+            side=MAX_SIDE,
+            area=MAX_PIXELS,
             limits=limits,
             extractor=original.extractor,
         )
@@ -138,7 +138,7 @@ def read_page(
 
         from switchyard.services.pipeline.text.images import draw
 
-        drawn = draw(data, number, pixels=limits.page_pixels, side=LONGEST_SIDE, area=MOST_PIXELS)
+        drawn = draw(data, number, pixels=limits.page_pixels, side=MAX_SIDE, area=MAX_PIXELS)
         picture = np.asarray(drawn)
     return read_picture(picture, str(_model_of(language, models)), typed)
 
@@ -152,7 +152,7 @@ def read_picture(
 
     height, width = picture.shape[:2]
     (known,) = compose([PageLines(width, height, typed)])
-    if max(height, width) > _SLIMMEST * min(height, width):
+    if max(height, width) > _MAX_ASPECT_RATIO * min(height, width):
         return ReadPage(known, 0.0, 0)  # the engine makes one side of it nothing, and fails
     if (np.ptp(picture, axis=(0, 1)) < _BLANK).all():
         return ReadPage(known, 0.0, 0)  # the models would look for lines for as long as elsewhere
@@ -162,7 +162,7 @@ def read_picture(
     sure = [
         (box, cleaned(text), score)
         for box, text, score in zip(boxes, texts, scores, strict=True)
-        if score >= SURE and text.strip()
+        if score >= MIN_CERTAINTY and text.strip()
     ]
     if not sure:
         return ReadPage(known, 0.0, turned)

@@ -27,7 +27,7 @@ _ENCRYPT = re.compile(rb"/Encrypt(?=\s*(?:<<|(\d{1,10})\s+(\d{1,5})\s+R\b))")
 _FILTERS = re.compile(rb"/V\s*[45]\b")
 """Of an encryption that names a filter each for streams, strings and attachments."""
 _USED = re.compile(rb"/St[mr]F\s*/\s*(?!Identity\b)\w")
-_MOST_ENCRYPTION = 16_384
+_MAX_ENCRYPTION_BYTES = 16_384
 """Bytes in which the dictionary of an encryption stands; most have a few hundred."""
 _OBJECT = re.compile(rb"\b\d{1,10} \d{1,5} obj\b")
 
@@ -241,7 +241,7 @@ def with_open_pages(data: bytes) -> bytes:
         if not objects:
             return data
         start = objects[-1].end()
-    about = data[start : start + _MOST_ENCRYPTION].partition(b"endobj")[0]
+    about = data[start : start + _MAX_ENCRYPTION_BYTES].partition(b"endobj")[0]
     if _FILTERS.search(about) is None or _USED.search(about) is not None:
         return data
     changed = bytearray(data)

@@ -47,10 +47,10 @@ _SOFT_HYPHEN = "\x02"
 _APART = 1.5
 """Sizes of a letter between two lines of a row from right to left, at least."""
 _NO_WIDTH = 0.01
-_MOST_RECTANGLES = 200_000
-_MOST_PARTS = 100
-_LONGEST_NAME = 256
-_MOST_OBJECTS = 20_000
+_MAX_RECTANGLES = 200_000
+_MAX_PARTS = 100
+_MAX_NAME = 256
+_MAX_OBJECTS = 20_000
 
 
 @contextmanager
@@ -89,7 +89,7 @@ class _Pdf:
 
         if raw.FPDF_GetFormType(self.document) != raw.FORMTYPE_XFA_FULL:
             return None
-        count = min(raw.FPDF_GetXFAPacketCount(self.document), _MOST_PARTS)
+        count = min(raw.FPDF_GetXFAPacketCount(self.document), _MAX_PARTS)
         packets = dict(_part(self.document, number) for number in range(count))
         return text_of_form(packets)
 
@@ -209,7 +209,7 @@ def _lines(page: Any, shown: _Shown) -> list[Line]:
     text = page.get_textpage()
     try:
         found: list[Line] = []
-        for number in range(min(text.count_rects(), _MOST_RECTANGLES)):
+        for number in range(min(text.count_rects(), _MAX_RECTANGLES)):
             box = shown.within(text.get_rect(number))
             if box is None:
                 continue
@@ -241,7 +241,7 @@ def _drawn(page: Any, shown: _Shown) -> Iterator[Drawn]:
     from pypdfium2 import raw
 
     kinds = [raw.FPDF_PAGEOBJ_IMAGE, raw.FPDF_PAGEOBJ_TEXT]
-    for each in islice(page.get_objects(filter=kinds), _MOST_OBJECTS):
+    for each in islice(page.get_objects(filter=kinds), _MAX_OBJECTS):
         is_picture = each.type == raw.FPDF_PAGEOBJ_IMAGE
         is_seen = is_picture or (
             raw.FPDFTextObj_GetTextRenderMode(each.raw) != raw.FPDF_TEXTRENDERMODE_INVISIBLE
@@ -256,7 +256,7 @@ def _lines_by_glyphs(text: Any, shown: _Shown) -> Iterator[Line]:
 
     seen: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
     row: list[tuple[Glyph, float, float, float]] = []
-    for number in range(min(text.count_chars(), _MOST_RECTANGLES)):
+    for number in range(min(text.count_chars(), _MAX_RECTANGLES)):
         char = chr(raw.FPDFText_GetUnicode(text, number))
         box = None if char in "\r\n" else shown.within(text.get_charbox(number, loose=True))
         if box is None:
@@ -343,8 +343,8 @@ def _part(document: Any, number: int) -> tuple[str, bytes]:
     """Return the name and the content of a part of an XFA form."""
     from pypdfium2 import raw
 
-    name = ctypes.create_string_buffer(_LONGEST_NAME)
-    raw.FPDF_GetXFAPacketName(document, number, name, _LONGEST_NAME)
+    name = ctypes.create_string_buffer(_MAX_NAME)
+    raw.FPDF_GetXFAPacketName(document, number, name, _MAX_NAME)
     size = ctypes.c_ulong()
     raw.FPDF_GetXFAPacketContent(document, number, None, 0, size)
     if size.value > MAX_PACKET_BYTES:

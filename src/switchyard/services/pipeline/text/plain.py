@@ -23,7 +23,7 @@ _BLANK_LINES = re.compile(r"\n[ \t]*(?:\n[ \t]*)+")
 _SPACES = re.compile(r"[ \t\u00a0\u2000-\u200a\u202f\u3000]+")
 _HYPHENATED = re.compile(r"(?<=[^\W_])([-\u2010])\n(?=[^\W_])")
 _ADDRESS = re.compile(r"(?:://|www\.|@)\S*$")
-_LONGEST_ADDRESS = 200
+_MAX_ADDRESS = 200
 """Characters before a line's end among which an address is looked for."""
 
 _FOREIGN = re.compile(r"[^\x00-\x7f]+")
@@ -112,7 +112,7 @@ def _hyphen_at_a_line_end(found: re.Match[str]) -> str:
         return found[1]
     if text[end].isupper() and not (text[max(at - 2, 0) : at + 1] + text[end : end + 2]).isupper():
         return found[1]
-    is_address = _ADDRESS.search(text[max(0, at - _LONGEST_ADDRESS) : at]) is not None
+    is_address = _ADDRESS.search(text[max(0, at - _MAX_ADDRESS) : at]) is not None
     return found[1] if is_address else ""
 
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     Picture = NDArray[np.uint8]
 
-SURE = 0.5
+MIN_CERTAINTY = 0.5
 """Certainty below which a line is taken for a pattern, not for text."""
-_READ = 3
+_MIN_READ = 3
 """Lines that are read both ways at least, so that one that stands on its head decides nothing."""
-_MOST_READ = 9
+_MAX_READ = 9
 """And at most, as long as none of the ways is clearly the better."""
 _CLEAR = 4.0
 """Letters, by how sure they are, that the better way has more."""
@@ -72,21 +72,21 @@ def _is_upside_down(engine: Any, crops: Sequence[Picture]) -> bool:
     import numpy as np
 
     lead = 0.0
-    longest = sorted(crops, key=lambda crop: -crop.shape[1])[:_MOST_READ]
+    longest = sorted(crops, key=lambda crop: -crop.shape[1])[:_MAX_READ]
     for number, crop in enumerate(longest):
-        if number >= _READ and abs(lead) >= _CLEAR:
+        if number >= _MIN_READ and abs(lead) >= _CLEAR:
             break
         part = crop[:, : _PART * crop.shape[0]]
-        lead += _sure_letters(engine, np.ascontiguousarray(np.rot90(part, 2)))
-        lead -= _sure_letters(engine, part)
+        lead += _recognition_score(engine, np.ascontiguousarray(np.rot90(part, 2)))
+        lead -= _recognition_score(engine, part)
     return lead > 0
 
 
-def _sure_letters(engine: Any, crop: Picture) -> float:
+def _recognition_score(engine: Any, crop: Picture) -> float:
     """How many letters were read there, each as far as it is certain: pictures of none have
     few that are sure, and many that are not."""
     read = engine.recognize_txt([crop])
-    return float(len(read.txts[0]) * (read.scores[0] - SURE))
+    return float(len(read.txts[0]) * (read.scores[0] - MIN_CERTAINTY))
 
 
 def _run_up_or_down(boxes: Any) -> bool:

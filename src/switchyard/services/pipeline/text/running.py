@@ -29,7 +29,7 @@ _NUMBER = re.compile(
 _DIGITS = re.compile(r"\d+")
 _ROMAN = re.compile(r"\b[ivxlc]{1,7}\b", re.IGNORECASE)
 _ROMAN_DIGITS = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
-_LONGEST_NUMBER = 9
+_MAX_NUMBER_DIGITS = 9
 """Digits up to which a number may be one that grows with the pages."""
 
 
@@ -126,7 +126,7 @@ def _repeated(rows: Sequence[_Row]) -> Iterator[_Row]:
 def _offsets(row: _Row) -> Iterator[tuple[int, int]]:
     """Yield how far ahead of its page's own number each of a row's numbers is."""
     for at, value in enumerate(row.numbers):
-        if len(value) <= _LONGEST_NUMBER:
+        if len(value) <= _MAX_NUMBER_DIGITS:
             yield at, int(value) - row.page
 
 

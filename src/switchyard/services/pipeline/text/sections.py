@@ -15,7 +15,7 @@ GAP = "[…]"
 """Stands where text was left out."""
 
 _HEADING = re.compile(r"^#{1,6} ")
-_LEAST_SHARE = 200
+_MIN_SHARE = 200
 """Characters below which a section's beginning says nothing."""
 
 
@@ -37,7 +37,7 @@ def fit(sections: Sequence[str], budget: int) -> tuple[str, bool]:
     whole = "\n\n".join(sections)
     if len(whole) <= budget:
         return whole, False
-    chosen = _spread(sections, max(budget // _LEAST_SHARE, 1))
+    chosen = _spread(sections, max(budget // _MIN_SHARE, 1))
     overhead = len(GAP) + 4
     share = _fair_share([len(section) + 2 for section in chosen], budget - overhead)
     parts = [_beginning(section, share - overhead) for section in chosen]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from switchyard.services.pipeline.text.layout import MAX_LINES, Line, rows_of
 
-_LEAST_ROWS = 3
-_MOST_COLUMNS = 40
+_MIN_ROWS = 3
+_MAX_COLUMNS = 40
 _CELL = 28
 """Letters of a cell, on average, from which on what stands side by side is columns of text."""
 _SHORT_CELL = 16
@@ -18,7 +18,7 @@ _FILLED = 0.5
 
 def with_tables(lines: Sequence[Line]) -> list[Line]:
     """The lines, with each table as one line of its own, whose text is Markdown."""
-    if not 2 * _LEAST_ROWS <= len(lines) <= MAX_LINES:
+    if not 2 * _MIN_ROWS <= len(lines) <= MAX_LINES:
         return list(lines)
     rows = rows_of(lines)
     return _replaced(rows) or [line for row in rows for line in row]
@@ -26,7 +26,7 @@ def with_tables(lines: Sequence[Line]) -> list[Line]:
 
 def rows_with_tables(rows: list[list[Line]]) -> list[list[Line]]:
     """As `with_tables`, of lines that are in rows."""
-    if not 2 * _LEAST_ROWS <= sum(map(len, rows)) <= MAX_LINES:
+    if not 2 * _MIN_ROWS <= sum(map(len, rows)) <= MAX_LINES:
         return rows
     found = _replaced(rows)
     return rows_of(found) if found else rows
@@ -53,12 +53,12 @@ def _replaced(rows: list[list[Line]]) -> list[Line]:
 
 
 def _table_of(rows: Sequence[Sequence[Line]]) -> Line | None:
-    if len(rows) < _LEAST_ROWS:
+    if len(rows) < _MIN_ROWS:
         return None
     lines = [line for row in rows for line in row]
     columns = _columns(rows)
     is_table = (
-        1 < len(columns) <= _MOST_COLUMNS
+        1 < len(columns) <= _MAX_COLUMNS
         and not _is_prose(lines, columns)
         and len(lines) >= _FILLED * len(columns) * len(rows)
     )

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from switchyard.services.pipeline.text.layout import Line
 
 _EAST_ASIAN = re.compile("[\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff9f]")
-_SHORT = 3
+_MAX_SIDE_BY_SIDE = 3
 """Characters that may stand side by side in a column: digits do."""
-_LEAST = 5
+_MIN_COLUMN_LENGTH = 5
 """Characters of a column, that it is not a column of a table."""
 _NEAR = 0.7
 """Heights of a letter between two of a column."""
@@ -26,7 +26,7 @@ def laid_level(lines: Sequence[Line], width: float) -> list[Line] | None:
     standing = sum(
         len(_EAST_ASIAN.findall(text))
         for column, text in zip(columns, texts, strict=True)
-        if len(text) >= _LEAST and _may_stand(column[0])
+        if len(text) >= _MIN_COLUMN_LENGTH and _may_stand(column[0])
     )
     if 2 * standing <= sum(map(len, texts)):
         return None
@@ -45,7 +45,7 @@ def _columns(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def _may_stand(line: Line) -> bool:
-    return len(line.text) <= _SHORT or line.height > 1.5 * (line.x1 - line.x0)
+    return len(line.text) <= _MAX_SIDE_BY_SIDE or line.height > 1.5 * (line.x1 - line.x0)
 
 
 def _is_below(above: Line, line: Line) -> bool:

@@ -21,9 +21,9 @@ from switchyard.services.common.files.charsets import (
 TIMEOUT = 60.0
 MEMORY_MB = 1536
 """Address space for reading one page."""
-MOST_LINKS = 1000
+MAX_LINKS = 1000
 """Links of one page that are looked at."""
-LONGEST_TEXT = 2 * 1024 * 1024
+MAX_TEXT = 2 * 1024 * 1024
 """Characters of a page's text."""
 _SIGN_IN_WORD = re.compile(r"[^\W\d_][\xa1-\xb6\xb8-\xbf\xd7\xf7][^\W\d_]")
 """What the letters of windows-1250 look like in windows-1252."""
@@ -90,11 +90,11 @@ def read_page(html: bytes, url: str, charset: str | None = None) -> WebText:
         config=config,
     )
     return WebText(
-        title=_said(about.title) or heading,
-        text=(found or "")[:LONGEST_TEXT],
-        author=_said(about.author),
-        date=_said(about.date),
-        language=_said(about.language) or _said(tree.get("lang")),
+        title=_tag_content(about.title) or heading,
+        text=(found or "")[:MAX_TEXT],
+        author=_tag_content(about.author),
+        date=_tag_content(about.date),
+        language=_tag_content(about.language) or _tag_content(tree.get("lang")),
         links=links,
         indexed="noindex" not in robots,
     )
@@ -129,7 +129,7 @@ def _directives(tree: object) -> set[str]:
 
 
 def _links(tree: object) -> Iterator[str]:
-    for each in tree.xpath("//a[@href]")[:MOST_LINKS]:  # type: ignore[attr-defined]
+    for each in tree.xpath("//a[@href]")[:MAX_LINKS]:  # type: ignore[attr-defined]
         if "nofollow" not in (each.get("rel") or "").lower().split():
             yield str(each.get("href"))[:4000]
 
@@ -138,5 +138,5 @@ def _first(found: list[object]) -> str:
     return " ".join("".join(map(str, found[:20])).split())[:1000]
 
 
-def _said(value: object) -> str | None:
+def _tag_content(value: object) -> str | None:
     return value.strip() or None if isinstance(value, str) else None

@@ -16,9 +16,9 @@ from switchyard.services.pipeline.text.plain import clean, has_words
 MAX_PACKET_BYTES = 32 * 1024 * 1024
 """Of each of the parts that are read."""
 _MAX_DEPTH = 200
-_SAID = frozenset(("text", "exData"))
+_TEXT_ELEMENTS = frozenset(("text", "exData"))
 """Elements with text, of what is drawn and of the captions of fields."""
-_SHOWN = frozenset(("draw", "caption"))
+_SHOWN_ELEMENTS = frozenset(("draw", "caption"))
 _NOT_SHOWN = frozenset(("extras", "items", "assist", "event", "desc"))
 _UNSEEN = frozenset(("hidden", "inactive", "invisible"))
 
@@ -79,14 +79,14 @@ class _Reader:
 
 class _Template(_Reader):
     def begin(self) -> None:
-        if self.path[-1] in _SAID:
+        if self.path[-1] in _TEXT_ELEMENTS:
             self.take()
 
     def finish(self) -> None:
         if self.path[-1] == "p":
             self.data(" ")
-        is_shown = not _SHOWN.isdisjoint(self.path) and _NOT_SHOWN.isdisjoint(self.path)
-        if self.path[-1] in _SAID and is_shown:
+        is_shown = not _SHOWN_ELEMENTS.isdisjoint(self.path) and _NOT_SHOWN.isdisjoint(self.path)
+        if self.path[-1] in _TEXT_ELEMENTS and is_shown:
             text = self.take()
             if text:
                 self.found.append(text)

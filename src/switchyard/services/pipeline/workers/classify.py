@@ -31,7 +31,7 @@ from switchyard.services.pipeline.workers.stages import (
     ends_when_superseded,
 )
 
-MOST_PASSAGES = 512
+MAX_PASSAGES = 512
 """Chunks of a document that are compared, evenly spread."""
 
 
@@ -113,8 +113,8 @@ async def _by_meaning(
 
 
 def _spread(count: int) -> list[int]:
-    step = max(1.0, count / MOST_PASSAGES)
-    return [int(at * step) for at in range(min(count, MOST_PASSAGES))]
+    step = max(1.0, count / MAX_PASSAGES)
+    return [int(at * step) for at in range(min(count, MAX_PASSAGES))]
 
 
 class _Described:

@@ -27,7 +27,7 @@ from switchyard.services.pipeline.workers.stages import (
     ends_when_superseded,
 )
 
-BATCH = 512
+BATCH_SIZE = 512
 """Chunks whose vectors are in memory at once: a text of 20 million characters has 40,000."""
 
 
@@ -62,8 +62,8 @@ async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
             chunks += figure_chunks(document_id, len(chunks), figures)
 
             async def put(table: ChunkIndex, embedder: Embedder) -> None:
-                for start in range(0, len(chunks), BATCH):
-                    batch = chunks[start : start + BATCH]
+                for start in range(0, len(chunks), BATCH_SIZE):
+                    batch = chunks[start : start + BATCH_SIZE]
                     vectors = await embedder.embed([chunk.text for chunk in batch])
                     await files.require_async(text.content)
                     await table.put(text.result["title"], batch, vectors)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 CUT_TIMEOUT = 120.0
 """Seconds in which the figures of a document are cut out."""
-SHIFT = 240.0
+TIME_BUDGET = 240.0
 """Seconds after which a job asks about no more figures: another one does."""
-ASKING = 120.0
+ANSWER_TIMEOUT = 120.0
 """Seconds that one answer may take."""
 FIGURES_TIMEOUT = 480.0
 _AT_ONCE = 4
@@ -71,7 +71,7 @@ async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
     files = DocumentFiles.of(ctx, document_id)
     original = await files.output_of_async(INGEST)
     model = ctx.settings.vision_model
-    ends_at = time.monotonic() + SHIFT
+    ends_at = time.monotonic() + TIME_BUDGET
 
     async def work() -> dict[str, Any]:
         return {"figures": await _described(ctx, files, original, ends_at)}
@@ -227,13 +227,13 @@ async def _answer(
 ) -> dict[str, Any]:
     from switchyard.services.llm.gate import Urgency
     from switchyard.services.llm.spending import asked_by
-    from switchyard.services.llm.vision import asked_of, vision_lane_of
+    from switchyard.services.llm.vision import asked_of, vision_model_of
 
-    async with vision_lane_of(ctx) as lane:
+    async with vision_model_of(ctx) as lane:
         answer, paid_before = await lane.answer(
             asked_of(pictures, caption, question),
             urgency=Urgency.of(ctx.lane, ctx.message.priority),
-            within=ASKING,
+            within=ANSWER_TIMEOUT,
             by=asked_by(ctx),
         )
     return {

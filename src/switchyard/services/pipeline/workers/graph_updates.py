@@ -12,7 +12,7 @@ from switchyard.services.common.files.keys import result_key
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.pipeline.citations.stored import stored_references
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-from switchyard.services.pipeline.workers.outputs import DocumentFiles, MissingOutput, kept_result
+from switchyard.services.pipeline.workers.outputs import DocumentFiles, MissingOutput, stored_result
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST
 
 
@@ -24,7 +24,7 @@ async def update_similarity(
     references = await stored_references(files.storage, document_id)
     # What another content has cited, this one may not cite; `process_references` will tell.
     is_stale = references is not None and references.get("content") not in (None, content)
-    await _tell(ctx, files, links=links, references={} if is_stale else None)
+    await _upsert(ctx, files, links=links, references={} if is_stale else None)
 
 
 async def update_citations(ctx: JobContext, document_id: str) -> None:
@@ -34,10 +34,10 @@ async def update_citations(ctx: JobContext, document_id: str) -> None:
     references = await stored_references(files.storage, document_id)
     if references is not None:
         await files.require_async(references.get("content"))
-    await _tell(ctx, files, references=references)
+    await _upsert(ctx, files, references=references)
 
 
-async def _tell(ctx: JobContext, files: DocumentFiles, **found: Any) -> None:
+async def _upsert(ctx: JobContext, files: DocumentFiles, **found: Any) -> None:
     if ctx.ledger is None:
         return
     from switchyard.services.pipeline.graph.updating import upsert_document
@@ -57,5 +57,5 @@ async def _described(files: DocumentFiles) -> tuple[Mapping[str, Any], str | Non
         about = (await files.output_of_async(INGEST)).result
         return about, (await files.output_of_async(EXTRACT)).result["title"]
     except MissingOutput:
-        result = await kept_result(files.storage, result_key(files.document_id)) or {}
+        result = await stored_result(files.storage, result_key(files.document_id)) or {}
         return result, result.get("title")

@@ -33,14 +33,14 @@ from switchyard.services.pipeline.workers.stages import (
 
 PAGE_TIMEOUT = 120.0
 """Seconds that one page may take; a dense one of A4 takes some 6 on one core."""
-SHIFT = 120.0
+TIME_BUDGET = 120.0
 """Seconds after which a job begins no more pages: another one, behind those that wait, does."""
-OCR_TIMEOUT = SHIFT + 3 * PAGE_TIMEOUT
-ALONE = 20
+OCR_TIMEOUT = TIME_BUDGET + 3 * PAGE_TIMEOUT
+MAX_UNDIVIDED_PAGES = 20
 """Pages up to which one job reads all of a document; of more, several jobs read some each."""
-RANGE = 10
+MIN_RANGE = 10
 """Pages of such a job at least."""
-RANGES = 20
+MAX_RANGES = 20
 """Such jobs of a document at most: their lane takes 100, and is not there for one document."""
 
 
@@ -110,7 +110,7 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
                 raise
             left = {"document_id": document_id, "pages_left": len(numbers), "error": str(error)}
             return Next([_following(payload, ctx)], left)
-        if len(numbers) > ALONE and not payload.divided:
+        if len(numbers) > MAX_UNDIVIDED_PAGES and not payload.divided:
             at.goes_on = True
             return _divided(payload, numbers, ctx.message.priority)
         read = await pages.read(numbers)
@@ -154,7 +154,7 @@ def _divided(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
     """Jobs that read these pages, and the one that puts them together. It goes on without those
     that are dead, and reads their pages itself. A book does not hold up letters: those come first.
     """
-    size = max(RANGE, ceil(len(numbers) / RANGES))
+    size = max(MIN_RANGE, ceil(len(numbers) / MAX_RANGES))
     given = payload.model_dump(include={"document_id", "force", "language"}, exclude_none=True)
     ranges = [
         Job(
@@ -227,7 +227,7 @@ class _Pages:
             ctx.settings.pdf_extractor,
         )
         self._hash = content_hash([content, OCR_VERSION, payload.language])
-        self._last_start = time.monotonic() + SHIFT
+        self._last_start = time.monotonic() + TIME_BUDGET
         self.fresh = 0
         """Pages that this job has read itself."""
 

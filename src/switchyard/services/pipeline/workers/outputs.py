@@ -165,7 +165,7 @@ class DocumentFiles:
 
     async def figures(self, content: str | None) -> list[dict[str, Any]]:
         """The figures that were described of this content; none where they were not."""
-        kept = await kept_result(self.storage, figures_key(self.document_id))
+        kept = await stored_result(self.storage, figures_key(self.document_id))
         return list(kept["figures"]) if kept is not None and kept["content"] == content else []
 
     async def put_figures(self, content: str | None, figures: Sequence[Mapping[str, Any]]) -> None:
@@ -270,7 +270,7 @@ def _compare(content: str | None, first: Mapping[str, Any] | None) -> None:
         raise ContentReplaced
 
 
-async def kept_result(storage: Storage, key: str) -> dict[str, Any] | None:
+async def stored_result(storage: Storage, key: str) -> dict[str, Any] | None:
     """A result that is kept for good; None where there is none."""
     try:
         kept = json.loads(await storage.get_async(key))

@@ -23,12 +23,12 @@ from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.workers.embed import embed_document
 from switchyard.services.pipeline.workers.stages import DocumentJob, ends_when_superseded
 
-SHIFT = 120.0
+TIME_BUDGET = 120.0
 """Seconds after which a job that builds an index leaves the rest to the next one."""
-REBUILD_TIMEOUT = SHIFT + 480.0
+REBUILD_TIMEOUT = TIME_BUDGET + 480.0
 COMPACT_TIMEOUT = 1500.0
 DAY = 24 * 3600.0
-LEASES_KEPT = DAY
+LEASE_RETENTION = DAY
 """Seconds after its end for which a lease is kept."""
 
 
@@ -77,7 +77,7 @@ async def reindex_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
 async def rebuild_index(payload: RebuildIndex, ctx: JobContext) -> Outcome:
     """Build the index anew for an embedder, beside the one that is searched, and swap them. A job
     works for two minutes; the next one goes on, behind what waits in the lane."""
-    over_at = time.monotonic() + SHIFT
+    over_at = time.monotonic() + TIME_BUDGET
     async with index_of(ctx) as index:
         embedder = embedder_for(payload.settings(ctx.settings))
         state = await begin(index, embedder, force=payload.force)
@@ -111,7 +111,7 @@ async def cleanup_expired(payload: UpkeepJob, ctx: JobContext) -> Outcome:
         raise PermanentError("cleanup_expired needs the ledger, which knows what is needed")
     settings = ctx.settings
     expiry = Expiry(settings.files_kept_hours, settings.documents_kept_hours)
-    leases = await ctx.ledger.leases.drop_old_leases(LEASES_KEPT)
+    leases = await ctx.ledger.leases.drop_old_leases(LEASE_RETENTION)
     cleaned = await clean(Storage(settings.files_url), ctx.ledger.references, expiry)
     crawls = 0
     if settings.crawls_kept_days is not None:

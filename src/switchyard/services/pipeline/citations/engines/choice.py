@@ -19,9 +19,9 @@ from switchyard.services.pipeline.citations.engines.model import ModelEngine
 from switchyard.services.pipeline.citations.parsing import OfflineParser
 from switchyard.services.pipeline.citations.reference import Reference
 
-BATCH = 20
+BATCH_SIZE = 20
 """References of one question to a server."""
-AT_ONCE = 4
+MAX_CONCURRENT_BATCHES = 4
 """Questions of one job to servers at once."""
 
 
@@ -91,9 +91,11 @@ async def parse_all(texts: Sequence[str], ctx: JobContext) -> list[Reference]:
     engines = engines_of(ctx)
     if engines[0].name == OfflineEngine.name:
         return list(await OfflineEngine(ctx).parse(texts))
-    batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
+    batches = [texts[start : start + BATCH_SIZE] for start in range(0, len(texts), BATCH_SIZE)]
     parsing = (_first_that_can(engines, batch) for batch in batches)
-    return list(itertools.chain.from_iterable(await gather_bounded(parsing, at_once=AT_ONCE)))
+    return list(
+        itertools.chain.from_iterable(await gather_bounded(parsing, at_once=MAX_CONCURRENT_BATCHES))
+    )
 
 
 async def _first_that_can(

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 TIMEOUT = 180.0
 """Seconds for one request, all of its answer."""
 MAX_BYTES = 50 * 1024 * 1024
-BUSY = 5.0
+BUSY_RETRY_DELAY = 5.0
 """Seconds after which a busy server is asked again, where it does not say."""
-PATIENCE = 60.0
+BUSY_TIMEOUT = 60.0
 """Seconds for which a busy server is waited for in place; then the job goes back."""
 
 
@@ -35,7 +35,7 @@ class GrobidEngine:
 
     name = "grobid"
 
-    def __init__(self, base_url: str, *, patience: float = PATIENCE) -> None:
+    def __init__(self, base_url: str, *, patience: float = BUSY_TIMEOUT) -> None:
         self._base_url = base_url.rstrip("/")
         self._patience = patience
 
@@ -89,7 +89,7 @@ class GrobidEngine:
                 if 400 <= status < 500 and status != 408:
                     raise SourceRefused(f"GROBID refuses the request with {status}: {said}")
                 raise SourceUnavailable(f"GROBID answers {status}: {said}", after=after)
-            wait = BUSY if after is None else after
+            wait = BUSY_RETRY_DELAY if after is None else after
             if asyncio.get_running_loop().time() + wait > deadline:
                 raise SourceBusy(f"GROBID is busy ({status})", wait=wait)
             await asyncio.sleep(wait)

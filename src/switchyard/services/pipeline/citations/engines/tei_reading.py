@@ -11,7 +11,7 @@ from switchyard.services.pipeline.sources.xml import xml_tree
 
 _TEI = "{http://www.tei-c.org/ns/1.0}"
 _XML_ID = "{http://www.w3.org/XML/1998/namespace}id"
-_MOST = 5_000
+_MAX_ENTRIES = 5_000
 _COORDS = re.compile(r"(\d{1,6}),(-?[\d.]{1,12}),(-?[\d.]{1,12}),([\d.]{1,12}),([\d.]{1,12})")
 
 
@@ -30,13 +30,13 @@ def entries_of(answer: bytes) -> list[TeiEntry]:
     """
     if not answer.strip():
         return []
-    found = list(xml_tree(answer, "GROBID").iter(f"{_TEI}biblStruct"))[:_MOST]
+    found = list(xml_tree(answer, "GROBID").iter(f"{_TEI}biblStruct"))[:_MAX_ENTRIES]
     return [_entry(each) for each in sorted(found, key=_number)]
 
 
 def _number(element: ET.Element) -> int:
     digits = re.fullmatch(r"b(\d{1,9})", element.get(_XML_ID, ""))
-    return int(digits[1]) if digits else _MOST
+    return int(digits[1]) if digits else _MAX_ENTRIES
 
 
 def _entry(element: ET.Element) -> TeiEntry:

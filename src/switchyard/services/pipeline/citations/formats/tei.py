@@ -18,9 +18,9 @@ def tei(references: Sequence[Reference], labels: Sequence[str] = ()) -> str:
     names them. The first has the id b0."""
     root = ET.Element("TEI", xmlns=TEI)
     header = ET.SubElement(ET.SubElement(root, "teiHeader"), "fileDesc")
-    _said(ET.SubElement(header, "titleStmt"), "title", "References")
-    _said(ET.SubElement(header, "publicationStmt"), "p", "Extracted")
-    _said(ET.SubElement(header, "sourceDesc"), "p", "A list of references")
+    _add_text(ET.SubElement(header, "titleStmt"), "title", "References")
+    _add_text(ET.SubElement(header, "publicationStmt"), "p", "Extracted")
+    _add_text(ET.SubElement(header, "sourceDesc"), "p", "A list of references")
     back = ET.SubElement(ET.SubElement(root, "text"), "back")
     listed = ET.SubElement(ET.SubElement(back, "div", type="references"), "listBibl")
     for number, reference in enumerate(references):
@@ -40,45 +40,45 @@ def _describe(entry: ET.Element, reference: Reference) -> None:
         whole = ET.SubElement(entry, "analytic")
         _of_work(whole, reference, level="a")
         whole = ET.SubElement(entry, "monogr")
-        _said(whole, "title", reference.container, level=_LEVELS.get(kind, "m"))
+        _add_text(whole, "title", reference.container, level=_LEVELS.get(kind, "m"))
     else:
         whole = ET.SubElement(entry, "monogr")
         _of_work(whole, reference, level="m")
-    _said(whole, "editor", reference.editors)
-    _said(whole, "edition", reference.edition)
+    _add_text(whole, "editor", reference.editors)
+    _add_text(whole, "edition", reference.edition)
     imprint = ET.SubElement(whole, "imprint")
-    _said(imprint, "publisher", reference.publisher)
-    _said(imprint, "pubPlace", reference.place)
+    _add_text(imprint, "publisher", reference.publisher)
+    _add_text(imprint, "pubPlace", reference.place)
     for unit, name in _PARTS:
-        _said(imprint, "biblScope", getattr(reference, name), unit=unit)
+        _add_text(imprint, "biblScope", getattr(reference, name), unit=unit)
     if reference.year:
         ET.SubElement(imprint, "date", type="published", when=f"{reference.year:04}")
     if reference.url:
         ET.SubElement(entry, "ptr", target=clean(reference.url))
     for note in reference.also:
-        _said(entry, "note", note)
-    _said(entry, "note", reference.text, type="raw_reference")
+        _add_text(entry, "note", note)
+    _add_text(entry, "note", reference.text, type="raw_reference")
 
 
 def _of_work(parent: ET.Element, reference: Reference, *, level: str) -> None:
-    _said(parent, "title", reference.title, level=level)
+    _add_text(parent, "title", reference.title, level=level)
     for person in reference.authors:
         _author(ET.SubElement(parent, "author"), person)
-    _said(parent, "idno", reference.doi, type="DOI")
-    _said(parent, "idno", reference.arxiv_id, type="arXiv")
-    _said(parent, "idno", reference.isbn, type="ISBN")
+    _add_text(parent, "idno", reference.doi, type="DOI")
+    _add_text(parent, "idno", reference.arxiv_id, type="arXiv")
+    _add_text(parent, "idno", reference.isbn, type="ISBN")
 
 
 def _author(author: ET.Element, person: Person) -> None:
     if not person.given:
-        _said(author, "orgName", person.family)
+        _add_text(author, "orgName", person.family)
         return
     name = ET.SubElement(author, "persName")
-    _said(name, "forename", person.given)
-    _said(name, "surname", person.family)
+    _add_text(name, "forename", person.given)
+    _add_text(name, "surname", person.family)
 
 
-def _said(parent: ET.Element, tag: str, text: str, **attributes: str) -> None:
+def _add_text(parent: ET.Element, tag: str, text: str, **attributes: str) -> None:
     """An element with that text; none where there is no text."""
     if said := clean(text):
         ET.SubElement(parent, tag, attributes).text = said

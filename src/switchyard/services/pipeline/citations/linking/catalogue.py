@@ -20,9 +20,9 @@ from switchyard.services.pipeline.text.plain import clean
 
 TIMEOUT = 180.0
 """Seconds for one request, all of its answer."""
-BATCH = 50
+BATCH_SIZE = 50
 """Identifiers of one request: OpenAlex takes 100, Wikidata 50."""
-FOUND = 5
+MAX_RESULTS = 5
 """Works that a search gives."""
 MAX_AUTHORS = 100
 _CHARS = 1_000
@@ -64,11 +64,11 @@ class Catalogue(ABC):
     @abstractmethod
     async def by_identifiers(self, questions: Sequence[WorkQuestion]) -> dict[str, CitedWork]:
         """The works with these DOIs and arXiv ids, by the questions' keys, as far as it knows
-        them; BATCH at most. Raises what SourceClient.get raises."""
+        them; BATCH_SIZE at most. Raises what SourceClient.get raises."""
 
     @abstractmethod
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
-        """Works that may be meant, FOUND at most. Raises what SourceClient.get raises."""
+        """Works that may be meant, MAX_RESULTS at most. Raises what SourceClient.get raises."""
 
     async def _get(self, path: str, **params: str) -> dict[str, Any]:
         told = (await self._client.get(path, params | self._polite)).json()

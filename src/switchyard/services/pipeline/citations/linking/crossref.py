@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from switchyard.services.pipeline.citations.linking.catalogue import (
-    BATCH,
-    FOUND,
+    BATCH_SIZE,
     MAX_AUTHORS,
+    MAX_RESULTS,
     Catalogue,
     by_key,
     dict_in,
@@ -38,7 +38,7 @@ class Crossref(Catalogue):
         told = await self._get(
             "/works",
             filter=",".join(f"doi:{doi}" for doi in asked),
-            rows=str(2 * BATCH),
+            rows=str(2 * BATCH_SIZE),
             select=self._FIELDS,
         )
         works = [_crossref(each) for each in self._records(told, "message", "items")]
@@ -46,9 +46,9 @@ class Crossref(Catalogue):
 
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
         said = (question.value, question.author, str(question.year or ""))
-        asked = {"query.bibliographic": " ".join(filter(None, said)), "rows": str(FOUND)}
+        asked = {"query.bibliographic": " ".join(filter(None, said)), "rows": str(MAX_RESULTS)}
         told = await self._get("/works", **asked, select=self._FIELDS)
-        works = [_crossref(each) for each in self._records(told, "message", "items")[:FOUND]]
+        works = [_crossref(each) for each in self._records(told, "message", "items")[:MAX_RESULTS]]
         return [work for work in works if work is not None]
 
 

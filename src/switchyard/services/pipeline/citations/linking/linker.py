@@ -17,7 +17,7 @@ from switchyard.services.common.errors import TemporarilyUnavailable
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.pipeline.citations.linking.catalogue import BATCH, Catalogue
+from switchyard.services.pipeline.citations.linking.catalogue import BATCH_SIZE, Catalogue
 from switchyard.services.pipeline.citations.linking.catalogues import CATALOGUES
 from switchyard.services.pipeline.citations.linking.matching import chosen, named
 from switchyard.services.pipeline.citations.linking.questions import (
@@ -40,20 +40,20 @@ from switchyard.services.pipeline.sources.errors import (
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.engine.ledger import Ledger
 
-CLAIM = 6.0
+CLAIM_TTL = 6.0
 """Seconds after which the question of a process that has died is asked by another: as with its turn
 at the catalogue (ledger/leases.py). Who lives renews it."""
-LOOK = 0.5
+CLAIM_POLL_INTERVAL = 0.5
 """Seconds between looks for what another process asks."""
-TRIES = 3
+MAX_TRIES = 3
 """How often a request is made that comes to nothing."""
-PATIENCE = 10.0
+TURN_TIMEOUT = 10.0
 """Seconds that a turn, or a server's pause, is waited for in place."""
-LONGEST_WAIT = 600.0
+MAX_WAIT = 600.0
 """Seconds of a catalogue's pause for which a job comes back later; without the catalogue that
 pauses for longer, references are linked by the others."""
 DAY = 24 * 3600.0
-READ_AT_ONCE = 500
+READ_BATCH_SIZE = 500
 """Answers of one look into the ledger."""
 
 Answers = dict[str, list[Any]]
@@ -74,7 +74,7 @@ class Linker:
         *,
         max_age: float,
         within: float,
-        waits: float = LONGEST_WAIT,
+        waits: float = MAX_WAIT,
     ) -> None:
         self._ledger = ledger
         self._catalogues = catalogues
@@ -90,7 +90,7 @@ class Linker:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: Settings, ledger: Ledger, *, within: float, waits: float = LONGEST_WAIT
+        cls, settings: Settings, ledger: Ledger, *, within: float, waits: float = MAX_WAIT
     ) -> AsyncIterator[Linker]:
         """For `within` seconds; connections end with the context. A catalogue that pauses for more
         than `waits` seconds is left out; a shorter pause is SourceBusy."""
@@ -99,7 +99,7 @@ class Linker:
             for name in settings.link_catalogues:
                 kind = CATALOGUES[name]
                 opening = SourceClient.connect(
-                    kind.server(settings), settings, ledger, patience=PATIENCE
+                    kind.server(settings), settings, ledger, patience=TURN_TIMEOUT
                 )
                 client = await stack.enter_async_context(opening)
                 catalogues.append(kind(client, contact=settings.contact))
@@ -127,9 +127,9 @@ class Linker:
         """The answer to each question, by its key: kept, asked here, or asked by another."""
         answers: Answers = {}
         keys = list(questions)
-        for start in range(0, len(keys), READ_AT_ONCE):
+        for start in range(0, len(keys), READ_BATCH_SIZE):
             answers |= await PipelineLedger(self._ledger).catalogue_answers.find_catalogue_answers(
-                keys[start : start + READ_AT_ONCE], max_age=self._max_age
+                keys[start : start + READ_BATCH_SIZE], max_age=self._max_age
             )
         left = [key for key in keys if key not in answers]
         while left:
@@ -138,7 +138,7 @@ class Linker:
                 claims = await PipelineLedger(
                     self._ledger
                 ).catalogue_answers.claim_catalogue_questions(
-                    batch, self._holder, ttl=CLAIM, max_age=self._max_age
+                    batch, self._holder, ttl=CLAIM_TTL, max_age=self._max_age
                 )
                 answers |= claims.kept
                 if claims.claimed:
@@ -148,7 +148,7 @@ class Linker:
             left = [key for key in left if key not in answers]
             if left and not progress:
                 self._check_time()
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(CLAIM_POLL_INTERVAL)
         return answers
 
     async def _ask_claimed(self, questions: Sequence[WorkQuestion]) -> Answers:
@@ -181,10 +181,10 @@ class Linker:
 
     async def _renew(self, keys: Sequence[str]) -> None:
         while True:
-            await asyncio.sleep(CLAIM / 3)
+            await asyncio.sleep(CLAIM_TTL / 3)
             try:
                 await PipelineLedger(self._ledger).catalogue_answers.renew_catalogue_claims(
-                    keys, self._holder, CLAIM
+                    keys, self._holder, CLAIM_TTL
                 )
             except LedgerError as error:
                 self._log.warning("can't renew claims", error=str(error))
@@ -256,11 +256,11 @@ class Linker:
                 (question,) = questions
                 return {question.key: await catalogue.search(question)}
 
-        for number in range(1, TRIES + 1):
+        for number in range(1, MAX_TRIES + 1):
             try:
                 return await self._in_patience(ask)
             except (SourceUnavailable, InvalidSourceResponse) as error:
-                if number == TRIES:
+                if number == MAX_TRIES:
                     raise
                 await self._pause(error.after or 0.5 * 2**number, error)
         raise AssertionError
@@ -272,7 +272,7 @@ class Linker:
                 found: dict[str, list[CitedWork]] = await ask()
                 return found
             except SourceBusy as error:
-                if error.wait > PATIENCE:
+                if error.wait > TURN_TIMEOUT:
                     raise
                 await self._pause(error.wait, error)
 
@@ -324,7 +324,7 @@ def _is_open(link: WorkLink | None) -> bool:
 
 def _batches(questions: Mapping[str, WorkQuestion], keys: Sequence[str]) -> Iterable[list[str]]:
     """Identifiers many at a time, searches one by one."""
-    size = 1 if questions[keys[0]].means is LookupMethod.SEARCH else BATCH
+    size = 1 if questions[keys[0]].means is LookupMethod.SEARCH else BATCH_SIZE
     return [list(keys[start : start + size]) for start in range(0, len(keys), size)]
 
 

@@ -18,7 +18,7 @@ WORTH_KEEPING = 0.5
 """Least score of a candidate."""
 SAME_TITLE = 0.4
 """Least likeness of the titles where an identifier names the work."""
-MOST_CANDIDATES = 5
+MAX_CANDIDATES = 5
 _WEIGHTS = {"title": 0.6, "authors": 0.2, "year": 0.15, "container": 0.05}
 _SIGNS = 300
 _OTHER_NUMBERS = 0.75
@@ -57,7 +57,7 @@ def chosen(reference: Reference, works: Iterable[tuple[str, CitedWork]]) -> Work
     if fit >= THRESHOLD and fit - max(others, default=0.0) >= MARGIN:
         return WorkLink(LinkStatus.LINKED, "search", provider, fit, work)
     return WorkLink(
-        LinkStatus.AMBIGUOUS, "search", provider, fit, candidates=tuple(kept[:MOST_CANDIDATES])
+        LinkStatus.AMBIGUOUS, "search", provider, fit, candidates=tuple(kept[:MAX_CANDIDATES])
     )
 
 

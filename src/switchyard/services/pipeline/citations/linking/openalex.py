@@ -7,8 +7,8 @@ from typing import Any
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.citations.linking.catalogue import (
-    FOUND,
     MAX_AUTHORS,
+    MAX_RESULTS,
     Catalogue,
     by_key,
     dict_in,
@@ -51,9 +51,9 @@ class OpenAlex(Catalogue):
 
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
         # A comma would begin another filter; the words have no signs.
-        params = {"filter": f"title.search:{question.value}", "per-page": str(FOUND)}
+        params = {"filter": f"title.search:{question.value}", "per-page": str(MAX_RESULTS)}
         told = await self._get("/works", **params, select=self._FIELDS)
-        works = [_openalex(each) for each in self._records(told, "results")[:FOUND]]
+        works = [_openalex(each) for each in self._records(told, "results")[:MAX_RESULTS]]
         return [work for work in works if work is not None]
 
 

@@ -14,7 +14,7 @@ from switchyard.services.pipeline.citations.reference import Reference
 _WORD = re.compile(r"\w+")
 _ARXIV_DOI = re.compile(r"10\.48550/arxiv\.(.+)", re.IGNORECASE)
 _VERSION = re.compile(r"v\d{1,4}$")
-MOST_WORDS = 40
+MAX_WORDS = 40
 """Of a title, in a query."""
 
 
@@ -58,7 +58,7 @@ def questions_of(reference: Reference) -> list[WorkQuestion]:
     title = words_of(reference.title)
     if len("".join(title)) >= 8:
         author = " ".join(words_of(reference.authors[0].family)) if reference.authors else ""
-        said = " ".join(title[:MOST_WORDS])
+        said = " ".join(title[:MAX_WORDS])
         asked.append(WorkQuestion(LookupMethod.SEARCH, said, author, reference.year))
     return asked
 

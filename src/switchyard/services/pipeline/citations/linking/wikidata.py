@@ -14,9 +14,9 @@ from typing import Any
 
 from switchyard.services.pipeline.citations.linking.catalogue import (
     ARXIV_DOI,
-    BATCH,
-    FOUND,
+    BATCH_SIZE,
     MAX_AUTHORS,
+    MAX_RESULTS,
     Catalogue,
     by_key,
     dict_in,
@@ -33,7 +33,7 @@ from switchyard.services.pipeline.citations.linking.questions import WorkQuestio
 from switchyard.services.pipeline.citations.works import CitedWork
 from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 
-NAMED = 10
+MAX_LISTED_AUTHORS = 10
 """Authors of a work whose own items are looked up: the first ones. Matching needs no more."""
 _ITEM = r"Q[0-9]{1,20}"
 _LANGUAGES = ("en", "mul")
@@ -54,12 +54,12 @@ class Wikidata(Catalogue):
             f"P818={doi.removeprefix(ARXIV_DOI)}" if is_arxiv(doi) else f"P356={doi.upper()}"
             for doi in asked
         ]
-        works = await self._found("haswbstatement:" + "|".join(said), 2 * BATCH)
+        works = await self._found("haswbstatement:" + "|".join(said), 2 * BATCH_SIZE)
         return by_key(works, asked)
 
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
         # What has a DOI, or a date of publication: most other items are no works.
-        return await self._found(f"{question.value} haswbstatement:P356|P577", FOUND)
+        return await self._found(f"{question.value} haswbstatement:P356|P577", MAX_RESULTS)
 
     async def _found(self, said: str, most: int) -> list[CitedWork]:
         listed = await self._get(
@@ -71,7 +71,7 @@ class Wikidata(Catalogue):
         unnamed = {
             author.item: None  # each once, in their order
             for item in items
-            for author in _authors(dict_in(item.get("claims")))[:NAMED]
+            for author in _authors(dict_in(item.get("claims")))[:MAX_LISTED_AUTHORS]
             if not author.name
         }
         people = await self._items(list(unnamed), "labels")
@@ -82,14 +82,14 @@ class Wikidata(Catalogue):
     async def _items(self, ids: Sequence[str], props: str) -> list[dict[str, Any]]:
         """Those of these items that there are."""
         found: list[dict[str, Any]] = []
-        for start in range(0, len(ids), BATCH):
+        for start in range(0, len(ids), BATCH_SIZE):
             told = await self._get(
                 "",
                 action="wbgetentities",
                 format="json",
                 props=props,
                 languages="|".join(_LANGUAGES),
-                ids="|".join(ids[start : start + BATCH]),
+                ids="|".join(ids[start : start + BATCH_SIZE]),
             )
             entities = told.get("entities")
             if not isinstance(entities, dict):

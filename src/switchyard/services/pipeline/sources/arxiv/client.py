@@ -32,7 +32,7 @@ Order = Literal["ascending", "descending"]
 
 MAX_PAGE = 2000
 """Entries in one answer; arXiv's limit."""
-DEEPEST = 10_000
+MAX_SEARCH_RESULTS = 10_000
 """How far into a query's results pages are asked for. The manual says 30,000, but arXiv's search
 does not answer reliably beyond this."""
 PAGE_SIZE = 100
@@ -177,9 +177,9 @@ class ArxivClient:
         """All that was submitted from `from_date` to `to_date`, oldest first, to the minute.
 
         Goes on from a page's `cursor`, given the same query and `to_date` (name it, or it is the
-        present); what is submitted meanwhile does not shift it. A range with more than DEEPEST
-        entries is listed in windows that have fewer. Raises what `search` raises; after any of
-        these the listing can be taken up again from the last cursor.
+        present); what is submitted meanwhile does not shift it. A range with more than
+        MAX_SEARCH_RESULTS entries is listed in windows that have fewer. Raises what `search`
+        raises; after any of these the listing can be taken up again from the last cursor.
         """
         end = _minute(to_date or datetime.now(UTC))
         at: Cursor | None = cursor
@@ -190,7 +190,7 @@ class ArxivClient:
             feed = await self.search(
                 query, at.start, page_size, since=at.since, until=at.until, order="ascending"
             )
-            if at.start == 0 and feed.total > DEEPEST:
+            if at.start == 0 and feed.total > MAX_SEARCH_RESULTS:
                 at = Cursor(at.since, _middle(at))
                 continue
             following = _after(at, feed, end)
@@ -244,7 +244,7 @@ def _middle(window: Cursor) -> datetime:
     half = _minute(window.since + (window.until - window.since) / 2)
     if half >= window.until:
         raise InvalidSourceResponse(
-            f"arXiv says that more than {DEEPEST:,} papers were submitted in the minute "
+            f"arXiv says that more than {MAX_SEARCH_RESULTS:,} papers were submitted in the minute "
             f"{_stamp(window.since)}"
         )
     return half

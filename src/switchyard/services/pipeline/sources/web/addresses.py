@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from urllib.parse import urldefrag, urljoin, urlsplit, urlunsplit
 
-LONGEST = 2000
+MAX_LENGTH = 2000
 """Characters of an address."""
 
 
@@ -26,8 +26,8 @@ def page_address(text: str) -> str:
         raise ValueError(f"there is no port {url.port}")
     parts = urlsplit(str(url))
     made = urlunsplit(parts if parts.path else parts._replace(path="/"))
-    if len(made) > LONGEST:
-        raise ValueError(f"the address has more than {LONGEST:,} characters")
+    if len(made) > MAX_LENGTH:
+        raise ValueError(f"the address has more than {MAX_LENGTH:,} characters")
     return made
 
 
@@ -43,7 +43,7 @@ def addresses(base: str, found: Iterable[str], *, most: int) -> list[str]:
     for each in found:
         if len(made) >= most:
             break
-        if len(each) > LONGEST:
+        if len(each) > MAX_LENGTH:
             continue
         try:
             made[page_address(urljoin(base, each.strip()))] = None

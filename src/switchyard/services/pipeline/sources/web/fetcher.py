@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MAX_HOPS = 5
 """Redirects on the way to a page."""
-ROBOTS_AGE = 3600.0
+ROBOTS_TTL = 3600.0
 """Seconds for which a robots.txt is believed."""
 MAX_PAGE_BYTES = 10 * 1024 * 1024
 """Of a page that is no PDF or image; those may be as large as any document."""
@@ -41,7 +41,7 @@ JUDGE_MEMORY_MB = 1024
 """Address space for reading a robots.txt."""
 THROTTLED_PAUSE = 60.0
 """Seconds for which a host is left alone that says that it is too much, and not until when."""
-PATIENCE = 5.0
+TURN_TIMEOUT = 5.0
 """Seconds that a job waits for its turn before it snoozes."""
 PAGE_TIMEOUT = 120.0
 
@@ -123,7 +123,7 @@ class WebFetcher:
     def _pace(self, url: str, delay: float) -> RequestPace:
         host, _ = place_of(url)
         interval = max(self._ctx.settings.web_interval, delay)
-        patience = max(PATIENCE, interval + 1)
+        patience = max(TURN_TIMEOUT, interval + 1)
         if self._ctx.ledger is None:
             return LocalThrottle(label=host, interval=interval, patience=patience)
         return FleetThrottle(
@@ -198,7 +198,7 @@ class WebFetcher:
         try:
             kept: Any = json.loads(await self._storage.get_async(key))
             age = time.time() - float(kept["at"])
-            return str(kept["robots"]) if 0 <= age < ROBOTS_AGE else None
+            return str(kept["robots"]) if 0 <= age < ROBOTS_TTL else None
         except (NotStored, ValueError, KeyError, TypeError):
             return None
 

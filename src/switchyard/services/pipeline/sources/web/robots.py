@@ -9,7 +9,7 @@ AGENT = "switchyard"
 """The name that robots.txt knows us by."""
 MAX_BYTES = 500 * 1024
 """Of a robots.txt; what is behind that is not read, as the RFC says."""
-LONGEST_DELAY = 60.0
+MAX_DELAY = 60.0
 """Seconds of a `Crawl-delay` that is kept."""
 
 
@@ -28,6 +28,4 @@ def judge(robots: str, url: str) -> RobotsVerdict:
 
     rules = Protego.parse(robots)
     delay = rules.crawl_delay(AGENT) or 0.0
-    return RobotsVerdict(
-        bool(rules.can_fetch(url, AGENT)), min(max(float(delay), 0.0), LONGEST_DELAY)
-    )
+    return RobotsVerdict(bool(rules.can_fetch(url, AGENT)), min(max(float(delay), 0.0), MAX_DELAY))

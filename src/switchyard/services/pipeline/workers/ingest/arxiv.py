@@ -12,7 +12,7 @@ from switchyard.services.engine.jobs.local_fields import LocalOnly
 from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.sources.arxiv.client import (
-    DEEPEST,
+    MAX_SEARCH_RESULTS,
     PAGE_SIZE,
     ArxivClient,
     payload_of,
@@ -46,8 +46,8 @@ class IngestArxiv(BaseModel):
     """What arXiv says of the paper, where the publisher has it already: arXiv is not asked."""
     query: str | None = Field(default=None, min_length=1, max_length=2000)
     """In arXiv's language: `cat:cs.DB AND ti:index`."""
-    start: int = Field(default=0, ge=0, lt=DEEPEST)
-    max_results: int | None = Field(default=None, ge=1, le=DEEPEST)
+    start: int = Field(default=0, ge=0, lt=MAX_SEARCH_RESULTS)
+    max_results: int | None = Field(default=None, ge=1, le=MAX_SEARCH_RESULTS)
     """Papers to take in at most; 100 where unset, 1,000 with `since`."""
     since: Annotated[datetime, AfterValidator(_in_utc)] | None = None
     """Only what is newer, oldest first; without it the newest come first."""
@@ -66,9 +66,9 @@ class IngestArxiv(BaseModel):
             raise ValueError(f"{', '.join(sorted(_OF_QUERIES))} are for a query, not for an id")
         if self.entry is not None and not _describes(self.entry, self.id):
             raise ValueError("entry is of another paper than id")
-        if self.start + self.wanted > DEEPEST:
+        if self.start + self.wanted > MAX_SEARCH_RESULTS:
             raise ValueError(
-                f"start and max_results reach beyond {DEEPEST:,}, where arXiv answers no more: "
+                f"start and max_results reach beyond {MAX_SEARCH_RESULTS:,}, where arXiv answers no more: "
                 "divide the query by dates"
             )
         return self
@@ -77,7 +77,7 @@ class IngestArxiv(BaseModel):
     def wanted(self) -> int:
         """Papers to take in at most."""
         default = DEFAULT_RESULTS if self.since is None else DEFAULT_RESULTS_SINCE
-        return self.max_results or min(default, DEEPEST - self.start)
+        return self.max_results or min(default, MAX_SEARCH_RESULTS - self.start)
 
 
 _OF_QUERIES = frozenset({"start", "max_results", "since", "date"})

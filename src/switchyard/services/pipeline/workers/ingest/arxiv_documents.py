@@ -24,7 +24,7 @@ from switchyard.services.pipeline.workers.ingest.intake import (
 )
 from switchyard.services.pipeline.workers.stages import document_id_of
 
-LOOK_AGAIN = 1.0
+RECHECK_INTERVAL = 1.0
 """Seconds until a job looks again at a paper that another one has taken up meanwhile."""
 DOWNLOAD_TIMEOUT = 180.0
 """Seconds for a PDF."""
@@ -102,7 +102,7 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
                     return known_already(mine)
             if mine is None:
                 # Another job was faster, perhaps with an older version.
-                return Snooze(LOOK_AGAIN, f"{source} is being taken in by another job")
+                return Snooze(RECHECK_INTERVAL, f"{source} is being taken in by another job")
             document_id = mine.id
             await arrival.keep(ctx, document_id)
     again = known is not None and known.pipeline != ctx.pipeline

@@ -24,13 +24,18 @@ from switchyard.services.engine.jobs.registry import Registry, job, job_type_of
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.monitoring.levels import Pressure
 from switchyard.services.pipeline.crawls.bounds import belongs, host_of
-from switchyard.services.pipeline.crawls.pages import JOB_TYPE, SLOWER, crawl_pressure, found_pages
+from switchyard.services.pipeline.crawls.pages import (
+    JOB_TYPE,
+    SLOW_LANE_FACTOR,
+    crawl_pressure,
+    found_pages,
+)
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlPage, CrawlRecord
 from switchyard.services.pipeline.sources.errors import SourceBusy, SourceNotFound, SourceRefused
 from switchyard.services.pipeline.sources.web.addresses import addresses, page_address
 from switchyard.services.pipeline.sources.web.fetcher import WebFetcher
-from switchyard.services.pipeline.text.web import MOST_LINKS, WebText
+from switchyard.services.pipeline.text.web import MAX_LINKS, WebText
 from switchyard.services.pipeline.workers.ingest.sourced import snoozed, take_in
 from switchyard.services.pipeline.workers.ingest.web import SOURCE, found_on
 
@@ -96,13 +101,13 @@ async def _take_up(
     if said is None or page.depth >= crawl.max_depth:
         return 0
     urls = [
-        each for each in addresses(base, said.links, most=MOST_LINKS) if belongs(each, crawl.hosts)
+        each for each in addresses(base, said.links, most=MAX_LINKS) if belongs(each, crawl.hosts)
     ]
     registry = Registry([job_type_of(crawl_page)])
     pages = list(found_pages(registry, crawl.id, urls, page.depth + 1, page.job_id))
     if not pages:
         return 0
-    slower = SLOWER if pressure is Pressure.SLOW else 1.0
+    slower = SLOW_LANE_FACTOR if pressure is Pressure.SLOW else 1.0
     return await PipelineLedger(ledger).crawls.claim_pages(
         crawl.id, pages, ledger.clock.time(), interval=ctx.settings.web_interval * slower
     )

@@ -35,9 +35,9 @@ from switchyard.services.pipeline.workers.ingest.intake import (
 )
 from switchyard.services.pipeline.workers.stages import document_id_of
 
-LOOK_AGAIN = 1.0
+RECHECK_INTERVAL = 1.0
 """Seconds until a job looks again at what another one has taken up meanwhile."""
-LONGEST_SNOOZE = 80.0
+MAX_SNOOZE = 80.0
 """Seconds, unless the server asks for more."""
 
 _SUFFIXES = {MARKDOWN: "md", PDF: "pdf", PNG: "png", JPEG: "jpg", TIFF: "tif", WEBP: "webp"}
@@ -104,7 +104,7 @@ def snooze_for(wait: float, age: float, chance: float) -> float:
     """Seconds until a job asks for its turn again that is `age` seconds old. Jobs that came
     together come again one by one (`chance` is 0 to 1), and the less often the longer they wait: a
     thousand that came every few seconds would be all that the workers do."""
-    return max(wait, chance * min(age / 5, LONGEST_SNOOZE))
+    return max(wait, chance * min(age / 5, MAX_SNOOZE))
 
 
 async def take_in(
@@ -153,7 +153,7 @@ async def take_in(
                     return _with(known_already(known), also)
                 resumed = known.pipeline == ctx.pipeline
                 if not same and not resumed and known.updated_at > asked_at:
-                    return Snooze(LOOK_AGAIN, f"{source} is being taken in by another job")
+                    return Snooze(RECHECK_INTERVAL, f"{source} is being taken in by another job")
                 renewed = not same
                 mine = await arrival.renew(ctx.ledger, known)
             else:
@@ -161,7 +161,7 @@ async def take_in(
                 if mine is not None and mine.pipeline != ctx.pipeline:
                     return _with(known_already(mine), also)
             if mine is None:
-                return Snooze(LOOK_AGAIN, f"{source} is being taken in by another job")
+                return Snooze(RECHECK_INTERVAL, f"{source} is being taken in by another job")
             document_id = mine.id
             await arrival.keep(ctx, document_id)
     following = extract_next(

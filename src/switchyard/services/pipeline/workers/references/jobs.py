@@ -21,7 +21,7 @@ from switchyard.services.pipeline.workers.references import finding
 from switchyard.services.pipeline.workers.references.payloads import ParseReferences, ReferencesOf
 from switchyard.services.pipeline.workers.references.reading import (
     MEMORY_MB,
-    READING,
+    READING_TIMEOUT,
     ReferenceSource,
     pdf_key_of,
     placed_in,
@@ -129,7 +129,7 @@ async def _placed(
             source.files.document_id,
             key if payload.document_id is None else source.text.content,
             [(each["page"], each["text"]) for each in references],
-            timeout=READING,
+            timeout=READING_TIMEOUT,
             memory_limit_mb=MEMORY_MB,
         )
     except (TimeoutError, MemoryError, PermanentError) as error:

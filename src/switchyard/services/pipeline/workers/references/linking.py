@@ -26,11 +26,11 @@ from switchyard.services.pipeline.workers.stages import (
     superseded,
 )
 
-SHIFT = 240.0
+TIME_BUDGET = 240.0
 """Seconds after which a job asks no more; it goes on behind those that wait."""
-SHORTEST_WAIT = 60.0
+MIN_WAIT = 60.0
 """Seconds of a catalogue's pause that every job waits for."""
-LINK_TIMEOUT = SHIFT + 300.0
+LINK_TIMEOUT = TIME_BUDGET + 300.0
 
 
 class NothingToLink(PermanentError):
@@ -104,7 +104,7 @@ async def _linked(
     """The links; and `paused`, the catalogues that were left out, with the time until which."""
     # With database and storage: whoever only declares job types needs neither.
     from switchyard.services.pipeline.citations.linking.linker import (
-        LONGEST_WAIT,
+        MAX_WAIT,
         Linker,
         OutOfTime,
     )
@@ -113,8 +113,8 @@ async def _linked(
         raise PermanentError("works are linked with a ledger alone: it keeps the pace")
     age = (ctx.ledger.clock.now() - ctx.message.metadata.created_at).total_seconds()
     # The older it is, the less: or one pause after the other would make it expire.
-    waits = max(LONGEST_WAIT - age, SHORTEST_WAIT)
-    async with Linker.open(ctx.settings, ctx.ledger, within=SHIFT, waits=waits) as linker:
+    waits = max(MAX_WAIT - age, MIN_WAIT)
+    async with Linker.open(ctx.settings, ctx.ledger, within=TIME_BUDGET, waits=waits) as linker:
         try:
             links = await linker.link(references)
         except OutOfTime:

@@ -17,7 +17,7 @@ from switchyard.services.pipeline.workers.outputs import DocumentFiles, StageOut
 from switchyard.services.pipeline.workers.references.payloads import ParseReferences, ReferencesOf
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST
 
-READING = 120.0
+READING_TIMEOUT = 120.0
 """Seconds that reading a file may take."""
 MEMORY_MB = 2048
 
@@ -60,7 +60,7 @@ async def source_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) ->
             payload.filename,
             ctx.settings.pdf_extractor,
             job_folder(ctx.job_id),
-            timeout=READING,
+            timeout=READING_TIMEOUT,
             memory_limit_mb=MEMORY_MB,
         )
         return read
