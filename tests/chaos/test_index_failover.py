@@ -72,7 +72,7 @@ class Traffic:
             await asyncio.sleep(0.01)
             for document in self.written[-3:]:
                 try:
-                    matches = await self.index.with_words(document, CHUNKS)
+                    matches = await self.index.keyword_search(document, CHUNKS)
                 except IndexUnavailable:
                     self.refused += 1
                 else:

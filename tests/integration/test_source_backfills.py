@@ -119,7 +119,7 @@ async def test_every_item_is_read_once_and_each_place_is_one_to_go_on_from(
 async def test_what_githubs_search_does_not_give_is_told(
     context: SourceContext, site: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(github, "DEEPEST", 6)
+    monkeypatch.setattr(github, "MAX_SEARCH_RESULTS", 6)
     source = opened(context, "github", query="tides")
     items = await read(source)
     assert [type(each) for each in items] == [*[Item] * 6, Unusable]

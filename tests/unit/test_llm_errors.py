@@ -136,7 +136,7 @@ def test_a_time_out_is_one() -> None:
     ],
 )
 def test_what_is_left_is_read_from_the_headers(headers: dict[str, str], wait: float) -> None:
-    assert ServerQuota.of(headers).wait == wait
+    assert ServerQuota.from_headers(headers).wait == wait
 
 
 def test_errors_of_requests_that_wait_for_a_server_are_known_by_name() -> None:

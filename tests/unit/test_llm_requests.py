@@ -52,7 +52,7 @@ def test_every_request_is_a_job_of_the_llm_worker_in_hot_and_backfill() -> None:
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_request_makes_a_question_with_a_schema_that_is_one(name: str) -> None:
     question = REQUESTS[name].model_validate(PAYLOADS[name]).question()
-    asked = question.asked()
+    asked = question.request_body()
     assert asked["messages"][-1]["role"] == "user"
     if name in ANSWERS:
         assert question.schema is not None

@@ -22,4 +22,4 @@ def test_an_address_is_shown_without_its_credentials(url: str, shown: str) -> No
 
 def test_an_index_in_an_object_store_tells_no_credentials() -> None:
     home = LanceStore("s3://KEY:SECRET@bucket/index?aws_secret_access_key=SECRET")
-    assert home.where == "s3://bucket/index"
+    assert home.location == "s3://bucket/index"

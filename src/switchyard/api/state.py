@@ -82,7 +82,9 @@ class ApiState:
 
 def _purse(settings: Settings, ledger: Ledger) -> EmbeddingBudget:
     """What the vectors of searches cost is noted, too."""
-    return EmbeddingBudget(BudgetAccount.of(settings, ledger), Requester(source="search"))
+    return EmbeddingBudget(
+        BudgetAccount.from_settings(settings, ledger), Requester(source="search")
+    )
 
 
 @asynccontextmanager

@@ -152,7 +152,7 @@ async def test_an_index_of_an_embedder_that_is_not_there_says_what_to_do(tmp_pat
     settings = Settings(data_dir=tmp_path, amqp_url=None)
     async with (
         open_index(settings) as index,
-        index.home.table(Generation("chunks", "a-model-256", 256)),
+        index.store.table(Generation("chunks", "a-model-256", 256)),
     ):
         pass
     async with serving(settings) as client:

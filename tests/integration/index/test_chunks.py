@@ -70,7 +70,7 @@ async def test_texts_that_a_database_does_not_take_are_kept_nevertheless(url: st
     async with opened(url) as index:
         some = [Chunk(chunk_id("a", n), "a", n, 1, text) for n, text in enumerate(texts)]
         await index.put("T", some, [vector(0)] * len(some))
-        assert [match.chunk.index for match in await index.with_words("zero", 3)] == [0]
+        assert [match.chunk.index for match in await index.keyword_search("zero", 3)] == [0]
 
 
 async def test_a_documents_texts_come_in_order_and_documents_by_name(url: str):

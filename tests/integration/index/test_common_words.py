@@ -60,23 +60,23 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 async def test_words_that_all_chunks_have_cost_no_more_than_others(
     index: ChunkIndex, compared: list[int]
 ):
-    found = await index.with_words("common rare half", 10)
+    found = await index.keyword_search("common rare half", 10)
     first = {match.chunk.document_id for match in found[:3]}
     assert first == {"doc-03", "doc-13", "doc-23"}
     told = await index.candidates(NOWHERE, "common rare half", 10)
-    known = await index.shown([each.key for each in told])
+    known = await index.read_candidates([each.key for each in told])
     assert [each.has for each in told] == [
         len({"common", "rare", "half"} & set(known[each.key].chunk.text.split())) for each in told
     ]
     assert {each.text for each in told} == {""}
-    assert len(await index.with_words("common", 10)) == 10
+    assert len(await index.keyword_search("common", 10)) == 10
     assert max(compared) <= 30
 
 
 async def test_chunks_with_the_most_telling_words_come_before_those_that_lack_one(
     index: ChunkIndex,
 ):
-    found = await index.with_words("half tenth third common", 20)
+    found = await index.keyword_search("half tenth third common", 20)
     assert len(found) == 20
     assert all("tenth" in match.chunk.text.split() for match in found)
     relevances = [match.relevance for match in found]
@@ -84,7 +84,7 @@ async def test_chunks_with_the_most_telling_words_come_before_those_that_lack_on
 
 
 async def test_whoever_wants_all_chunks_with_a_word_gets_them(index: ChunkIndex):
-    found = await index.with_words("tenth rare", DOCUMENTS * EACH)
+    found = await index.keyword_search("tenth rare", DOCUMENTS * EACH)
     assert {match.chunk.id for match in found} == {
         each.chunk.id
         for document_id in await index.document_ids()
@@ -98,7 +98,7 @@ async def test_within_few_documents_and_within_many_the_best_are_found(
     index: ChunkIndex, documents: int
 ):
     within = [f"doc-{number:02}" for number in range(3, 3 + documents)]
-    found = await index.with_words("rare common", 10, within=within)
+    found = await index.keyword_search("rare common", 10, within=within)
     assert "rare" in found[0].chunk.text
     assert len(found) == 10
     assert {match.chunk.document_id for match in found} <= set(within)
@@ -109,7 +109,7 @@ async def test_words_are_found_by_their_index_before_any_compaction_and_behind_i
 ):
     assert isinstance(index, PostgresTable)
     await index.put("Title", [Chunk("new", "doc-new", 0, 1, "rare brandnew")], [[1.0] * DIMENSIONS])
-    assert [match.chunk.id for match in await index.with_words("brandnew", 10)] == ["new"]
+    assert [match.chunk.id for match in await index.keyword_search("brandnew", 10)] == ["new"]
     async with index._reading(_BY_WORDS) as connection:
         found = postgres_words._FOUND.format(table="chunks")
         compared = postgres_words._COMPARED.format(table="chunks", ids=found)

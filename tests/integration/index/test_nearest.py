@@ -70,7 +70,7 @@ async def test_vectors_come_back_in_the_order_of_their_chunks(url: str):
 async def test_means_are_of_all_of_a_documents_vectors_in_batches_of_any_size(
     url: str, batch: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(lance_table, "BATCH", batch)
+    monkeypatch.setattr(lance_table, "BATCH_SIZE", batch)
     async with opened(url) as index:
         await put(index, "a", 12)
         await put(index, "it's", 1)

@@ -56,7 +56,7 @@ async def test_the_settings_name_another_embedder_and_the_index_is_used_as_it_is
 async def test_an_index_whose_embedder_nobody_can_make_is_refused(url: str):
     async with opened(url) as index:
         odd = Generation("chunks", "some-model-64", 64)
-        async with index.home.table(odd):
+        async with index.store.table(odd):
             pass
         with pytest.raises(IndexMismatch, match="JOBS_EMBED_BASE_URL, JOBS_EMBED_MODEL"):
             async with index.searched():
@@ -64,7 +64,7 @@ async def test_an_index_whose_embedder_nobody_can_make_is_refused(url: str):
 
 
 async def test_a_building_goes_on_where_it_was_noted(url: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rebuilding, "NOTED_AFTER", 1)
+    monkeypatch.setattr(rebuilding, "PROGRESS_INTERVAL", 1)
     async with opened(url) as index:
         for n in range(4):
             await write(index, f"doc-{n}", 2, "old")
@@ -73,7 +73,7 @@ async def test_a_building_goes_on_where_it_was_noted(url: str, monkeypatch: pyte
         assert not await build(index, building, always(True))
         turns = iter([False, False, True])
         assert not await build(index, building, lambda: next(turns))
-        assert Progress.of(await index.home.noted(building)) == Progress(1, "doc-1")
+        assert Progress.from_note(await index.store.progress(building)) == Progress(1, "doc-1")
         assert (await index.generations()).active.dimensions == 64
         assert await build(index, building, always(False))
         assert len(await contents(index)) == 4

@@ -198,7 +198,7 @@ async def test_a_building_that_is_killed_five_times_has_all_in_the_end(url: str)
         for kill in range(5):
             process = SPAWN.Process(target=run_build, args=(url,))
             process.start()
-            async with index.home.table(building) as table:
+            async with index.store.table(building) as table:
                 await eventually(partial(far_enough, table, (kill + 1) * 30, process), 60)
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
@@ -214,7 +214,7 @@ async def test_a_document_that_is_gone_meanwhile_is_not_brought_over(url: str):
         await write(index, "b", 2, "old")
         building = (await begin(index, other(index))).building
         assert building is not None
-        async with index.home.table(building) as table:
+        async with index.store.table(building) as table:
             chunk = Chunk(chunk_id("gone", 0), "gone", 0, 1, "gone")
             await table.put("gone", [chunk], await other(index).embed(["gone"]))
         assert await build(index, building, always(False))

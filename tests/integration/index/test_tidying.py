@@ -57,14 +57,14 @@ async def write(index: OpenIndex, document_id: str, count: int = 2) -> None:
 
 async def is_scattered(index: OpenIndex) -> bool:
     async with index.searched() as (table, _):
-        return await table.is_scattered()
+        return await table.needs_compaction()
 
 
 async def test_what_many_small_writes_leave_is_merged_while_they_go_on(index: OpenIndex):
     for number in range(3 * PIECES):
         await write(index, f"doc{number}")
         async with index.searched() as (table, _):
-            (found, *_) = await table.with_words(f"doc{number}", 1)
+            (found, *_) = await table.keyword_search(f"doc{number}", 1)
             assert found.chunk.document_id == f"doc{number}"
 
     async def is_merged() -> bool:
@@ -90,23 +90,23 @@ async def test_a_table_that_another_process_compacts_is_left_to_it(
     index: OpenIndex, settings: Settings
 ):
     async with open_index(settings) as other:
-        (generation,) = (await other.generations()).written
-        async with other.home.compacting(generation) as is_ours:
+        (generation,) = (await other.generations()).write_targets
+        async with other.store.compacting(generation) as is_ours:
             assert is_ours
             for number in range(PIECES):
                 await write(index, f"doc{number}")
-            await compact_table(index.home, generation)
+            await compact_table(index.store, generation)
             assert await is_scattered(index)
-    await compact_table(index.home, generation)
+    await compact_table(index.store, generation)
     assert not await is_scattered(index)
 
 
 async def test_a_process_that_was_killed_while_it_compacted_holds_nobody_up(
     index: OpenIndex, tmp_path: Path
 ):
-    home = index.home
+    home = index.store
     assert isinstance(home, LanceStore)
-    (generation,) = (await index.generations()).written
+    (generation,) = (await index.generations()).write_targets
     marker = tmp_path / "index" / f"{generation.table}.compacting"
     await write(index, "doc")
     marker.touch()

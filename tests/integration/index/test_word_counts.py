@@ -55,7 +55,7 @@ async def compact(url: str) -> None:
 
 async def found(url: str, text: str) -> list[WordMatch]:
     async with opened(url) as index:
-        return await index.with_words(text, 10)
+        return await index.keyword_search(text, 10)
 
 
 def is_counted(index: ChunkIndex) -> bool:
@@ -152,7 +152,7 @@ async def test_words_of_a_small_table_are_not_counted(pgvector_url: str):
 async def test_of_a_larger_table_some_chunks_tell_for_all(
     pgvector_url: str, database: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(postgres_counts, "_LOOKED_AT", LARGE)
+    monkeypatch.setattr(postgres_counts, "_SAMPLED_CHUNKS", LARGE)
     await put(pgvector_url, "a", 4 * LARGE)
     await compact(pgvector_url)
     told = await counts(database)

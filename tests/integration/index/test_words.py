@@ -64,7 +64,7 @@ async def test_a_chunk_is_found_by_its_words(url: str):
     async with opened(url) as index:
         await worded(index)
         for query, first in FIRST.items():
-            found = await index.with_words(query, 10)
+            found = await index.keyword_search(query, 10)
             assert found[0].chunk == Chunk(chunk_id(first, 0), first, 0, 1, WORDED[first]), query
             assert all(match.relevance > 0 for match in found), query
 
@@ -78,7 +78,7 @@ async def test_words_are_found_however_they_are_written(url: str):
         ]
         await index.put("Title", some, [vector(1)] * len(some))
         for name, (query, text) in zip(names, WRITTEN, strict=True):
-            found = await index.with_words(query, 10, within=[name])
+            found = await index.keyword_search(query, 10, within=[name])
             assert [match.chunk.text for match in found] == [text], query
 
 
@@ -89,7 +89,7 @@ async def test_candidates_are_near_or_have_the_words_and_all_are_compared_with_t
         angles = [vector(0), vector(1), vector(3), [0.0] * DIMENSIONS, vector(0.5), vector(1.5)]
         await index.put("Title", some, angles)
         asked = await index.candidates(vector(0.2), "tide", 4)
-        shown = await index.shown([each.key for each in asked])
+        shown = await index.read_candidates([each.key for each in asked])
         assert {known.chunk.index: known.chunk for known in shown.values()} == dict(enumerate(some))
         numbers = {each.key: shown[each.key].chunk.index for each in asked}
         assert {numbers[each.key]: each.similarity for each in asked} == {
@@ -115,9 +115,9 @@ async def test_candidates_that_were_deleted_meanwhile_are_not_shown(url: str):
         await put(index, "b", 2)
         asked = await index.candidates(vector(0), "text", 10)
         await index.delete_document("a")
-        shown = await index.shown([each.key for each in asked])
+        shown = await index.read_candidates([each.key for each in asked])
         assert [known.chunk.document_id for known in shown.values()] == ["b", "b"]
-        assert await index.shown([]) == {}
+        assert await index.read_candidates([]) == {}
 
 
 async def test_of_chunks_that_are_equally_relevant_the_same_are_found_each_time(tmp_path: Path):
@@ -133,10 +133,10 @@ async def test_of_chunks_that_are_equally_relevant_the_same_are_found_each_time(
         rows = await index._table.query().select(["index"]).with_row_id().to_list()
         stored = [row["index"] for row in sorted(rows, key=lambda row: row["_rowid"])]
         wanted = sorted([*range(0, 180, 7), *[n for n in stored if n % 7][:3]])
-        found = await index.with_words("tide", len(wanted))
+        found = await index.keyword_search("tide", len(wanted))
         assert sorted(match.chunk.index for match in found) == wanted
         asked = await index.candidates([0.0] * DIMENSIONS, "tide", len(wanted))
-        shown = await index.shown([each.key for each in asked])
+        shown = await index.read_candidates([each.key for each in asked])
         assert sorted(known.chunk.index for known in shown.values()) == wanted
 
 
@@ -163,19 +163,19 @@ async def test_others_take_the_place_of_what_is_deleted_amid_a_search(
 async def test_words_are_looked_for_within_some_documents(url: str):
     async with opened(url) as index:
         await worded(index)
-        assert {match.chunk.document_id for match in await index.with_words("water", 10)} == {
+        assert {match.chunk.document_id for match in await index.keyword_search("water", 10)} == {
             "moon",
             "bread",
             "tea",
         }
-        within = await index.with_words("water", 10, within=["tea", "zh"])
+        within = await index.keyword_search("water", 10, within=["tea", "zh"])
         assert [match.chunk.document_id for match in within] == ["tea"]
-        assert await index.with_words("water", 10, within=[]) == []
-        assert len(await index.with_words("water", 1)) == 1
-        assert {match.chunk.document_id for match in await index.with_words("of the", 10)} >= {
+        assert await index.keyword_search("water", 10, within=[]) == []
+        assert len(await index.keyword_search("water", 1)) == 1
+        assert {match.chunk.document_id for match in await index.keyword_search("of the", 10)} >= {
             "moon"
         }
-        assert await index.with_words("…", 10) == []
+        assert await index.keyword_search("…", 10) == []
 
 
 async def test_an_index_from_before_words_were_normalised_is_used_and_told_of(
@@ -189,14 +189,14 @@ async def test_an_index_from_before_words_were_normalised_is_used_and_told_of(
             partial(lance_table.columns_of, has_words=False),
         )
         before.setattr("switchyard.services.pipeline.index.lance_store.WORDS_COLUMN", "text")
-        before.setattr("switchyard.services.pipeline.index.lance_store.WORDING", 0)
-        before.setattr("switchyard.services.pipeline.index.postgres_table.WORDING", 0)
+        before.setattr("switchyard.services.pipeline.index.lance_store.TOKENIZER_VERSION", 0)
+        before.setattr("switchyard.services.pipeline.index.postgres_table.TOKENIZER_VERSION", 0)
         async with opened(url, made.name, 64) as index:
             pass
     async with opened(url, made.name, 64) as index:
         one = [Chunk(chunk_id("a", 0), "a", 0, 1, "Every day¹² counts.")]
         await index.put("Title", one, await made.embed(["Every day¹² counts."]))
-        assert len(await index.with_words("day", 10)) == 1
+        assert len(await index.keyword_search("day", 10)) == 1
     _, check = await look_at_index(settings)
     assert (check.finding, check.remedy) == (Finding.INDEX_WORDS, "jobctl index rebuild --force")
     async with open_index(settings) as whole:
@@ -204,6 +204,6 @@ async def test_an_index_from_before_words_were_normalised_is_used_and_told_of(
         assert state.building is not None
         assert await build(whole, state.building, lambda: False)
         async with whole.searched() as (index, _):
-            assert len(await index.with_words("12", 10)) == 1
+            assert len(await index.keyword_search("12", 10)) == 1
     (check,) = await look_at_index(settings)
     assert check.status == "ok"

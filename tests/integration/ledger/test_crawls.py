@@ -140,7 +140,7 @@ async def test_crawls_are_listed_newest_first_in_pages(ledger: Ledger) -> None:
 async def test_old_crawls_are_forgotten_but_none_of_which_a_page_may_still_be_visited(
     ledger: Ledger, crawl: CrawlRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(old_crawls, "DROPPED_AT_ONCE", 7)
+    monkeypatch.setattr(old_crawls, "DROP_BATCH_SIZE", 7)
     await PipelineLedger(ledger).crawls.claim_pages(
         crawl.id, pages(*map(str, range(20))), 2_000.0, interval=1
     )

@@ -60,7 +60,7 @@ async def test_an_index_whose_server_was_demoted_is_away_only_until_another_take
     """As after a fail-over behind one name: connections that are open lead to the old server."""
     database = pgvector_url.rpartition("/")[2]
     async with home_at(pgvector_url) as home:
-        await home.note(FIRST, "before")  # which makes its tables
+        await home.put_progress(FIRST, "before")  # which makes its tables
     administrator = await open_one(dsn(pgvector_url), **connection_options())
     try:
         await administrator.execute(
@@ -68,10 +68,10 @@ async def test_an_index_whose_server_was_demoted_is_away_only_until_another_take
         )
         async with home_at(pgvector_url) as home:
             with pytest.raises(IndexUnavailable, match="read-only"):
-                await home.note(FIRST, "refused")
+                await home.put_progress(FIRST, "refused")
             await administrator.execute(f"ALTER DATABASE {database} RESET ALL")
-            await home.note(FIRST, "after")
-            assert await home.noted(FIRST) == "after"
+            await home.put_progress(FIRST, "after")
+            assert await home.progress(FIRST) == "after"
     finally:
         await administrator.close()
 
@@ -82,5 +82,5 @@ async def test_an_index_on_several_hosts_is_on_the_one_that_takes_writes(
     scheme, _, rest = pgvector_url.partition("://")
     login, _, place = rest.rpartition("@")
     async with home_at(f"{scheme}://{login}@127.0.0.1:1,{place}") as home:
-        await home.note(FIRST, "there")
-        assert await home.noted(FIRST) == "there"
+        await home.put_progress(FIRST, "there")
+        assert await home.progress(FIRST) == "there"

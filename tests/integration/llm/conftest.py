@@ -37,8 +37,8 @@ def llm() -> Iterator[LlmServer]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are looked at in each turn, and failed requests repeated at once."""
-    monkeypatch.setattr(batch_sending, "POLL", 0.0)
-    monkeypatch.setattr("switchyard.services.llm.client.FIRST_WAIT", 0.01)
+    monkeypatch.setattr(batch_sending, "BATCH_POLL_INTERVAL", 0.0)
+    monkeypatch.setattr("switchyard.services.llm.client.FIRST_RETRY_DELAY", 0.01)
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ async def test_an_answer_that_the_storage_does_not_take_is_kept_until_it_does(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In its process; others wait for it."""
-    monkeypatch.setattr(module, "CLAIM", 3.0)
+    monkeypatch.setattr(module, "CLAIM_TTL", 3.0)
     with s3_server() as environment:
         host, _, port = environment["AWS_ENDPOINT_URL"].removeprefix("http://").partition(":")
         async with TcpProxy(host, int(port)) as proxy:

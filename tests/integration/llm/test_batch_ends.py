@@ -29,8 +29,8 @@ QUESTIONS = 3
 
 @pytest.fixture(autouse=True)
 def _no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_sending, "FENCE", 0.0)
-    monkeypatch.setattr(batch_sending, "SENDING", 60.0)
+    monkeypatch.setattr(batch_sending, "FENCE_TTL", 0.0)
+    monkeypatch.setattr(batch_sending, "SENDING_TIMEOUT", 60.0)
 
 
 async def answered(ledger: Ledger, settings: Settings) -> list[bool]:
@@ -80,10 +80,10 @@ async def test_a_batch_whose_server_is_away_is_tried_until_the_server_would_have
 ) -> None:
     await collect(plain_ledger, given, QUESTIONS)
     llm.batches.fail_next = [Exchange.reset] * 100
-    monkeypatch.setattr(batch_sending, "SEND_WITHIN", 0.0)
+    monkeypatch.setattr(batch_sending, "MAX_SENDING_AGE", 0.0)
     await new_sender(plain_ledger, given).turn()
     assert await states(plain_ledger) == {ItemState.SENT: QUESTIONS}
-    monkeypatch.setattr(batch_sending, "DUE", 0.0)
+    monkeypatch.setattr(batch_sending, "BATCH_TIMEOUT", 0.0)
     await new_sender(plain_ledger, given).turn()
     assert await states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
 

@@ -44,13 +44,13 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
         assert await answer(lane, 0) is False
     await collect(plain_ledger, given, 1, 77)
     await new_sender(plain_ledger, given).turn()
-    monkeypatch.setattr(batch_sending, "DUE", -1.0)
+    monkeypatch.setattr(batch_sending, "BATCH_TIMEOUT", -1.0)
     await new_sender(plain_ledger, given).turn()
     assert only(llm).status == "cancelling"
     assert len(await LlmLedger(plain_ledger).batches.llm_batches()) == 1, (
         "what it has answered may come yet"
     )
-    monkeypatch.setattr(batch_sending, "CANCELLED_WITHIN", 0.0)
+    monkeypatch.setattr(batch_sending, "CANCEL_TIMEOUT", 0.0)
     await new_sender(plain_ledger, given).turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with ModelClient.open(given, plain_ledger) as lane:
@@ -133,7 +133,7 @@ async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
     plain_ledger: Ledger, given: Settings, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[bytes] = []
-    monkeypatch.setattr(batch_api, "LONGEST_LINE", 2_000)
+    monkeypatch.setattr(batch_api, "MAX_LINE_BYTES", 2_000)
 
     def noted(line: bytes) -> Any:
         read.append(line)

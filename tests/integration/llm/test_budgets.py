@@ -77,7 +77,7 @@ def _environment(system: System) -> dict[str, str]:
 async def test_a_job_without_a_budget_waits_without_an_attempt_and_says_so(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spending, "LOOK_AGAIN", 0.1)
+    monkeypatch.setattr(spending, "RECHECK_INTERVAL", 0.1)
     system.settings = system.settings.model_copy(update={"llm_budget_per_day": 1.0})
     await system.start_worker("llm")
     job_id = await system.publish("hot.classify", CLASSIFY)
@@ -101,7 +101,7 @@ async def test_a_job_without_a_budget_waits_without_an_attempt_and_says_so(
 async def test_a_backfill_publishes_no_more_than_its_budget_lets_run(
     system: System, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spending, "LOOK_AGAIN", 0.1)
+    monkeypatch.setattr(spending, "RECHECK_INTERVAL", 0.1)
     user = BackfillUser(system)
     template = {**CLASSIFY, "text": "Text {n}"}
     spec: dict[str, Any] = {"job_type": "classify", "payload": template}

@@ -222,7 +222,7 @@ async def test_what_can_not_be_asked_directly_is_said_and_not_recorded(
         await queue.submit("ingest_document", {})
     with pytest.raises(InvalidPayload):
         await queue.submit("classify", {})
-    monkeypatch.setattr(direct, "MOST", 0)
+    monkeypatch.setattr(direct, "MAX_REQUESTS", 0)
     with pytest.raises(LaneFull):
         await queue.submit("classify", CLASSIFY)
     assert not (await plain_ledger.job_reads.list_jobs(JobFilter(), limit=1)).items

@@ -26,7 +26,7 @@ from switchyard.services.llm.records.llm import (
 )
 from tests.support.eventually import eventually
 
-HOT, BACKFILL = Urgency.of("hot", 5), Urgency.of("backfill", 5)
+HOT, BACKFILL = Urgency.from_priority("hot", 5), Urgency.from_priority("backfill", 5)
 SERVER = LlmServer(base_url="http://there/v1")
 
 
@@ -148,7 +148,7 @@ async def test_the_most_urgent_gets_the_next_room(plain_ledger: Ledger) -> None:
 
         waiting = []
         for number, (name, urgency) in enumerate(
-            [("backfill", BACKFILL), ("hot 5", HOT), ("hot 10", Urgency.of("hot", 10))]
+            [("backfill", BACKFILL), ("hot 5", HOT), ("hot 10", Urgency.from_priority("hot", 10))]
         ):
             waiting.append(asyncio.create_task(ask(name, urgency)))
             await eventually(partial(waiting_are, gate, number + 1))
@@ -220,7 +220,7 @@ def after(state: LlmServerState, lesson: CallOutcome, now: float) -> LlmServerSt
 
 
 def test_a_server_that_fails_again_and_again_is_left_alone_longer_each_time() -> None:
-    failed = CallOutcome(Ended.FAILED, fails=True, reason="away")
+    failed = CallOutcome(Ended.FAILED, is_failure=True, reason="away")
     state, now, pauses = LlmServerState(16), 1000.0, []
     for _ in range(TRIAL_AFTER_FAILURES + 6):
         state = after(state, failed, now)
@@ -231,7 +231,7 @@ def test_a_server_that_fails_again_and_again_is_left_alone_longer_each_time() ->
 
 
 def test_calls_that_fail_together_count_once() -> None:
-    failed = CallOutcome(Ended.FAILED, fails=True)
+    failed = CallOutcome(Ended.FAILED, is_failure=True)
     state = LlmServerState(16)
     for _ in range(40):
         state = after(state, failed, 1000.0)

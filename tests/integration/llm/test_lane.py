@@ -40,7 +40,7 @@ QUICK = Machine(tokens=20, scale=20)
 
 @pytest.fixture(autouse=True)
 def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("switchyard.services.llm.client.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("switchyard.services.llm.client.FIRST_RETRY_DELAY", 0.01)
 
 
 def settings(url: str, **values: Any) -> Settings:
@@ -66,7 +66,7 @@ class Climbing:
     """One more at once with every window."""
 
     window: float = 0.0
-    enough: int = 10
+    min_calls: int = 10
     seen: list[ServerPace] = field(default_factory=list)
 
     def next(self, pace: ServerPace) -> tuple[float, Mapping[str, float]]:
@@ -125,7 +125,7 @@ async def test_a_rule_sees_how_fast_the_server_is_and_what_it_says_holds(
     assert 2 < app.counts.most <= 6
     for pace in rule.seen:
         window = pace.window
-        assert window.answered >= rule.enough
+        assert window.answered >= rule.min_calls
         assert window.most_in_flight <= pace.limit
         assert min(window.timed, window.first_token, window.per_token) > 0
 

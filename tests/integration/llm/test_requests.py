@@ -303,7 +303,7 @@ async def test_there_is_no_answer_to_what_nobody_asked(queue: LLMQueue) -> None:
 async def test_without_events_a_queue_opens_all_the_same(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_module, "HEARING", 0.0)
+    monkeypatch.setattr(queue_module, "SUBSCRIBE_TIMEOUT", 0.0)
     async with LLMQueue.opened(system.settings) as opened:
         assert await opened.submit("classify", CLASSIFY)
 

@@ -38,7 +38,7 @@ BY = Requester("job-1", "classify", "arxiv", "doc-1", "backfill-1")
 
 @pytest.fixture(autouse=True)
 def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("switchyard.services.llm.client.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("switchyard.services.llm.client.FIRST_RETRY_DELAY", 0.01)
 
 
 @pytest.fixture
@@ -337,7 +337,7 @@ async def test_vectors_of_a_server_are_paid_for_like_answers(
 ) -> None:
     given = given.model_copy(update={"llm_budget_per_day": 30.0})
     served = {"embed_base_url": llm.url, "embed_model": "m", "embed_dimensions": 8}
-    purse = EmbeddingBudget(BudgetAccount.of(given, ledger), BY)
+    purse = EmbeddingBudget(BudgetAccount.from_settings(given, ledger), BY)
     embedder = embedder_named(given.model_copy(update=served), "m-8", 8, purse)
     assert embedder is not None
     assert len(await embedder.embed(["one two", "three"])) == 2

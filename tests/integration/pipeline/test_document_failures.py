@@ -126,7 +126,7 @@ async def test_an_index_keeps_its_embedder_whatever_the_settings_say(
 async def test_an_index_whose_embedder_is_away_is_a_permanent_error(pipeline: Pipeline, paper: str):
     async with (
         open_index(pipeline.settings) as index,
-        index.home.table(Generation("chunks", "a-model-256", 256)),
+        index.store.table(Generation("chunks", "a-model-256", 256)),
     ):
         pass
     with pytest.raises(PermanentError, match="JOBS_EMBED_BASE_URL"):

@@ -321,7 +321,7 @@ async def test_a_long_text_is_embedded_batch_by_batch(
         return await embed(self, texts)
 
     monkeypatch.setattr(WordllamaEmbedder, "embed", noted)
-    monkeypatch.setattr(embed_worker, "BATCH", 4)
+    monkeypatch.setattr(embed_worker, "BATCH_SIZE", 4)
     text = " ".join(f"Sentence {n} is about the tide number {n}." for n in range(300)).encode()
     document_id = await ingested(pipeline, written(tmp_path, "long.txt", text))
     chunks = pipeline.result("embed_content")["chunks"]

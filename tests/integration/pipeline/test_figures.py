@@ -244,7 +244,7 @@ async def test_what_a_shift_leaves_another_job_describes(
 ):
     sample = with_figures()
     document_id = await taken_in(seeing, tmp_path, sample.content, sample.filename)
-    monkeypatch.setattr(figures_worker, "SHIFT", -1.0)
+    monkeypatch.setattr(figures_worker, "TIME_BUDGET", -1.0)
     outcome = await seeing.one("describe_figures", {"document_id": document_id})
     assert isinstance(outcome, Next)
     assert [job.job_type for job in outcome.jobs] == ["describe_figures"]

@@ -182,7 +182,7 @@ async def test_a_catalogue_that_fails_is_tried_again_and_then_the_next_is_asked(
     wikidata: WikidataServer,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(Linker, "_pause", at_once)
+    monkeypatch.setattr(Linker, "_sleep_or_raise", at_once)
     openalex.next(cut(), says(b"<html>", "text/html"))
     (link,) = await linked(linking_settings, ledger, cites(TIDES, doi="10.1000/tides"))
     assert (link.provider, len(openalex.requests)) == ("openalex", 3)
@@ -215,7 +215,7 @@ async def test_nonsense_of_a_catalogue_is_no_work(
     monkeypatch: pytest.MonkeyPatch,
     nonsense: Behaviour,
 ):
-    monkeypatch.setattr(Linker, "_pause", at_once)
+    monkeypatch.setattr(Linker, "_sleep_or_raise", at_once)
     openalex.always(nonsense)
     (link,) = await linked(linking_settings, ledger, cites(OLD, doi="10.2000/light"))
     assert (link.status.value, link.provider) == ("linked", "crossref")
@@ -251,7 +251,7 @@ async def test_two_processes_at_the_same_moment_ask_each_question_once(
 async def test_a_killed_process_leaves_its_questions_to_others(
     linking_settings: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(linking, "LOOK", 0.01)
+    monkeypatch.setattr(linking, "CLAIM_POLL_INTERVAL", 0.01)
     key = questions_of(cites(WIND))[0].key
     claims = await PipelineLedger(ledger).catalogue_answers.claim_catalogue_questions(
         [key], "dead", ttl=0.3, max_age=60
@@ -351,7 +351,7 @@ async def test_a_job_whose_time_is_over_goes_on_later(
         await linked(linking_settings, ledger, cites(WIND), within=-1)
     made = {"hash": "x", "references": [cites(WIND).as_json()], "citations": []}
     pipeline.storage.put(references_key("d"), json.dumps(made).encode())
-    monkeypatch.setattr("switchyard.services.pipeline.workers.references.linking.SHIFT", -1)
+    monkeypatch.setattr("switchyard.services.pipeline.workers.references.linking.TIME_BUDGET", -1)
     links = replace(pipeline, settings=linking_settings)
     assert isinstance(await links.one("link_citations", {"document_id": "d"}), Snooze)
 
@@ -375,7 +375,9 @@ async def test_the_references_of_a_book_are_linked_beside_other_jobs(
         questions_of(reference)[0].key: [
             {
                 "provider": "openalex",
-                "work": CitedWork.made(title=work.title, doi=work.doi, authors=people).as_json(),
+                "work": CitedWork.from_fields(
+                    title=work.title, doi=work.doi, authors=people
+                ).as_json(),
             }
         ]
         for work, reference in zip(works, references, strict=True)
@@ -501,7 +503,7 @@ async def test_the_key_of_openalex_is_sent_and_told_nowhere(
     capsys: pytest.CaptureFixture[str],
     answer: Behaviour | None,
 ):
-    monkeypatch.setattr(Linker, "_pause", at_once)
+    monkeypatch.setattr(Linker, "_sleep_or_raise", at_once)
     caplog.set_level("DEBUG")
     if answer is not None:
         openalex.next(answer)

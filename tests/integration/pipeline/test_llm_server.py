@@ -30,10 +30,10 @@ QUESTION = [{"role": "user", "content": "What is a tide?"}]
 
 @pytest.fixture(autouse=True)
 def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("switchyard.services.llm.client.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("switchyard.services.llm.client.FIRST_RETRY_DELAY", 0.01)
 
 
-SCALE = SimilarityCalibration(fits=0.0, alike=0.2, weight=0.5)
+SCALE = SimilarityCalibration(min_relevance=0.0, min_similarity=0.2, vector_weight=0.5)
 
 
 @pytest.fixture
@@ -462,7 +462,7 @@ async def test_without_a_server_nobody_is_asked():
 
 @pytest.fixture
 def embedder(llm: LlmServer) -> RemoteEmbedder:
-    return RemoteEmbedder(llm.url, "embed-model", server.DIMENSIONS, timeout=5, scale=SCALE)
+    return RemoteEmbedder(llm.url, "embed-model", server.DIMENSIONS, timeout=5, calibration=SCALE)
 
 
 async def test_a_server_embeds_in_batches(llm: LlmServer, embedder: RemoteEmbedder):
@@ -636,6 +636,8 @@ async def test_a_circle_of_redirects_is_refused_for_good():
 
     async with await asyncio.start_server(redirect, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
-        embedder = RemoteEmbedder(f"http://127.0.0.1:{port}/v1", "m", 8, timeout=10, scale=SCALE)
+        embedder = RemoteEmbedder(
+            f"http://127.0.0.1:{port}/v1", "m", 8, timeout=10, calibration=SCALE
+        )
         with pytest.raises(LlmRefused, match="circle"):
             await embedder.embed(["a"])

@@ -31,7 +31,7 @@ async def extracted_slips(pipeline: Pipeline, tmp_path: Path) -> dict[str, str]:
 async def test_a_job_whose_shift_is_over_hands_on_to_another(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(ocr_worker, "SHIFT", -1.0)
+    monkeypatch.setattr(ocr_worker, "TIME_BUDGET", -1.0)
     document = await extracted_slips(pipeline, tmp_path)
     await pipeline.one("await_ocr", document)
     outcome = await pipeline.one("ocr_pdf", document, lane="vlm_ocr")
@@ -48,8 +48,8 @@ async def test_a_job_whose_shift_is_over_hands_on_to_another(
 async def test_the_pages_of_a_long_scan_are_read_by_several_jobs_and_put_together(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(ocr_worker, "ALONE", 2)
-    monkeypatch.setattr(ocr_worker, "RANGE", 2)
+    monkeypatch.setattr(ocr_worker, "MAX_UNDIVIDED_PAGES", 2)
+    monkeypatch.setattr(ocr_worker, "MIN_RANGE", 2)
     document_id = await taken_in(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
     names = [name for name, _ in pipeline.ran]
     assert names[3:8] == ["ocr_pdf", "ocr_pages", "ocr_pages", "ocr_pdf", "summarize_content"]
@@ -137,7 +137,7 @@ async def test_a_page_under_way_is_kept_although_another_fails(
         return await inner(pages, number)
 
     monkeypatch.setattr(ocr_worker._Pages, "_recognised", recognised)
-    monkeypatch.setattr(ocr_worker._Pages, "_at_once", lambda _: 2)
+    monkeypatch.setattr(ocr_worker._Pages, "_concurrency", lambda _: 2)
     with pytest.raises(ConnectionError):
         await pipeline.one("ocr_pdf", document, lane="vlm_ocr")
     assert read == [2]

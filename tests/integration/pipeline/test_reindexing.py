@@ -40,7 +40,7 @@ async def test_the_job_builds_in_shifts_and_the_next_one_goes_on(
     async with open_index(pipeline.settings) as index:
         await write(index, "a", 2, "old")
         with monkeypatch.context() as short:
-            short.setattr(reindex_worker, "SHIFT", -1.0)
+            short.setattr(reindex_worker, "TIME_BUDGET", -1.0)
             first = await pipeline.one("rebuild_index", {"dimensions": 32, "force": True})
         assert isinstance(first, Next)
         (following,) = first.jobs

@@ -48,7 +48,7 @@ async def test_a_server_of_another_model_writes_nothing_into_an_index(settings: 
             assert (await before.count("a"), await before.count("b")) == (1, 0)
             # And while it is rebuilt: each generation takes vectors of its own model alone.
             await begin(after, embedder_for(after.settings))
-            assert len((await before.generations()).written) == 2
+            assert len((await before.generations()).write_targets) == 2
             old.always(server.embeds(model="old-model"))
             with pytest.raises(IndexMismatch, match=r"'new-model'.*'old-model'"):
                 await put(before, "c")
@@ -117,12 +117,12 @@ async def test_a_server_that_gets_other_weights_is_noticed_by_who_asks_it_for_lo
             await put(index, "b")
             assert len(one.requests) == asked + 1  # it was compared a moment ago
             one.always(server.embeds(weights="others "))
-            for generation in index.seen.at:
-                index.seen.at[generation] -= VERIFICATION_TTL + 1
+            for generation in index.verified.at:
+                index.verified.at[generation] -= VERIFICATION_TTL + 1
             with pytest.raises(IndexMismatch):
                 await put(index, "c")
             # An index from before there were probes is known by what it holds.
-            monkeypatch.setattr(index.home, "probe", no_probe)
+            monkeypatch.setattr(index.store, "probe", no_probe)
             with pytest.raises(IndexMismatch):
                 await put(index, "c")
 

@@ -151,13 +151,13 @@ def test_kinds_of_works(fields, kind):
 
 
 def test_a_reference_has_the_identifiers_of_its_work():
-    work = CitedWork.made(doi="10.1000/1", arxiv_id="1706.03762", title="Another title")
+    work = CitedWork.from_fields(doi="10.1000/1", arxiv_id="1706.03762", title="Another title")
     link = WorkLink(LinkStatus.LINKED, "search", "openalex", 0.9, work).as_json()
     told = {**replace(ARTICLE, doi="").as_json(), "link": link}
     (item,) = json.loads(exported([told], Format.CSL).content)
     assert (item["DOI"], item["archive_location"]) == ("10.1000/1", "1706.03762")
     assert item["title"] == ARTICLE.title
-    assert WorkLink.of(link).as_json() == link
+    assert WorkLink.from_json(link).as_json() == link
     assert work.id == "doi:10.1000/1"
 
 

@@ -31,7 +31,7 @@ def work(number: int = 1, **said) -> CitedWork:
         "year": 1978,
         "container": "Communications of the ACM",
     }
-    return CitedWork.made(openalex=f"W{number}", **{**known, **said})
+    return CitedWork.from_fields(openalex=f"W{number}", **{**known, **said})
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_is_asked_for_a_reference():
             arxiv_id="1706.03762v5",
         )
     )
-    assert [(each.means, each.value) for each in asked] == [
+    assert [(each.method, each.value) for each in asked] == [
         (LookupMethod.DOI, "10.1000/abc"),
         (LookupMethod.ARXIV, "1706.03762"),
         (LookupMethod.SEARCH, "etude of tides and harbours"),

@@ -106,7 +106,9 @@ async def test_articles_are_classified_by_meaning(article: str, industry: str, i
         vectors = await embedder.embed([one for _, one in described])
         pairs = [(label, vector) for (label, _), vector in zip(described, vectors, strict=True)]
         similar = meaning.similarities(passages, pairs)
-        labels[name] = meaning.classified(name, kind, similar, embedder.scale.fits)[0].label
+        labels[name] = meaning.classified(name, kind, similar, embedder.calibration.min_relevance)[
+            0
+        ].label
     assert labels == {"industry": industry, "environmental_impact": impact}
 
 

@@ -22,7 +22,7 @@ from switchyard.services.pipeline.sources.xml import xml_tree
 def test_what_would_grow_is_refused(
     monkeypatch: pytest.MonkeyPatch, answer: bytes, wrong: str
 ) -> None:
-    monkeypatch.setattr(xml, "MOST_ELEMENTS", 1_000)
+    monkeypatch.setattr(xml, "MAX_ELEMENTS", 1_000)
     with pytest.raises(InvalidSourceResponse, match=wrong):
         xml_tree(answer, "GROBID")
 

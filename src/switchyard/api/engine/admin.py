@@ -101,12 +101,12 @@ async def index(state: Shared, request: Request) -> IndexView:
     try:
         async with answered_soon(state.index):
             generations = await report(state.index)
-        wanted = state.index.wanted.embedder
+        wanted = state.index.configured.embedder
     except (RetryableError, PermanentError, TimeoutError) as error:
         request.state.trouble = f"{type(error).__name__}: {error}"
         raise try_later("search-away", "the index can't be read: the log says why") from error
     return IndexView(
-        where=state.index.home.where,
+        where=state.index.store.location,
         wanted=wanted,
         generations=[
             GenerationView(

@@ -113,7 +113,7 @@ async def _pressure_with_room(state: ApiState) -> Pressure | None:
 
 def _bounds(body: models.NewCrawl, state: ApiState) -> CrawlBounds:
     try:
-        return CrawlBounds.of(
+        return CrawlBounds.from_request(
             body.start,
             body.hosts,
             max_pages=body.max_pages,

@@ -93,7 +93,7 @@ async def receive_upload(request: Request, inbox: UploadIntake) -> tuple[Upload,
     upload = await inbox.receive(form.file(), lambda: form.filename, lambda: form.charset)
     try:
         await form.rest()
-        about = UploadMetadata.of(
+        about = UploadMetadata.from_fields(
             form.filename,
             form.fields,
             asked_by=source_of(request, None),

@@ -84,7 +84,7 @@ def start(
     from switchyard.services.pipeline.crawls.bounds import CrawlBounds
 
     settings = load_settings()
-    bounds = CrawlBounds.of(
+    bounds = CrawlBounds.from_request(
         addresses,
         host or [],
         max_pages=max_pages,

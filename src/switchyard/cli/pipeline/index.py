@@ -124,8 +124,8 @@ async def _look() -> dict[str, Any]:
 
     async with open_index(load_settings()) as index:
         return {
-            "where": index.home.where,
-            "wanted": index.wanted.embedder,
+            "where": index.store.location,
+            "wanted": index.configured.embedder,
             "generations": [
                 {
                     "role": each.role,

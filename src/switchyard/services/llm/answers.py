@@ -60,7 +60,7 @@ class Answers:
         self._writing: TaskSupervisor | None = None
 
     @classmethod
-    def of(cls, settings: Settings, ledger: Ledger | None) -> Answers:
+    def from_settings(cls, settings: Settings, ledger: Ledger | None) -> Answers:
         max_age = settings.llm_answers_days * DAY
         return cls(Storage(settings.files_url), ledger, max_age=max_age)
 
@@ -86,7 +86,7 @@ class Answers:
         deadline = time.monotonic() + within
         if fresh:
             return await self._keep(key, question, await ask(within)), False
-        async with self._turn(key):
+        async with self._exclusive(key):
             if key in self._unwritten:
                 return self._unwritten[key][0], True
             left = deadline - time.monotonic()
@@ -111,7 +111,7 @@ class Answers:
         await self._storage.delete_async(_file(key))
 
     @asynccontextmanager
-    async def _turn(self, key: str) -> AsyncIterator[None]:
+    async def _exclusive(self, key: str) -> AsyncIterator[None]:
         """One at a time in this process."""
         lock, waiting = self._asking.get(key, (asyncio.Lock(), 0))
         self._asking[key] = lock, waiting + 1
@@ -197,7 +197,7 @@ class Answers:
         return answer
 
     def _file_of(self, question: Mapping[str, Any], answer: Completion) -> bytes:
-        body = {"made_at": self._time(), "answer": asdict(answer), "servers": question["servers"]}
+        body = {"made_at": self._now(), "answer": asdict(answer), "servers": question["servers"]}
         return json.dumps(body, ensure_ascii=False).encode()
 
     async def _write(self, key: str, encoded: bytes) -> None:
@@ -228,14 +228,14 @@ class Answers:
             except (LedgerError, StorageUnavailable, DiskFull, TimeoutError) as error:
                 self._log.warning("answers could not be stored yet", error=str(error) or "time-out")
 
-    def _time(self) -> float:
+    def _now(self) -> float:
         return time.time() if self._ledger is None else self._ledger.clock.time()
 
     async def _stored(self, key: str) -> Completion | None:
         """The answer in the storage, if it is not too old."""
         try:
             body: Any = json.loads(await self._storage.get_async(_file(key)))
-            if body["made_at"] <= self._time() - self._max_age:
+            if body["made_at"] <= self._now() - self._max_age:
                 return None
             answer = Completion(**body["answer"])
             # Earlier versions kept reasoning as part of answers, and streams without an end.

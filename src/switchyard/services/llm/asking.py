@@ -62,12 +62,12 @@ async def _answered(
     lane: ModelClient, request: LlmRequest, ctx: JobContext, within: float, *, batch: bool
 ) -> dict[str, Any]:
     question = request.question()
-    urgency = Urgency.of(ctx.lane, ctx.message.priority)
+    urgency = Urgency.from_priority(ctx.lane, ctx.message.priority)
     deadline = time.monotonic() + within
 
     async def ask(*more: dict[str, str]) -> tuple[Completion, bool]:
         left = max(0.1, deadline - time.monotonic())
-        asked = question.asked(*more)
+        asked = question.request_body(*more)
         return await lane.answer(
             asked,
             urgency=urgency,
@@ -95,8 +95,8 @@ async def _answered(
         storage = Storage(ctx.settings.files_url)
         await keep_raw(storage, ctx.job_id, [answer.text, second.text])
         raise LlmUnusable(
-            f"the model's answer can't be used: {error}; it begins {second.text[:MAX_SHOWN]!r}, all of "
-            f"it and of the one before: jobctl llm show {ctx.job_id}"
+            f"the model's answer can't be used: {error}; it begins {second.text[:MAX_SHOWN]!r}, "
+            f"all of it and of the one before: jobctl llm show {ctx.job_id}"
         ) from error
     return _result(second, reused) | {"value": value, "repaired": True}
 
@@ -123,5 +123,5 @@ async def _forget_outcome(
     lane: ModelClient, question: LlmQuestion, repair: list[dict[str, str]]
 ) -> None:
     """A redrive is to get other answers."""
-    await lane.forget(question.asked())
-    await lane.forget(question.asked(*repair))
+    await lane.forget(question.request_body())
+    await lane.forget(question.request_body(*repair))

@@ -70,7 +70,7 @@ async def short_budget(
 def _of_request(model: type[BaseModel], job: NewJob) -> dict[str, int]:
     request = model.model_validate(job.message.payload)
     assert isinstance(request, LlmRequest)
-    return most_tokens(request.question().asked())
+    return most_tokens(request.question().request_body())
 
 
 def _most(settings: Settings, usage: dict[str, int]) -> float | None:

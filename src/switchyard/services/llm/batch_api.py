@@ -48,7 +48,7 @@ class RemoteBatch:
     error: str | None
 
     @classmethod
-    def of(cls, found: Any) -> RemoteBatch:
+    def from_response(cls, found: Any) -> RemoteBatch:
         """Raises InvalidLlmResponse."""
         files = (_id(found, "output_file_id"), _id(found, "error_file_id"))
         remote_id = _id(found, "id")
@@ -80,12 +80,12 @@ class BatchApi:
         async with open_api(server.base_url, secret, REQUEST_TIMEOUT) as api:
             yield cls(api)
 
-    async def find(self, ours: str) -> RemoteBatch | None:
+    async def find_created(self, ours: str) -> RemoteBatch | None:
         """The batch with our id in its metadata."""
         async for each in self._listed("/batches", {}):
             marks = field_of(each, "metadata")
             if isinstance(marks, Mapping) and marks.get(METADATA_KEY) == ours:
-                return RemoteBatch.of(each)
+                return RemoteBatch.from_response(each)
         return None
 
     async def _listed(self, path: str, asked: Mapping[str, str]) -> AsyncIterator[Any]:
@@ -129,7 +129,7 @@ class BatchApi:
 
     async def create(self, ours: str, file_id: str) -> RemoteBatch:
         """Once: a network error is not tried again here, as the server may have heard of it."""
-        return RemoteBatch.of(
+        return RemoteBatch.from_response(
             await call(
                 lambda: self._api.post(
                     "/batches",
@@ -147,9 +147,9 @@ class BatchApi:
             )
         )
 
-    async def look(self, remote_id: str) -> RemoteBatch:
+    async def get(self, remote_id: str) -> RemoteBatch:
         path = f"/batches/{remote_id}"
-        return RemoteBatch.of(await _asked(lambda: self._api.get(path, cast_to=object)))
+        return RemoteBatch.from_response(await _asked(lambda: self._api.get(path, cast_to=object)))
 
     async def cancel(self, remote_id: str) -> None:
         await _asked(lambda: self._api.post(f"/batches/{remote_id}/cancel", cast_to=object))

@@ -80,8 +80,8 @@ class BatchSender:
         self._publisher = publisher
         self._servers = {each.name: each for each in batch_servers(settings)}
         self._known = {each.name: each for each in settings.llm_servers}
-        self._till = BudgetAccount.of(settings, ledger)
-        self._answers = Answers.of(settings, ledger)
+        self._till = BudgetAccount.from_settings(settings, ledger)
+        self._answers = Answers.from_settings(settings, ledger)
         self._looked_at: dict[str, float] = {}
         self._log = structlog.get_logger("llm")
 
@@ -93,7 +93,7 @@ class BatchSender:
             try:
                 await self.turn()
                 if time.monotonic() - tidied_at > CLEANUP_INTERVAL:
-                    await self.tidy()
+                    await self.delete_old()
                     tidied_at = time.monotonic()
             except (LedgerError, StorageError) as error:
                 self._log.warning(
@@ -101,7 +101,7 @@ class BatchSender:
                 )
             await asyncio.sleep(TURN_INTERVAL if self._servers else BATCH_POLL_INTERVAL)
 
-    async def tidy(self) -> None:
+    async def delete_old(self) -> None:
         """Forget what nobody comes for. Raises LedgerError."""
         for call in await LlmLedger(self._ledger).batches.tidy_llm_batches(max_age=RETENTION):
             await self._till.settle(replace(call, state=CallState.FREE))
@@ -120,7 +120,7 @@ class BatchSender:
             )
         for batch in await LlmLedger(self._ledger).batches.llm_batches():
             try:
-                await self._see_on(batch)
+                await self._advance(batch)
             except (*Trouble, StorageError) as error:
                 self._log.warning(
                     "a batch could not be sent or read; it is tried again",
@@ -130,7 +130,7 @@ class BatchSender:
                 await LlmLedger(self._ledger).batches.note_llm_batch(
                     batch, state=batch.state, note=str(error)
                 )
-        await self._call_waiting()
+        await self._wake_jobs()
 
     async def _release(self) -> None:
         """What no batch is to have asks live: its provider gets none any more, or a job ends soon.
@@ -143,7 +143,7 @@ class BatchSender:
                 await LlmLedger(self._ledger).batches.release_llm_question(item.key)
             self._log.info("collected questions are asked live", questions=len(found))
 
-    async def _see_on(self, batch: LlmBatch) -> None:
+    async def _advance(self, batch: LlmBatch) -> None:
         server = self._known.get(batch.provider)
         age = self._ledger.clock.time() - batch.created_at
         if server is None:
@@ -159,7 +159,7 @@ class BatchSender:
                     raise LlmTimeout("it could not be sent in time") from error
         elif self._is_due(batch):
             async with BatchApi.connect(server) as api:
-                await self._look(batch, api, server, late=age > BATCH_TIMEOUT)
+                await self._check_remote(batch, api, server, late=age > BATCH_TIMEOUT)
 
     def _is_due(self, batch: LlmBatch) -> bool:
         now = self._ledger.clock.time()
@@ -175,7 +175,9 @@ class BatchSender:
         have ended it by now, had it got it."""
         try:
             async with BatchApi.connect(server) as api:
-                remote = await api.find(batch.id) or await self._create(batch, api, server, late)
+                remote = await api.find_created(batch.id) or await self._create(
+                    batch, api, server, late
+                )
         except LlmRefused as error:
             if error.elsewhere and not error.missing and not late:
                 raise  # a key, or a right, that somebody may mend
@@ -207,7 +209,9 @@ class BatchSender:
             await self._give_up(batch, why)
             return None
         try:
-            return await api.create(batch.id, await api.upload(batch.id, self._file(items, server)))
+            return await api.create(
+                batch.id, await api.upload(batch.id, self._file_content(items, server))
+            )
         except LlmRefused:
             await self._remove_uploads(api, batch)
             raise
@@ -232,16 +236,18 @@ class BatchSender:
             async with BatchApi.connect(server) as api:
                 await self._cancel(api, remote_id)
 
-    def _file(self, items: dict[str, BatchItem], server: LlmServer) -> bytes:
+    def _file_content(self, items: dict[str, BatchItem], server: LlmServer) -> bytes:
         lines = (request_of(each, server) for each in items.values())
         return b"".join(json.dumps(each, ensure_ascii=False).encode() + b"\n" for each in lines)
 
     # --- concluding ---------------------------------------------------------------------------
 
-    async def _look(self, batch: LlmBatch, api: BatchApi, server: LlmServer, *, late: bool) -> None:
+    async def _check_remote(
+        self, batch: LlmBatch, api: BatchApi, server: LlmServer, *, late: bool
+    ) -> None:
         assert batch.remote_id is not None
         try:
-            remote = await api.look(batch.remote_id)
+            remote = await api.get(batch.remote_id)
         except Trouble as error:
             if not late:
                 raise
@@ -271,7 +277,7 @@ class BatchSender:
                 self._log.error("answers can't be read", batch=batch.id, error=str(error))
                 continue
             await self._conclude_all(batch, server, lines, items)
-        await self._free(batch)
+        await self._release_items(batch)
         # Before it is done: who is killed here is followed by one who does it again.
         await self._remove(api, filter(None, [*remote.files, remote.input_file]))
         await self._give_up(batch, _ending(remote))
@@ -307,12 +313,12 @@ class BatchSender:
             await LlmLedger(self._ledger).batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
             return
         await self._answers.keep(item.question, answer)
-        await self._till.settle(self._till.paid(item.call, answer))
+        await self._till.settle(self._till.settled_call(item.call, answer))
         await LlmLedger(self._ledger).batches.conclude_llm_item(item.key, batch, ItemState.ANSWERED)
 
     async def _give_up(self, batch: LlmBatch, note: str) -> None:
         """The batch has ended: what it has not answered is asked live."""
-        await self._free(batch)
+        await self._release_items(batch)
         noted = await LlmLedger(self._ledger).batches.note_llm_batch(
             batch, state=BatchState.DONE, note=note
         )
@@ -320,7 +326,7 @@ class BatchSender:
         if noted:
             self._log.info("batch done", batch=batch.id, note=note)
 
-    async def _free(self, batch: LlmBatch) -> None:
+    async def _release_items(self, batch: LlmBatch) -> None:
         for item in (left := await LlmLedger(self._ledger).batches.llm_batch_items(batch)).values():
             await self._till.settle(free(item))
             await LlmLedger(self._ledger).batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
@@ -343,7 +349,7 @@ class BatchSender:
                     "the file of a batch could not be deleted", file=file_id, error=str(error)
                 )
 
-    async def _call_waiting(self) -> None:
+    async def _wake_jobs(self) -> None:
         while job_ids := await LlmLedger(self._ledger).batches.call_llm_waits():
             found = [await self._ledger.job_reads.get(each) for each in job_ids]
             waiting = [each for each in found if each and each.state is State.RETRYING]

@@ -72,7 +72,7 @@ class BatchCollector:
         self._till = till
 
     @classmethod
-    def of(
+    def from_settings(
         cls, settings: Settings, ledger: Ledger | None, till: BudgetAccount
     ) -> BatchCollector | None:
         """None where no server gets batches."""
@@ -103,7 +103,7 @@ class BatchCollector:
             f"its question waits for a batch of {self._server.name}: the answer comes within a day"
         )
 
-    async def came(self, question: Mapping[str, Any], by: Requester) -> bool:
+    async def finish_wait(self, question: Mapping[str, Any], by: Requester) -> bool:
         """The job has its answer; whether a batch has given it, for this job."""
         if by.job_id is None:
             return False
@@ -116,7 +116,10 @@ def request_of(item: BatchItem, server: LlmServer) -> dict[str, Any]:
         "custom_id": item.key,
         "method": "POST",
         "url": "/v1/chat/completions",
-        "body": {"model": server.model, **Parameters.of(server).body(item.question["asked"])},
+        "body": {
+            "model": server.model,
+            **Parameters.for_server(server).body(item.question["asked"]),
+        },
     }
 
 

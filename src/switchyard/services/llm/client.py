@@ -56,7 +56,7 @@ class LlmClient:
         self._timeout = timeout
         self.model = server.model
         self._server_name = server.name
-        self._parameters = Parameters.of(server)
+        self._parameters = Parameters.for_server(server)
         """As the server took them last."""
         self._begins_within = False
         """Whether this model begins with reasoning that has no mark at its beginning."""
@@ -174,7 +174,7 @@ class LlmClient:
             stream=True,
             stream_cls=openai.AsyncStream[object],
         ) as stream:
-            quota = ServerQuota.of(stream.response.headers)
+            quota = ServerQuota.from_headers(stream.response.headers)
             answer = await reading.read(stream.response)
             self._begins_within = self._begins_within or reading.began_within
             return ModelResponse(answer, reading.timing, quota)

@@ -145,9 +145,9 @@ class DirectRequests:
                 concurrency=MAX_REQUESTS,
             )
             self._is_registered = True
-            self._background.start("sign of life", self._beat)
+            self._background.start("sign of life", self._renew_claims)
 
-    async def _beat(self) -> None:
+    async def _renew_claims(self) -> None:
         while True:
             await asyncio.sleep(self._interval)
             try:

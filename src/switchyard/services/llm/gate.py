@@ -73,7 +73,7 @@ class Urgency:
     negated_priority: int = 0
 
     @classmethod
-    def of(cls, lane: str, priority: int) -> Urgency:
+    def from_priority(cls, lane: str, priority: int) -> Urgency:
         ranks = {each.name: rank for rank, each in enumerate(LANES)}
         return cls(ranks.get(lane, len(ranks)), -priority)
 
@@ -97,7 +97,7 @@ class CallOutcome:
 
     ended: Ended
     timing: Timing | None = None
-    fails: bool = False
+    is_failure: bool = False
     """The server did not answer, or broke down."""
     pause: float = 0.0
     """Seconds for which it asks to be left alone."""
@@ -134,7 +134,7 @@ class LlmGate:
         bounds = {each.name: bounds_of(settings, each) for each in settings.llm_servers}
         gate = cls(ledger, settings.llm_servers, rule or RULES[settings.llm_pacing], bounds)
         background = TaskSupervisor(gate._log)
-        background.start("keep LLM slots", gate._keep)
+        background.start("keep LLM slots", gate._renew_periodically)
         try:
             yield gate
         finally:
@@ -150,14 +150,14 @@ class LlmGate:
         """Wait for room at a server that is not in `without`. Raises LlmSaturated when there is
         none within `patience` seconds or when all servers are paused for long, and LedgerError."""
         deadline = time.monotonic() + patience
-        with self._in_line(urgency) as (number, turn):
+        with self._queue_place(urgency) as (number, turn):
             while True:
                 turn.clear()
                 left = deadline - time.monotonic()
                 if self._waiting[0][1] != number:
-                    await self._woken(turn, left)
+                    await self._wait_for_turn(turn, left)
                     continue
-                found = await self._take(urgency, without)
+                found = await self._take_slot(urgency, without)
                 if isinstance(found, Admission):
                     return found
                 if isinstance(found, ServerPaused):
@@ -165,9 +165,13 @@ class LlmGate:
                         raise LlmSaturated(
                             f"the model server is paused: {found.reason}", after=found.seconds
                         )
-                    await self._woken(turn, left, found.seconds * self._dice.uniform(1.0, 1.05))
+                    await self._wait_for_turn(
+                        turn, left, found.seconds * self._dice.uniform(1.0, 1.05)
+                    )
                 else:
-                    await self._woken(turn, left, SLOT_POLL_INTERVAL * self._dice.uniform(0.5, 1.5))
+                    await self._wait_for_turn(
+                        turn, left, SLOT_POLL_INTERVAL * self._dice.uniform(0.5, 1.5)
+                    )
 
     async def leave(self, entry: Admission, lesson: CallOutcome | None) -> None:
         """Give the slot back, with what the call has taught; None where it was broken off."""
@@ -193,7 +197,7 @@ class LlmGate:
     # --- those who wait -----------------------------------------------------------------------
 
     @contextmanager
-    def _in_line(self, urgency: Urgency) -> Iterator[tuple[int, asyncio.Event]]:
+    def _queue_place(self, urgency: Urgency) -> Iterator[tuple[int, asyncio.Event]]:
         place = (urgency, next(self._numbers), asyncio.Event())
         heapq.heappush(self._waiting, place)
         try:
@@ -207,7 +211,9 @@ class LlmGate:
         if self._waiting:
             self._waiting[0][2].set()
 
-    async def _woken(self, turn: asyncio.Event, left: float, most: float | None = None) -> None:
+    async def _wait_for_turn(
+        self, turn: asyncio.Event, left: float, most: float | None = None
+    ) -> None:
         """Return when it is this one's turn to look, or after `most` seconds. Raises LlmSaturated
         when its time is over."""
         if left <= 0:
@@ -220,7 +226,7 @@ class LlmGate:
         except TimeoutError:
             return
 
-    async def _take(
+    async def _take_slot(
         self, urgency: Urgency, without: Collection[str]
     ) -> Admission | SlotsFull | ServerPaused:
         """A slot at a server of the lowest order that is not paused; those with more weight are
@@ -245,7 +251,7 @@ class LlmGate:
                 if isinstance(answer, SlotsFull):
                     full = answer
                 elif isinstance(answer, ServerPaused):
-                    pauses.append(self._named(server, answer))
+                    pauses.append(self._with_server_name(server, answer))
                 else:
                     self._held[slot] = server.name
                     return Admission(server, slot)
@@ -253,7 +259,7 @@ class LlmGate:
                 return full
         return min(pauses, key=lambda each: each.seconds)
 
-    def _named(self, server: LlmServer, paused: ServerPaused) -> ServerPaused:
+    def _with_server_name(self, server: LlmServer, paused: ServerPaused) -> ServerPaused:
         """With the server's name, where there are several."""
         if len(self._servers) == 1:
             return paused
@@ -263,7 +269,7 @@ class LlmGate:
         # Efraimidis and Spirakis: a weighted order without repetition.
         return sorted(servers, key=lambda each: -(self._dice.random() ** (1 / each.weight)))
 
-    async def _keep(self) -> None:
+    async def _renew_periodically(self) -> None:
         while True:
             await asyncio.sleep(SLOT_TTL / 3)
             if self._held:
@@ -311,7 +317,7 @@ def state_after_call(
     failures = state.failures
     if lesson.ended is Ended.ANSWERED:
         failures = 0
-    elif lesson.fails and state.paused_until <= now:
+    elif lesson.is_failure and state.paused_until <= now:
         failures += 1  # what was under way when the pause began says nothing new
     pause, reason = min(lesson.pause, MAX_PAUSE), lesson.reason
     if failures >= TRIAL_AFTER_FAILURES and failures > state.failures:

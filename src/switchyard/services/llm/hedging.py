@@ -40,11 +40,11 @@ class Hedges:
         self.counts = dict.fromkeys(OUTCOMES, 0)
         """Second requests that began to answer first, that did not, and that could not be made."""
 
-    def began(self, seconds: float) -> None:
+    def observe_latency(self, seconds: float) -> None:
         """A call has taken so long to its first token."""
         self._times.append(seconds)
 
-    def patience(self) -> float | None:
+    def hedge_delay(self) -> float | None:
         """Seconds after which a hot call is late; None where that is not known, or does not
         matter. To be asked once for each hot call."""
         if self._share <= 0:
@@ -54,7 +54,7 @@ class Hedges:
             return None
         return sorted(self._times)[int(LATE_QUANTILE * (len(self._times) - 1))]
 
-    def take(self) -> bool:
+    def take_permit(self) -> bool:
         """Whether a second request may be sent now; it counts."""
         if self._saved < 1:
             return False
@@ -76,7 +76,7 @@ class Hedges:
         try:
             if await _any(patience, runs[0], start.given):
                 return await runs[0]
-            if not self.take():
+            if not self.take_permit():
                 return await runs[0]
             runs.append(asyncio.create_task(second(start.runner(1))))
             return await self._won(runs, start)

@@ -64,7 +64,7 @@ class ModelClient:
         self._collector = collector
 
     @property
-    def _asks(self) -> list[list[str]]:
+    def _server_identities(self) -> list[list[str]]:
         """Address and model of the servers that are asked while nothing is wrong: an answer
         depends on them."""
         first = min(each.order for each in self._servers)
@@ -88,10 +88,10 @@ class ModelClient:
             gate = None
             if ledger is not None:
                 gate = await stack.enter_async_context(LlmGate.open(settings, ledger, rule=rule))
-            till = BudgetAccount.of(settings, ledger)
-            collector = BatchCollector.of(settings, ledger, till)
+            till = BudgetAccount.from_settings(settings, ledger)
+            collector = BatchCollector.from_settings(settings, ledger, till)
             hedges = Hedges(settings.llm_hedge_share)
-            answers = Answers.of(settings, ledger)
+            answers = Answers.from_settings(settings, ledger)
             stack.push_async_callback(answers.close)
             yield cls(servers, clients, gate, answers, till, hedges, collector)
 
@@ -114,7 +114,7 @@ class ModelClient:
         answered later: Batched is raised. Raises what `ask` raises.
         """
 
-        question = {"servers": self._asks, "asked": asked}
+        question = {"servers": self._server_identities, "asked": asked}
         collector = self._collector if batch and not fresh else None
 
         async def ask(left: float) -> Completion:
@@ -123,9 +123,9 @@ class ModelClient:
             return await self.ask(asked, urgency=urgency, within=left, speech=speech, by=by)
 
         answer, reused = await self._answers.get(question, ask, within=within, fresh=fresh)
-        is_own = collector is not None and await collector.came(question, by)
+        is_own = collector is not None and await collector.finish_wait(question, by)
         if reused and not is_own:
-            await self._till.saved(answer, by, [each.model for each in self._servers])
+            await self._till.record_cache_saving(answer, by, [each.model for each in self._servers])
         return answer, reused
 
     def shown(self) -> list[tuple[Metric, Samples]]:
@@ -135,7 +135,7 @@ class ModelClient:
 
     async def forget(self, asked: Mapping[str, Any]) -> None:
         """Keep the answer to this no longer: it was of no use."""
-        await self._answers.forget({"servers": self._asks, "asked": asked})
+        await self._answers.forget({"servers": self._server_identities, "asked": asked})
 
     async def ask(
         self,
@@ -162,14 +162,14 @@ class ModelClient:
             try:
                 # Half of its time is left for the call: one that began too late for an answer
                 # would be a time-out of the server, and an attempt of the job.
-                entry = await self._enter(urgency, min(SLOT_TIMEOUT, left / 2), tried)
+                entry = await self._take_slot(urgency, min(SLOT_TIMEOUT, left / 2), tried)
             except LlmSaturated as error:
                 if isinstance(last, LlmRefused):  # by one of which another may not refuse it
                     raise
                 # What a server answered says more than that the others have no room.
                 raise last or error from error
             try:
-                return await self._raced(
+                return await self._ask_hedged(
                     entry, asked, deadline - time.monotonic(), speech, by, urgency, tried
                 )
             except LlmLimited as error:
@@ -184,13 +184,13 @@ class ModelClient:
                 tried.add(entry.server.name)
         raise last or LlmTimeout(f"no model server answered within {within:g} s")
 
-    async def _enter(self, urgency: Urgency, patience: float, tried: set[str]) -> Admission:
+    async def _take_slot(self, urgency: Urgency, patience: float, tried: set[str]) -> Admission:
         if self._gate is not None:
             return await self._gate.enter(urgency, patience=patience, without=tried)
         name = next(name for name in self._clients if name not in tried)
         return Admission(LlmServer(name=name, base_url=""), "")
 
-    async def _raced(
+    async def _ask_hedged(
         self,
         entry: Admission,
         asked: Mapping[str, Any],
@@ -202,7 +202,7 @@ class ModelClient:
     ) -> Completion:
         """`_call`; of a hot question that is late, by the first of two requests that begins to
         answer."""
-        patience = self._hedges.patience() if urgency.lane == 0 else None
+        patience = self._hedges.hedge_delay() if urgency.lane == 0 else None
         if patience is None:
             return await self._call(entry, asked, within, speech, by)
         deadline = time.monotonic() + within
@@ -214,7 +214,7 @@ class ModelClient:
         async def second(told: OutputStream) -> Completion:
             without = tried | {entry.server.name} if others else tried
             left = deadline - time.monotonic()
-            another = await self._enter(urgency, min(HEDGE_SLOT_TIMEOUT, left), without)
+            another = await self._take_slot(urgency, min(HEDGE_SLOT_TIMEOUT, left), without)
             return await self._call(another, asked, deadline - time.monotonic(), told, by)
 
         return await self._hedges.race(patience, speech, first, second)
@@ -231,18 +231,18 @@ class ModelClient:
         if speech is not None:
             speech.begin()  # another server may have begun
         try:
-            async with self._till.call(entry.server, asked, by) as bill:
+            async with self._till.charged_call(entry.server, asked, by) as bill:
                 said = await self._clients[entry.server.name].ask(
                     asked,
                     within=within,
                     tell=None if speech is None else speech.write,
                     restart=(speech or OutputStream()).begin,
-                    broken=bill.broke,
+                    broken=bill.count_broken,
                 )
                 bill.answer = said.answer
             lesson = _from_answer(said)
             if said.timing is not None:
-                self._hedges.began(said.timing.first_token)
+                self._hedges.observe_latency(said.timing.first_token)
             return said.answer
         except (LlmUnavailable, InvalidLlmResponse, LlmRefused) as error:
             lesson = outcome_of_error(error)
@@ -270,11 +270,11 @@ def outcome_of_error(error: LlmUnavailable | InvalidLlmResponse | LlmRefused) ->
             pause = SHORT_PAUSE if error.after is None else error.after
             return CallOutcome(Ended.REFUSED, pause=pause, reason=reason)
         case LlmTimeout():
-            return CallOutcome(Ended.TIMED_OUT, fails=True, reason=reason)
+            return CallOutcome(Ended.TIMED_OUT, is_failure=True, reason=reason)
         case (
             LlmUnreachable() | LlmUnavailable() | InvalidLlmResponse() | LlmRefused(elsewhere=True)
         ):
-            return CallOutcome(Ended.FAILED, fails=True, reason=reason)
+            return CallOutcome(Ended.FAILED, is_failure=True, reason=reason)
         case _:
             return CallOutcome(Ended.FAILED)
 

@@ -123,7 +123,7 @@ class ConcurrencyPolicy(Protocol):
         ...
 
     @property
-    def enough(self) -> int:
+    def min_calls(self) -> int:
         """Calls that a window has at least, or it goes on."""
         ...
 
@@ -139,7 +139,7 @@ def observe(
     window = pace.window.plus(sample)
     pace = replace(pace, window=window)
     calls = window.answered + window.timed_out + window.refused
-    if now - pace.began < rule.window or calls < rule.enough:
+    if now - pace.began < rule.window or calls < rule.min_calls:
         return pace
     limit, memory = rule.next(pace)
     return ServerPace(bounds.within(limit), now, memory=memory)
@@ -150,7 +150,7 @@ class Fixed:
     """The limit stays as it is."""
 
     window: float = 60.0
-    enough: int = 1
+    min_calls: int = 1
 
     def next(self, pace: ServerPace) -> tuple[float, Mapping[str, float]]:
         return pace.limit, {}
@@ -161,7 +161,7 @@ class StepPolicy:
     """L3: more than 10 % time-outs → x 0.7; under 2 % with more than 50 answers → x 1.2."""
 
     window: float = 10.0
-    enough: int = 1
+    min_calls: int = 1
 
     def next(self, pace: ServerPace) -> tuple[float, Mapping[str, float]]:
         if pace.window.timeouts > 0.10:
@@ -182,7 +182,7 @@ class AdaptivePolicy:
     """
 
     window: float = 5.0
-    enough: int = 10
+    min_calls: int = 10
     slow_tokens: float = 2.2
     slow_first: float = 3.0
     patience: int = 3

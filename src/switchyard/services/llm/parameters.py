@@ -48,7 +48,7 @@ class Parameters:
     is_temperature_fixed: bool = False
 
     @classmethod
-    def of(cls, server: LlmServer) -> Parameters:
+    def for_server(cls, server: LlmServer) -> Parameters:
         """As the settings have it; what they leave open, the server's answers tell."""
         name, sends = server.max_tokens_name, server.sends_temperature
         return cls(

@@ -21,7 +21,7 @@ class ServerQuota:
     """Seconds until the server has room again; 0 while it has."""
 
     @classmethod
-    def of(cls, headers: Mapping[str, str]) -> ServerQuota:
+    def from_headers(cls, headers: Mapping[str, str]) -> ServerQuota:
         """By requests and by tokens; what makes no sense says nothing."""
         waits = [
             _seconds(headers.get(f"x-ratelimit-reset-{what}", ""))

@@ -94,16 +94,16 @@ class Timing:
 class Reading:
     """An answer as it comes in; `tell` gets each piece of text."""
 
-    asked_for: str
+    requested_model: str
     """The model."""
-    tell: Callable[[str], None] | None = None
+    on_text: Callable[[str], None] | None = None
     restart: Callable[[], None] = lambda: None
     """Called when what `tell` got was reasoning of the model, which had no mark at its beginning:
     the answer begins anew."""
     begins_within: bool = False
     """Whether this model is known to begin with reasoning without such a mark: until its end,
     nothing is told."""
-    _told: bool = False
+    _passed_on: bool = False
     _filter: ThoughtFilter = field(init=False)
     _has_thoughts: bool = False
     _refusals: list[str] = field(default_factory=list)
@@ -135,7 +135,7 @@ class Reading:
                 if event.startswith(b"[DONE]"):
                     self._is_ended = True
                 elif event.strip():
-                    self._take(_json(event))
+                    self._read_chunk(_json(event))
         except Exception as error:
             # What follows the end of the answer is not worth another one.
             if self._finish_reason is None or not is_cut(error):
@@ -160,14 +160,14 @@ class Reading:
             return None
         return Timing(self._first - self._began, (self._last - self._first) / (tokens - 1))
 
-    def _take(self, chunk: Any) -> None:
+    def _read_chunk(self, chunk: Any) -> None:
         if not isinstance(chunk, dict):
             raise InvalidLlmResponse("the model server's answer has no choices")
         if error := chunk.get("error"):
             said = field_of(error, "message") or error
             shown = " ".join(readable(str(said)[:3_000]).split())[:300]
             raise LlmUnavailable(f"the model server broke off: {shown}")
-        self._note(chunk.get("model"), chunk.get("usage"))
+        self._read_metadata(chunk.get("model"), chunk.get("usage"))
         choices = chunk.get("choices")
         if choices is None or choices == []:
             return  # usage, a filter's report, or a sign of life
@@ -190,7 +190,7 @@ class Reading:
         choices = field_of(completion, "choices")
         if not isinstance(choices, list) or not choices:
             raise InvalidLlmResponse("the model server's answer has no choices")
-        self._note(field_of(completion, "model"), field_of(completion, "usage"))
+        self._read_metadata(field_of(completion, "model"), field_of(completion, "usage"))
         message = field_of(choices[0], "message")
         self._end(field_of(choices[0], "finish_reason"))
         self._has_thought(message)
@@ -241,20 +241,20 @@ class Reading:
         self._finish_reason = readable(said)
 
     def _pass_on(self, text: str) -> None:
-        if self.tell is not None and not self.begins_within:
-            self._told = True
-            self.tell(text)
+        if self.on_text is not None and not self.begins_within:
+            self._passed_on = True
+            self.on_text(text)
 
     def _begin_anew(self) -> None:
         self.begins_within = False
-        if self._told:
-            self._told = False
+        if self._passed_on:
+            self._passed_on = False
             self.restart()
 
-    def counted(self, answer: object) -> Completion:
+    def completion_without_text(self, answer: object) -> Completion:
         """What an answer without text, as one of vectors, says of itself."""
-        self._note(field_of(answer, "model"), field_of(answer, "usage"))
-        return Completion("", self._model or self.asked_for, None, dict(self._usage))
+        self._read_metadata(field_of(answer, "model"), field_of(answer, "usage"))
+        return Completion("", self._model or self.requested_model, None, dict(self._usage))
 
     def _answer(self) -> Completion:
         text = readable(self._filter.end())
@@ -264,10 +264,10 @@ class Reading:
             raise LlmRefused(readable(said[:500]), may_cost=True)
         if not text:
             raise self._empty()
-        if self.tell is not None and not self._told:
-            self.tell(text)
+        if self.on_text is not None and not self._passed_on:
+            self.on_text(text)
         return Completion(
-            text, self._model or self.asked_for, self._finish_reason, dict(self._usage)
+            text, self._model or self.requested_model, self._finish_reason, dict(self._usage)
         )
 
     def _empty(self) -> InvalidLlmResponse | LlmRefused:
@@ -281,7 +281,7 @@ class Reading:
             )
         return InvalidLlmResponse("the model server's answer is reasoning alone, without an answer")
 
-    def _note(self, model: object, usage: object) -> None:
+    def _read_metadata(self, model: object, usage: object) -> None:
         if isinstance(model, str) and model:
             self._model = readable(model[:200])
         for name in _COUNTS:

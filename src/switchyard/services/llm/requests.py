@@ -36,7 +36,7 @@ class LlmQuestion:
     temperature: float
     schema: Schema | None = None
 
-    def asked(self, *more: Mapping[str, str]) -> dict[str, Any]:
+    def request_body(self, *more: Mapping[str, str]) -> dict[str, Any]:
         """The parameters of the API, with further messages."""
         asked: dict[str, Any] = {
             "messages": [dict(each) for each in (*self.messages, *more)],

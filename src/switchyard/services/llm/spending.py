@@ -98,7 +98,7 @@ class CallCharge:
     broken: int = 0
     """Tries before the last that were broken off, and may have been charged too."""
 
-    def broke(self) -> None:
+    def count_broken(self) -> None:
         self.broken += 1
 
 
@@ -106,14 +106,14 @@ class CallCharge:
 class EmbeddingBudget:
     """Pays for the vectors that somebody asks for."""
 
-    till: BudgetAccount
+    account: BudgetAccount
     asked_by: Requester
 
     def embedding(
         self, model: str, texts: Sequence[str]
     ) -> AbstractAsyncContextManager[CallCharge]:
         """As `BudgetAccount.embedding`."""
-        return self.till.embedding(model, texts, self.asked_by)
+        return self.account.embedding(model, texts, self.asked_by)
 
 
 class BudgetAccount:
@@ -126,11 +126,11 @@ class BudgetAccount:
         self._log = structlog.get_logger("llm")
 
     @classmethod
-    def of(cls, settings: Settings, ledger: Ledger | None) -> BudgetAccount:
+    def from_settings(cls, settings: Settings, ledger: Ledger | None) -> BudgetAccount:
         return cls(ledger, settings.prices, settings.llm_budget_per_day)
 
     @asynccontextmanager
-    async def call(
+    async def charged_call(
         self, server: LlmServer, asked: Mapping[str, Any], by: Requester
     ) -> AsyncIterator[CallCharge]:
         """Within it a call is made; its cost is set aside before, and noted after it. Raises
@@ -169,7 +169,7 @@ class BudgetAccount:
             raise
         answer = bill.answer
         free = replace(call, state=CallState.FREE)
-        ended = free if answer is None else self.paid(call, answer)
+        ended = free if answer is None else self.settled_call(call, answer)
         await asyncio.shield(self._end(call, ended, bill))
 
     def estimate(
@@ -182,7 +182,7 @@ class BudgetAccount:
         name = server.model
         return LlmCall(uuid4().hex, CallState.OPEN, by, server.name, name, usage, cost, batch=batch)
 
-    def paid(self, call: LlmCall, answer: Completion) -> LlmCall:
+    def settled_call(self, call: LlmCall, answer: Completion) -> LlmCall:
         """The call with what it did cost. Where the server does not count tokens, by the estimate
         of the question and the length of the answer."""
         usage: Mapping[str, int] = answer.usage
@@ -220,7 +220,9 @@ class BudgetAccount:
         for _ in range(bill.broken):
             await self.settle(replace(estimate, id=uuid4().hex, state=CallState.UNSURE))
 
-    async def saved(self, answer: Completion, by: Requester, models: list[str]) -> None:
+    async def record_cache_saving(
+        self, answer: Completion, by: Requester, models: list[str]
+    ) -> None:
         """An answer was there already: note what it would have cost. `models` may have given it."""
         price = self._prices.of(answer.model, *models)
         cost = None if price is None else price.cost(answer.usage)
@@ -243,8 +245,8 @@ class BudgetAccount:
                 else min(RECHECK_INTERVAL, found.seconds + 1)
             )
         return NoBudget(
-            f"{budget.name} has too little left: {format_budget(budget, currency)}; this call may cost "
-            f"{amount(found.needed, currency)}. {_advice(budget)}",
+            f"{budget.name} has too little left: {format_budget(budget, currency)}; "
+            f"this call may cost {amount(found.needed, currency)}. {_advice(budget)}",
             after=after,
         )
 

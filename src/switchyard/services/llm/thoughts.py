@@ -102,7 +102,7 @@ class ThoughtFilter:
                 return
             self._pass(text[at : mark.start()])
             after = text[mark.end() : mark.end() + 1]
-            if not self._heed(mark, after):
+            if not self._follow_mark(mark, after):
                 self._pass(mark[0])
             at = mark.end()
         rest = text[at:]
@@ -145,7 +145,7 @@ class ThoughtFilter:
         header, self._header = self._header or "", None
         self._pass(header)
 
-    def _heed(self, mark: re.Match[str], after: str) -> bool:
+    def _follow_mark(self, mark: re.Match[str], after: str) -> bool:
         """Follow a mark; whether it was one."""
         kind = mark.lastgroup or ""
         if kind == "fence":
@@ -153,9 +153,9 @@ class ThoughtFilter:
                 self._is_fenced = not self._is_fenced
             return False
         if self._within is not None:
-            return self._heed_within(kind, mark)
+            return self._follow_mark_within(kind, mark)
         if self._header is not None:
-            return self._heed_in_header(kind)
+            return self._follow_mark_in_header(kind)
         if self._is_fenced or self._is_quoted(after):
             return False
         if kind == "frame":
@@ -188,7 +188,7 @@ class ThoughtFilter:
         self._is_framed = self.had_thoughts and not self._answer
         return self._is_framed
 
-    def _heed_within(self, kind: str, mark: re.Match[str]) -> bool:
+    def _follow_mark_within(self, kind: str, mark: re.Match[str]) -> bool:
         if self._within == "harmony":
             if kind in ("start", "channel"):
                 self._within, self._header = None, ""
@@ -199,7 +199,7 @@ class ThoughtFilter:
         self.had_thoughts = True
         return True
 
-    def _heed_in_header(self, kind: str) -> bool:
+    def _follow_mark_in_header(self, kind: str) -> bool:
         if kind in ("start", "channel"):
             self._header = ""
             return True

@@ -43,7 +43,7 @@ async def test_a_search_does_not_wait_for_a_database_that_is_frozen(
         async with serving(settings) as client:
             sent = await send(client, b"The tide rises twice a day.", name="tide.txt")
             assert sent.status_code == 201, sent.text
-            monkeypatch.setattr(searching, "ANSWERED_WITHIN", SOON)
+            monkeypatch.setattr(searching, "SEARCH_TIMEOUT", SOON)
             proxy.pause()
             # The first one waits on a connection that there was, the second for a new one.
             for mode in ("hybrid", "keyword"):
@@ -66,5 +66,5 @@ async def test_a_search_does_not_wait_for_an_embedding_server_that_says_nothing(
         async with serving(settings) as client:
             by_words = {"query": "tide", "mode": "keyword"}
             assert (await client.post("/search", json=by_words)).status_code == 200
-            monkeypatch.setattr(searching, "ANSWERED_WITHIN", SOON)
+            monkeypatch.setattr(searching, "SEARCH_TIMEOUT", SOON)
             assert (await refused(client)).startswith("the embedder does not answer")

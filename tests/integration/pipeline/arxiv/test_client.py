@@ -156,7 +156,7 @@ async def test_a_range_with_too_many_papers_is_listed_in_windows(
 ) -> None:
     site.papers = many(60, apart=timedelta(minutes=7))
     site.deepest = 10
-    monkeypatch.setattr(arxiv, "DEEPEST", 10)
+    monkeypatch.setattr(arxiv, "MAX_SEARCH_RESULTS", 10)
     end = MARCH + timedelta(days=30)
     pages = await listed(client, from_date=MARCH, to_date=end, page_size=4)
     assert ids(pages) == [paper.id for paper in site.papers]

@@ -48,7 +48,7 @@ class Reference:
     )  # what stands there besides: notes, dates of access, numbers
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Self:
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
         """What `as_json` has told; what else stands there is left out."""
         known = {name: told[name] for name in cls.__dataclass_fields__ if name in told}
         if "authors" in known:

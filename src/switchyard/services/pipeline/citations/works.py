@@ -25,7 +25,7 @@ class CitedWork:
     wikidata: str = ""
 
     @classmethod
-    def made(cls, **said: Any) -> Self:
+    def from_fields(cls, **said: Any) -> Self:
         """With the id that its identifiers make. Raises ValueError where it has none."""
         for scheme, name in _SCHEMES:
             if said.get(name):
@@ -33,7 +33,7 @@ class CitedWork:
         raise ValueError("a work needs a DOI, an arXiv id, or a catalogue's id")
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Self:
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
         """What `as_json` has told."""
         authors = tuple(Person(**each) for each in told.get("authors", ()))
         return cls(**{**told, "authors": authors})
@@ -69,9 +69,9 @@ class Candidate:
     work: CitedWork
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Self:
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
         """What `as_json` has told."""
-        return cls(told["score"], CitedWork.of(told["work"]))
+        return cls(told["score"], CitedWork.from_json(told["work"]))
 
     def as_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -94,7 +94,7 @@ class WorkLink:
     """Only where it is ambiguous, the best first."""
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Self:
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
         """What `as_json` has told."""
         work = told.get("work")
         return cls(
@@ -102,8 +102,8 @@ class WorkLink:
             told.get("by", ""),
             told.get("provider", ""),
             told.get("score", 0.0),
-            None if work is None else CitedWork.of(work),
-            tuple(Candidate.of(each) for each in told.get("candidates", ())),
+            None if work is None else CitedWork.from_json(work),
+            tuple(Candidate.from_json(each) for each in told.get("candidates", ())),
         )
 
     def as_json(self) -> dict[str, Any]:

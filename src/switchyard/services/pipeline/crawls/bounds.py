@@ -40,7 +40,7 @@ class CrawlBounds:
     """Seconds from its start, after which it visits no more pages."""
 
     @classmethod
-    def of(
+    def from_request(
         cls,
         start: Sequence[str],
         hosts: Sequence[str],

@@ -63,7 +63,7 @@ class ExtractionService:
         if not self.inbox.is_inline:
             return Extraction(job_id)
         try:
-            await self.inbox.see_through(job_id)
+            await self.inbox.wait_for(job_id)
             return Extraction(job_id, await self.result(job_id))
         finally:
             await self.inbox.discard(upload)

@@ -54,7 +54,7 @@ async def order_samples(
     published = await inbox.publish(request)
     if not inbox.is_inline:
         return SampleOrder(published.job_id)
-    await inbox.see_through(published.job_id)
+    await inbox.wait_for(published.job_id)
     record = await ledger.job_reads.get(published.job_id)
     if record is None or record.result is None:
         raise SamplesFailed((record and record.error_message) or "the samples were not made")

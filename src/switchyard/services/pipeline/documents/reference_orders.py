@@ -57,7 +57,7 @@ class ReferenceService:
         job_id = (await self.inbox.start(request, upload)).job_id
         if self.inbox.is_inline:
             try:
-                await self.inbox.see_through(job_id)
+                await self.inbox.wait_for(job_id)
             finally:
                 await self.inbox.discard(upload)
         return job_id
@@ -66,8 +66,8 @@ class ReferenceService:
         self, order: Order, payload: Mapping[str, Any], about: UploadMetadata
     ) -> str:
         """Start the job on what the payload has, else the same. Raises InvalidPayload."""
-        job_id = (await self.inbox.start_alone(_request(order, about, payload))).job_id
-        await self.inbox.see_through(job_id)
+        job_id = (await self.inbox.start_without_upload(_request(order, about, payload))).job_id
+        await self.inbox.wait_for(job_id)
         return job_id
 
     async def stages(self, record: JobRecord) -> StagesDone | None:
@@ -110,12 +110,12 @@ class ReferenceService:
             raise NoReferences(f"there is no job {job_id} that looks for references")
         if record.state is not State.SUCCEEDED:
             raise ExtractionNotFinished(record)
-        made = await self._made(record)
+        made = await self._stored_result(record)
         if made is None:
             raise NoReferences(f"the result of job {job_id} was removed")
         return made
 
-    async def _made(self, record: JobRecord) -> dict[str, Any] | None:
+    async def _stored_result(self, record: JobRecord) -> dict[str, Any] | None:
         if isinstance((record.result or {}).get("references"), list):
             return record.result
         if _has_output(record):

@@ -44,21 +44,21 @@ class PipelineRuns:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    async def of(self, document_id: str, document: Document | None) -> Runs:
+    async def runs_of(self, document_id: str, document: Document | None) -> Runs:
         """Those of one document, with its record if there is one yet."""
         first = recorded_run(document) if document else run_id(document_id)
-        return (await self.of_each({document_id: first}))[document_id]
+        return (await self.runs_of_each({document_id: first}))[document_id]
 
-    async def kept(self, document_id: str, document: Document | None) -> Runs:
+    async def confirmed_runs_of(self, document_id: str, document: Document | None) -> Runs:
         """The same, to be relied on: the sender of a job that the broker has still to confirm
         can't take it back any more, and one that was taken back is not among them."""
         while True:
-            runs = await self.of(document_id, document)
+            runs = await self.runs_of(document_id, document)
             pending = [job.id for job in runs.latest if job.state is State.PENDING]
             if not pending or len(await self._ledger.jobs.rely_on(pending)) == len(pending):
                 return runs
 
-    async def of_each(self, first: Mapping[str, str]) -> dict[str, Runs]:
+    async def runs_of_each(self, first: Mapping[str, str]) -> dict[str, Runs]:
         """The runs of each document, from the one that its record knows on: one that has ended is
         followed by that which the same file, sent again, has started."""
         found = {each: Runs(next_id=run) for each, run in first.items()}

@@ -138,25 +138,25 @@ class DocumentService:
         """
         submitted = await self._submit(upload, about)
         if self.inbox.is_inline:
-            submitted = await self._ended(submitted)
+            submitted = await self._wait_for_end(submitted)
             status = submitted.status
             if status.state == FAILED and status.document_id != document_id_of(upload.sha256):
                 # Another file from its source was faster, and is none: now it is this one's turn.
-                submitted = await self._ended(await self._submit(upload, about))
+                submitted = await self._wait_for_end(await self._submit(upload, about))
         if self.inbox.is_inline or submitted.duplicate:
             await self.inbox.discard(upload)
         job_id = submitted.status.job_id
         if about.notify_url is not None and submitted.duplicate and job_id is not None:
-            await self.inbox.tell_as_well(about, job_id)
+            await self.inbox.add_notice(about, job_id)
         return submitted
 
-    async def _ended(self, submitted: Submitted) -> Submitted:
+    async def _wait_for_end(self, submitted: Submitted) -> Submitted:
         """The same when its pipeline has ended; also that of the document that this one turned
         out to be, when another came from the same source at the same time."""
         status = submitted.status
         for _ in range(2):
             if not status.has_ended:
-                await self.inbox.see_through(status.job_id)
+                await self.inbox.wait_for(status.job_id)
                 status = await self.status(status.document_id)
         is_own = submitted.is_own and status.document_id == submitted.status.document_id
         return replace(submitted, status=status, is_own=is_own)
@@ -167,12 +167,12 @@ class DocumentService:
             upload.sha256, about.source
         )
         if known is not None:
-            runs = await self._runs.kept(known.id, known)
+            runs = await self._runs.confirmed_runs_of(known.id, known)
             status = status_of(known.id, known, runs.latest)
             if status.is_finished or (runs.is_open and status.state != FAILED):
                 return Submitted((await self._described([status]))[0], duplicate=True)
         if known is None or known.id != document_id:
-            runs = await self._runs.kept(document_id, None)
+            runs = await self._runs.confirmed_runs_of(document_id, None)
             if runs.is_open:
                 return Submitted(await self.status(document_id), duplicate=True)
         request = JobRequest(
@@ -212,7 +212,7 @@ class DocumentService:
         return found
 
     async def _status(self, document_id: str, document: Document | None) -> DocumentStatus:
-        jobs = (await self._runs.of(document_id, document)).latest
+        jobs = (await self._runs.runs_of(document_id, document)).latest
         if document is None and not jobs:
             raise UnknownDocument(f"there is no document {document_id}")
         if document is None and jobs[0].state is State.SUCCEEDED:
@@ -358,7 +358,9 @@ class DocumentService:
                 limit=limit - len(found),
                 cursor=cursor,
             )
-            runs = await self._runs.of_each({each.id: recorded_run(each) for each in page.items})
+            runs = await self._runs.runs_of_each(
+                {each.id: recorded_run(each) for each in page.items}
+            )
             statuses = [status_of(each.id, each, runs[each.id].latest) for each in page.items]
             found += await self._described(
                 [each for each in statuses if state in (None, each.state)]

@@ -54,7 +54,7 @@ class UploadMetadata:
     """The sender may see what others have sent."""
 
     @classmethod
-    def of(
+    def from_fields(
         cls,
         filename: str | None,
         fields: Mapping[str, str],
@@ -178,11 +178,11 @@ class UploadIntake:
             await self.discard(upload)
             raise
 
-    async def start_alone(self, request: JobRequest) -> Published:
+    async def start_without_upload(self, request: JobRequest) -> Published:
         """Start a job that reads no upload. Raises as `start` does."""
         return await self._starter.publish(request)
 
-    async def tell_as_well(self, about: UploadMetadata, job_id: str) -> None:
+    async def add_notice(self, about: UploadMetadata, job_id: str) -> None:
         """Tell a sender of the end of a run that another has started: of the errors only one who
         may read. Raises as `start` does."""
         notice: dict[str, Any] = {"url": about.notify_url, "job_id": job_id}
@@ -190,7 +190,7 @@ class UploadIntake:
             notice["errors"] = False
         await self.publish(JobRequest(NOTICE_KEY, notice, source=about.asked_by, vouched=notice))
 
-    async def see_through(self, job_id: str | None) -> None:
+    async def wait_for(self, job_id: str | None) -> None:
         """Inline, return when the job and all that follow from it have ended; else at once."""
         if self._inline is not None and job_id is not None:
             await self._inline.finish(job_id)

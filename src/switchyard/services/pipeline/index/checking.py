@@ -33,10 +33,10 @@ async def index(settings: Settings) -> list[Diagnostic]:
         if directory is not None and not _has_tables(directory):
             return [ok("index", "nothing has been indexed yet")]
         async with open_index(settings) as opened:
-            await opened.home.load()
+            await opened.store.load()
             async with asyncio.timeout(seconds):
-                state, wanted = await opened.generations(), opened.wanted
-                wording = await opened.home.wording(state.active)
+                state, wanted = await opened.generations(), opened.configured
+                wording = await opened.store.text_index_version(state.active)
             told = [_named(state, wanted), *_worded(wording, state)]
             return told + await _made(opened, state.active)
     except (IndexUnavailable, OSError) as error:  # TimeoutError among them
@@ -62,7 +62,7 @@ def _named(state: Generations, wanted: Generation) -> Diagnostic:
     active = state.active
     if (active.embedder, active.dimensions) == (wanted.embedder, wanted.dimensions):
         return ok("index", f"it holds vectors of {active.embedder!r}, as the settings name")
-    if any(each.embedder == wanted.embedder for each in state.written):
+    if any(each.embedder == wanted.embedder for each in state.write_targets):
         return ok("index", f"it is being built anew for {wanted.embedder!r}")
     detail = (
         f"it holds vectors of {active.embedder!r}, and is searched with them; the settings name "
@@ -91,7 +91,7 @@ async def _made(opened: OpenIndex, active: Generation) -> list[Diagnostic]:
     embedder = opened.unprobed_of(active)
     try:
         async with asyncio.timeout(TIMEOUT):
-            alike = await probed(opened.home, active, embedder)
+            alike = await probed(opened.store, active, embedder)
     except IndexUnavailable:
         raise
     except (RetryableError, TimeoutError) as error:

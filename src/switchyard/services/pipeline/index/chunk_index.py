@@ -160,7 +160,7 @@ class ChunkIndex(Protocol):
         once, the nearest first. Together they cost little more than one of them."""
         ...
 
-    async def with_words(
+    async def keyword_search(
         self,
         text: str,
         limit: int,
@@ -183,11 +183,11 @@ class ChunkIndex(Protocol):
         not shown, and what is not needed for their rank is not read."""
         ...
 
-    async def shown(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
+    async def read_candidates(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
         """The chunks of some candidates; those that were deleted meanwhile are absent."""
         ...
 
-    async def is_scattered(self) -> bool:
+    async def needs_compaction(self) -> bool:
         """Whether writes have left so many pieces that it costs less to compact than to go on."""
         ...
 

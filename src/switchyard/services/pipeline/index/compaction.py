@@ -25,14 +25,14 @@ class BackgroundCompactor:
     def begin(self, generation: Generation) -> None:
         """Compact its table, unless one is being compacted."""
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._tidy(generation), name="tidying")
+            self._task = asyncio.create_task(self._compact(generation), name="tidying")
 
     async def close(self) -> None:
         """Leave off; what is half done, the next compaction does anew."""
         if self._task is not None:
             await end_tasks(self._task)
 
-    async def _tidy(self, generation: Generation) -> None:
+    async def _compact(self, generation: Generation) -> None:
         try:
             await compact_table(self._home, generation)
         except (RetryableError, PermanentError, OSError, RuntimeError, ValueError) as error:

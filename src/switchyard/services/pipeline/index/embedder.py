@@ -31,7 +31,7 @@ class Embedder(Protocol):
         ...
 
     @property
-    def scale(self) -> SimilarityCalibration:
+    def calibration(self) -> SimilarityCalibration:
         """What its similarities are worth."""
         ...
 
@@ -109,10 +109,12 @@ def _served(
         dimensions=dimensions,
         timeout=settings.llm_timeout,
         own_model=None if model == settings.embed_model else settings.embed_model,
-        purse=purse,
+        budget=purse,
         batch_size=settings.embed_batch_size,
         sizes={} if sizes is None else sizes,
-        scale=SimilarityCalibration(
-            fits=settings.embed_fits, alike=settings.embed_alike, weight=_MODEL_WEIGHT
+        calibration=SimilarityCalibration(
+            min_relevance=settings.embed_fits,
+            min_similarity=settings.embed_alike,
+            vector_weight=_MODEL_WEIGHT,
         ),
     )

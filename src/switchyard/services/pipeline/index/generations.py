@@ -55,7 +55,7 @@ class Generations:
     """Of the state; 0 for an index that was never built anew."""
 
     @property
-    def written(self) -> tuple[Generation, ...]:
+    def write_targets(self) -> tuple[Generation, ...]:
         """Those that what comes in is written to, in this order."""
         return (self.active,) if self.building is None else (self.active, self.building)
 
@@ -64,7 +64,7 @@ class IndexStore(Protocol):
     """Where an index is kept. All methods raise IndexUnavailable, and IndexMismatch where what is
     there can't be read."""
 
-    where: str
+    location: str
     """Its address, without credentials."""
 
     async def load(self) -> None:
@@ -88,7 +88,7 @@ class IndexStore(Protocol):
         """Around compacting its table: whether no other process is at it."""
         ...
 
-    async def wording(self, generation: Generation) -> int | None:
+    async def text_index_version(self, generation: Generation) -> int | None:
         """How the words of its table are kept (`words.WORDING`), 0 for any way before there were
         such numbers; None where there is no table."""
         ...
@@ -97,11 +97,11 @@ class IndexStore(Protocol):
         """Remove its table; it does not matter whether there is one."""
         ...
 
-    async def note(self, generation: Generation, text: str) -> None:
+    async def put_progress(self, generation: Generation, text: str) -> None:
         """Keep how far its building is."""
         ...
 
-    async def noted(self, generation: Generation) -> str | None:
+    async def progress(self, generation: Generation) -> str | None:
         """What `note` has kept; None where there is nothing."""
         ...
 
@@ -131,7 +131,7 @@ async def change_generations(
         wanted = replace(wanted, number=now.number + 1)
         if await home.put_state(wanted):
             return wanted
-    raise IndexUnavailable(f"the catalogue of the index at {home.where} changes all the time")
+    raise IndexUnavailable(f"the catalogue of the index at {home.location} changes all the time")
 
 
 def encoded(state: Generations) -> bytes:

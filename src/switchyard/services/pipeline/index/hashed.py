@@ -45,10 +45,10 @@ class HashedEmbedder:
         return f"hashed-1-{self.dimensions}"
 
     @property
-    def scale(self) -> SimilarityCalibration:
+    def calibration(self) -> SimilarityCalibration:
         # Short texts on unrelated subjects come to 0.1 on average and seldom to 0.2, texts on one
         # subject to 0.25 and more; a word that no text has, by chance, to nearly 0.25.
-        return SimilarityCalibration(fits=0.25, alike=0.22, weight=0.3)
+        return SimilarityCalibration(min_relevance=0.25, min_similarity=0.22, vector_weight=0.3)
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         # A long document takes a second or so of pure computing.

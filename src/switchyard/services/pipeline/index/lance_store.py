@@ -80,7 +80,7 @@ class LanceStore:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self.where = without_credentials(url)
+        self.location = without_credentials(url)
         self._beside = Storage(as_url(url))
         self._session: Any = None
 
@@ -132,7 +132,7 @@ class LanceStore:
                 if is_ours:
                     await self._beside.delete_async(marker)
 
-    async def wording(self, generation: Generation) -> int | None:
+    async def text_index_version(self, generation: Generation) -> int | None:
         with self._reached():
             async with self._connected() as connection:
                 table = await _open_table(connection, generation.table)
@@ -145,11 +145,11 @@ class LanceStore:
             await self._beside.delete_async(_note_key(generation))
             await self._beside.delete_async(_probe_key(generation))
 
-    async def note(self, generation: Generation, text: str) -> None:
+    async def put_progress(self, generation: Generation, text: str) -> None:
         with self._reached():
             await self._beside.put_async(_note_key(generation), text.encode())
 
-    async def noted(self, generation: Generation) -> str | None:
+    async def progress(self, generation: Generation) -> str | None:
         return await self._read(_note_key(generation))
 
     async def probe(self, generation: Generation) -> str | None:
@@ -178,13 +178,13 @@ class LanceStore:
             yield
         except StorageUnavailable as error:
             told = trouble(error.__cause__) if isinstance(error.__cause__, Exception) else _SILENT
-            raise IndexUnavailable(f"the index at {self.where} {told}") from error
+            raise IndexUnavailable(f"the index at {self.location} {told}") from error
         except (RuntimeError, ValueError, OSError) as error:
             # Lance has no class for it; an error of those who use a table has one of its own.
             said = str(error)
             if type(error) not in _LANCE_RAISES or not any(each in said for each in _AWAY):
                 raise
-            raise IndexUnavailable(f"the index at {self.where} {trouble(error)}") from error
+            raise IndexUnavailable(f"the index at {self.location} {trouble(error)}") from error
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:
@@ -223,7 +223,7 @@ class LanceStore:
                 return table
             await self._drop_stale(marker, _CREATION_TIMEOUT)
         raise IndexUnavailable(
-            f"the index at {self.where} is being made by another process for too long"
+            f"the index at {self.location} is being made by another process for too long"
         )
 
     async def _drop_stale(self, marker: str, timeout: float) -> None:

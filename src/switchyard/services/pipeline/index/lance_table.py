@@ -181,11 +181,11 @@ class LanceTable:
         query = query.maximum_nprobes(0).minimum_nprobes(max(_PROBED, parts // _SHARE))
         return query.refine_factor(_REFINED)
 
-    async def with_words(
+    async def keyword_search(
         self, text: str, limit: int, *, within: Collection[str] | None = None
     ) -> list[WordMatch]:
         relevances = await self._relevances(text, limit, within)
-        known = await self.shown(list(relevances))
+        known = await self.read_candidates(list(relevances))
         matches = [
             WordMatch(known[key].chunk, known[key].title, relevance)
             for key, relevance in relevances.items()
@@ -198,7 +198,7 @@ class LanceTable:
     ) -> dict[int, float]:
         """BM25 of the rows with words of a text, by their ids; of equal ones those that come first
         in the table, for LanceDB finds now these and now those."""
-        found = await self._with_words(text, limit + _EQUAL, within)
+        found = await self._keyword_search(text, limit + _EQUAL, within)
         if found is None:
             return {}
         rows = await found.select(["_score"]).with_row_id().to_arrow()
@@ -207,7 +207,7 @@ class LanceTable:
         )
         return dict(sorted(told, key=lambda each: (-each[1], each[0]))[:limit])
 
-    async def _with_words(
+    async def _keyword_search(
         self, text: str, limit: int, within: Collection[str] | None
     ) -> Any | None:
         """A query for the rows with words of a text; None where there can be none. A table from
@@ -267,14 +267,14 @@ class LanceTable:
             for key, similarity, said in told
         ]
 
-    async def shown(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
+    async def read_candidates(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
         if not keys:
             return {}
         query = self._table.take_row_ids(list(keys)).select(list(_CHUNK_COLUMNS)).with_row_id()
         rows = await query.to_list()
         return {row["_rowid"]: IndexedText(row["title"], _chunk(row)) for row in rows}
 
-    async def is_scattered(self) -> bool:
+    async def needs_compaction(self) -> bool:
         stats = await self._table.stats()
         pieces = int(stats["fragment_stats"]["num_small_fragments"])
         return pieces >= max(_PIECES, math.isqrt(int(stats["num_rows"])) // 2)

@@ -41,27 +41,27 @@ class OpenIndex:
     """An index, for as long as its connections are open."""
 
     settings: Settings
-    home: IndexStore
-    tidying: BackgroundCompactor
-    purse: EmbeddingBudget | None = None
+    store: IndexStore
+    compactor: BackgroundCompactor
+    budget: EmbeddingBudget | None = None
     """Pays for the vectors that a server makes; None where nobody does."""
     clock: Callable[[], float] = time.time
     """Seconds since the epoch by the ledger's clock, of whoever has a ledger."""
-    seen: VerificationCache = field(default_factory=VerificationCache)
+    verified: VerificationCache = field(default_factory=VerificationCache)
     """Which generations have been compared with what a server makes."""
     sizes: dict[tuple[str, str], int] = field(default_factory=dict)
     """How many texts embedding servers take in one request, by address and model, of those that
     have refused more."""
 
     @property
-    def wanted(self) -> Generation:
+    def configured(self) -> Generation:
         """The generation that a new index has: that of the embedder in the settings. Raises
         PermanentError when that embedder can't be."""
         return generation_of(embedder_for(self.settings), FIRST_TABLE)
 
     async def generations(self) -> Generations:
         """How it stands. Raises IndexMismatch, IndexUnavailable."""
-        return await self.home.generations(self.wanted)
+        return await self.store.generations(self.configured)
 
     def embedder_of(self, generation: Generation) -> Embedder:
         """The embedder of its vectors, which sees to it that a server makes the same ones still.
@@ -69,13 +69,13 @@ class OpenIndex:
         found = self.unprobed_of(generation)
         if is_offline(found.name):
             return found
-        return ProbedEmbedder(found, self.home, generation, self.seen)
+        return ProbedEmbedder(found, self.store, generation, self.verified)
 
     def unprobed_of(self, generation: Generation) -> Embedder:
         """The embedder of that name alone. Raises IndexMismatch where these settings can't make
         it."""
         found = embedder_named(
-            self.settings, generation.embedder, generation.dimensions, self.purse, self.sizes
+            self.settings, generation.embedder, generation.dimensions, self.budget, self.sizes
         )
         if found is None:
             raise IndexMismatch(
@@ -90,7 +90,7 @@ class OpenIndex:
         IndexMismatch, IndexUnavailable."""
         active = (await self.generations()).active
         embedder = self.embedder_of(active)
-        async with self.home.table(active) as table:
+        async with self.store.table(active) as table:
             yield table, embedder
 
     async def write(
@@ -103,21 +103,23 @@ class OpenIndex:
         of what `work` has just written, so it is written to as well.
         """
         done: list[Generation] = []
-        while left := [each for each in (await self.generations()).written if each not in done]:
+        while left := [
+            each for each in (await self.generations()).write_targets if each not in done
+        ]:
             for generation in left:
                 embedder = self.embedder_of(generation)
-                async with self.home.table(generation) as table:
+                async with self.store.table(generation) as table:
                     await work(table, embedder)
-                    if await table.is_scattered():
-                        self.tidying.begin(generation)
+                    if await table.needs_compaction():
+                        self.compactor.begin(generation)
                 done.append(generation)
         return tuple(done)
 
     async def count(self, document_id: str) -> int | None:
         """Chunks of a document in every generation in use; None where they differ."""
         counts = set()
-        for generation in (await self.generations()).written:
-            async with self.home.table(generation) as table:
+        for generation in (await self.generations()).write_targets:
+            async with self.store.table(generation) as table:
                 counts.add(await table.count(document_id))
         return counts.pop() if len(counts) == 1 else None
 
@@ -136,8 +138,8 @@ async def report(index: OpenIndex) -> list[GenerationReport]:
     """All generations, the one that is searched first. Raises IndexMismatch, IndexUnavailable."""
     state = await index.generations()
     found = []
-    for generation in state.written:
-        async with index.home.table(generation) as table:
+    for generation in state.write_targets:
+        async with index.store.table(generation) as table:
             role: Literal["active", "building"] = (
                 "active" if generation == state.active else "building"
             )
@@ -175,7 +177,7 @@ async def index_of(ctx: JobContext) -> AsyncIterator[OpenIndex]:
             yield index
     else:
         shared = await ctx.shared.get(OpenIndex, lambda: open_index(ctx.settings))
-        yield replace(shared, purse=purse, clock=clock)
+        yield replace(shared, budget=purse, clock=clock)
 
 
 def _embedding_budget(ctx: JobContext) -> EmbeddingBudget | None:
@@ -183,7 +185,7 @@ def _embedding_budget(ctx: JobContext) -> EmbeddingBudget | None:
         return None
     from switchyard.services.llm.spending import BudgetAccount, EmbeddingBudget, asked_by
 
-    return EmbeddingBudget(BudgetAccount.of(ctx.settings, ctx.ledger), asked_by(ctx))
+    return EmbeddingBudget(BudgetAccount.from_settings(ctx.settings, ctx.ledger), asked_by(ctx))
 
 
 def index_store_at(url: str) -> IndexStore:

@@ -56,7 +56,7 @@ class PostgresStore:
     """An index in a database; connects when it is first used."""
 
     def __init__(self, url: str) -> None:
-        self.where = without_credentials(url)
+        self.location = without_credentials(url)
         self._dsn = dsn(url)
         self._pool: Any = None
         self._ready = False
@@ -101,10 +101,10 @@ class PostgresStore:
     async def compacting(self, generation: Generation) -> AsyncIterator[bool]:
         yield True  # the server sees to it that two are not in each other's way
 
-    async def wording(self, generation: Generation) -> int | None:
+    async def text_index_version(self, generation: Generation) -> int | None:
         async with self._connection() as connection:
             found = await described(connection, generation.table)
-        return None if found is None else found.wording
+        return None if found is None else found.text_index_version
 
     async def drop(self, generation: Generation) -> None:
         async with self._connection() as connection, self._alone(connection):
@@ -115,7 +115,7 @@ class PostgresStore:
                 [table, _probe_name(generation)],
             )
 
-    async def note(self, generation: Generation, text: str) -> None:
+    async def put_progress(self, generation: Generation, text: str) -> None:
         async with self._connection() as connection:
             await connection.execute(
                 f"INSERT INTO {_NOTES} VALUES ($1, $2) "
@@ -124,7 +124,7 @@ class PostgresStore:
                 text,
             )
 
-    async def noted(self, generation: Generation) -> str | None:
+    async def progress(self, generation: Generation) -> str | None:
         return await self._read(generation.table)
 
     async def probe(self, generation: Generation) -> str | None:
@@ -181,16 +181,16 @@ class PostgresStore:
         except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError) as error:
             self._ready = False
             raise IndexUnavailable(
-                f"the index at {self.where} is being changed: {error}"
+                f"the index at {self.location} is being changed: {error}"
             ) from error
         except (asyncpg.DataError, asyncpg.SyntaxOrAccessError) as error:
-            raise IndexMismatch(f"the index at {self.where}: {error}") from error
+            raise IndexMismatch(f"the index at {self.location}: {error}") from error
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             if is_demoted(error) or isinstance(error, TimeoutError):
                 # The next ones lead to whichever server takes writes, and answers, now.
                 await self._pool.expire_connections()
             reason = str(error) or type(error).__name__
-            raise IndexUnavailable(f"the index at {self.where}: {reason}") from error
+            raise IndexUnavailable(f"the index at {self.location}: {reason}") from error
 
     async def _prepare(self, connection: Any) -> None:
         import asyncpg
@@ -208,13 +208,13 @@ class PostgresStore:
                 await connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
             except (asyncpg.FeatureNotSupportedError, asyncpg.UndefinedFileError) as error:
                 raise PermanentError(
-                    f"the server of {self.where} has no pgvector: install it there (on Debian, "
+                    f"the server of {self.location} has no pgvector: install it there (on Debian, "
                     "postgresql-NN-pgvector), or set JOBS_INDEX_URL to a directory"
                 ) from error
             except asyncpg.InsufficientPrivilegeError as error:
                 raise PermanentError(
                     f"the user of JOBS_INDEX_URL may not make the extension: have an administrator "
-                    f"run `CREATE EXTENSION vector` in {self.where}"
+                    f"run `CREATE EXTENSION vector` in {self.location}"
                 ) from error
             await connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {_CATALOGUE} "

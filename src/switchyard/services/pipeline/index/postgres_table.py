@@ -92,7 +92,7 @@ class TableDescription:
 
     embedder: str
     dimensions: int
-    wording: int = TOKENIZER_VERSION
+    text_index_version: int = TOKENIZER_VERSION
     """How its words were cut, 0 for any way before there were such numbers."""
     lists: int | None = None
     """Of its index of neighbours (`postgres_neighbours`); None where it has no such index."""
@@ -293,7 +293,7 @@ class PostgresTable:
             if not math.isnan(row["distance"])
         )
 
-    async def with_words(
+    async def keyword_search(
         self, text: str, limit: int, *, within: Collection[str] | None = None
     ) -> list[WordMatch]:
         if within is not None and not within:
@@ -331,7 +331,7 @@ class PostgresTable:
                 connection, self._name, self._is_counted, vector, text, limit, within
             )
 
-    async def shown(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
+    async def read_candidates(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
         if not keys:
             return {}
         async with self._connect() as connection:
@@ -355,7 +355,7 @@ class PostgresTable:
                 raise
             await connection.execute("COMMIT")
 
-    async def is_scattered(self) -> bool:
+    async def needs_compaction(self) -> bool:
         return False  # the server clears up behind writers by itself
 
     async def compact(self) -> None:

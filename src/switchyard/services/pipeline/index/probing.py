@@ -46,9 +46,9 @@ class ProbedEmbedder:
     """An embedder of a generation that others have named: it compares before it embeds."""
 
     embedder: Embedder
-    home: IndexStore
+    store: IndexStore
     generation: Generation
-    seen: VerificationCache
+    verified: VerificationCache
 
     @property
     def name(self) -> str:
@@ -59,27 +59,27 @@ class ProbedEmbedder:
         return self.embedder.dimensions
 
     @property
-    def scale(self) -> SimilarityCalibration:
-        return self.embedder.scale
+    def calibration(self) -> SimilarityCalibration:
+        return self.embedder.calibration
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Raises also IndexMismatch where its vectors are not those of the generation."""
-        if self.seen.at.get(self.generation, -math.inf) < time.monotonic() - VERIFICATION_TTL:
+        if self.verified.at.get(self.generation, -math.inf) < time.monotonic() - VERIFICATION_TTL:
             await self._compare()
-            self.seen.at[self.generation] = time.monotonic()
+            self.verified.at[self.generation] = time.monotonic()
         return await self.embedder.embed(texts)
 
     async def _compare(self) -> None:
         now = (await self.embedder.embed([PROBE_SENTENCE]))[0]
-        kept = await self.home.probe(self.generation)
+        kept = await self.store.probe(self.generation)
         if kept is None:
             await self._compare_with_a_chunk(now)
-            kept = await self.home.put_probe(self.generation, json.dumps(now))
+            kept = await self.store.put_probe(self.generation, json.dumps(now))
         self._require(likeness(decoded(kept), now))
 
     async def _compare_with_a_chunk(self, near: Sequence[float]) -> None:
         """What an index from before there were probes holds tells as much."""
-        async with self.home.table(self.generation) as table:
+        async with self.store.table(self.generation) as table:
             for match in await table.nearest(near, 1):
                 chunk = match.chunk
                 held = await table.vectors_at(chunk.document_id, [chunk.index])

@@ -82,7 +82,7 @@ async def search(
     """
     if not 1 <= limit <= MAX_LIMIT:
         raise ValueError(f"limit must be 1 to {MAX_LIMIT}, not {limit}")
-    least = embedder.scale.fits if at_least is None else at_least
+    least = embedder.calibration.min_relevance if at_least is None else at_least
     wanted = limit if per_document is None else min(limit * 10, 10 * MAX_LIMIT)
     terms = set(content_words(query)) or set(words(query))
     ranked: Iterable[_Ranked]
@@ -90,12 +90,12 @@ async def search(
         vector = (await embedder.embed([query]))[0]
         ranked = _similar(await index.nearest(vector, wanted, within=within), least)
     elif mode is Mode.KEYWORD:
-        ranked = _worded(await index.with_words(query, wanted, within=within))
+        ranked = _worded(await index.keyword_search(query, wanted, within=within))
     else:
         vector = (await embedder.embed([query]))[0]
         each = max(wanted, _CANDIDATES)
         candidates = await index.candidates(vector, query, each, within=within)
-        weighed = _weighed(_fitting(candidates, least), terms, embedder.scale.weight)
+        weighed = _weighed(_fitting(candidates, least), terms, embedder.calibration.vector_weight)
         # Of one document may be all of the first ones.
         ranked = await _first(index, weighed, limit if per_document is None else len(candidates))
     hits: list[Hit] = []
@@ -116,7 +116,7 @@ async def _first(
     """The first so many; the next ones take the place of those that were deleted meanwhile."""
     found: list[_Ranked] = []
     while some := list(islice(weighed, number - len(found))):
-        known = await index.shown([key for key, _ in some])
+        known = await index.read_candidates([key for key, _ in some])
         found += [
             _Ranked(known[key].chunk, known[key].title, score)
             for key, score in some

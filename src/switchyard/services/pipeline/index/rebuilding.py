@@ -59,7 +59,7 @@ class Progress:
     """The document that was done last in this round; empty before the first."""
 
     @classmethod
-    def of(cls, text: str | None) -> Progress:
+    def from_note(cls, text: str | None) -> Progress:
         """As it was noted; from the start where nothing was."""
         number, _, after = (text or "").partition(" ")
         return cls(int(number), after) if number.isdigit() else cls()
@@ -85,7 +85,7 @@ async def begin(index: OpenIndex, embedder: Embedder, *, force: bool = False) ->
             return None
         return replace(now, building=generation_of(embedder, f"{FIRST_TABLE}_{now.number + 1}"))
 
-    return await change_generations(index.home, index.wanted, step)
+    return await change_generations(index.store, index.configured, step)
 
 
 async def build(index: OpenIndex, building: Generation, is_over: Callable[[], bool]) -> bool:
@@ -108,11 +108,11 @@ async def build(index: OpenIndex, building: Generation, is_over: Callable[[], bo
 async def _build(
     index: OpenIndex, building: Generation, is_over: Callable[[], bool], may_write: _Write
 ) -> bool:
-    home = index.home
+    home = index.store
     embedder = index.embedder_of(building)
     state = await index.generations()
     async with home.table(state.active) as source, home.table(building) as target:
-        for progress in _rounds_from(Progress.of(await home.noted(building))):
+        for progress in _rounds_from(Progress.from_note(await home.progress(building))):
             for number, document_id in enumerate(await source.document_ids()):
                 if document_id <= progress.after:
                     continue
@@ -122,14 +122,16 @@ async def _build(
                     return False
                 await _bring_over(source, target, embedder, document_id, may_write)
                 if number % PROGRESS_INTERVAL == PROGRESS_INTERVAL - 1:
-                    await home.note(building, str(replace(progress, after=document_id)))
-            await home.note(building, str(Progress(progress.round + 1)))
+                    await home.put_progress(building, str(replace(progress, after=document_id)))
+            await home.put_progress(building, str(Progress(progress.round + 1)))
         # In this order: who writes a document writes it to the old one first.
         extra = set(await target.document_ids()) - set(await source.document_ids())
         for document_id in sorted(extra):
             await may_write()
             await target.delete_document(document_id)
-    await change_generations(home, index.wanted, lambda now: _swapped(now, building, index.clock()))
+    await change_generations(
+        home, index.configured, lambda now: _swapped(now, building, index.clock())
+    )
     return True
 
 
@@ -144,7 +146,7 @@ async def abandon(index: OpenIndex) -> Generation | None:
         retired = (*now.retired, Retired(now.building, index.clock()))
         return replace(now, building=None, retired=retired)
 
-    await change_generations(index.home, index.wanted, step)
+    await change_generations(index.store, index.configured, step)
     return given_up[0] if given_up else None
 
 
@@ -152,18 +154,18 @@ async def compact(index: OpenIndex) -> list[Generation]:
     """Compact all generations in use, and remove those that were replaced more than
     RETIRED_RETENTION seconds ago; gives these. Raises IndexUnavailable."""
     state = await index.generations()
-    for generation in state.written:
-        await compact_table(index.home, generation)
+    for generation in state.write_targets:
+        await compact_table(index.store, generation)
     old = [each for each in state.retired if each.since < index.clock() - RETIRED_RETENTION]
     for each in old:
-        await index.home.drop(each.generation)
+        await index.store.drop(each.generation)
 
     def step(now: Generations) -> Generations | None:
         kept = tuple(each for each in now.retired if each not in old)
         return None if kept == now.retired else replace(now, retired=kept)
 
     if old:
-        await change_generations(index.home, index.wanted, step)
+        await change_generations(index.store, index.configured, step)
     return [each.generation for each in old]
 
 

@@ -38,13 +38,13 @@ class RemoteEmbedder:
     model: str
     dimensions: int
     timeout: float
-    scale: SimilarityCalibration
+    calibration: SimilarityCalibration
     api_key: SecretStr | None = field(default=None, repr=False)
     own_model: str | None = None
     """The model of the settings, where another is asked for. Servers of one model answer with that
     whatever they are asked for, so this one has to say whose vectors it gives: never do those of
     two models stand side by side in one index."""
-    purse: EmbeddingBudget | None = None
+    budget: EmbeddingBudget | None = None
     """Who pays, and notes what was paid; None where nobody does."""
 
     batch_size: int = BATCH_SIZE
@@ -95,8 +95,10 @@ class RemoteEmbedder:
             return await api.post("/embeddings", body=asked, cast_to=object)
 
         async with self._paid(batch) as bill:
-            answer = await call(create, within=self.timeout * _TRIES_TIMEOUT, broken=bill.broke)
-            bill.answer = Reading(self.model).counted(answer)
+            answer = await call(
+                create, within=self.timeout * _TRIES_TIMEOUT, broken=bill.count_broken
+            )
+            bill.answer = Reading(self.model).completion_without_text(answer)
         self._check_model(answer)
         return self._vectors(answer, len(batch))
 
@@ -107,8 +109,8 @@ class RemoteEmbedder:
     def _paid(self, batch: Sequence[str]) -> AbstractAsyncContextManager[CallCharge]:
         return (
             nullcontext(CallCharge())
-            if self.purse is None
-            else self.purse.embedding(self.model, batch)
+            if self.budget is None
+            else self.budget.embedding(self.model, batch)
         )
 
     def _check_model(self, answer: Any) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class SimilarityCalibration:
     """Every embedder has a scale of its own; `make bench ARGS=search` measures it."""
 
-    fits: float
+    min_relevance: float
     """Least similarity of a passage to a query that it may answer, from 0 to 1."""
-    alike: float
+    min_similarity: float
     """Least similarity of two documents that are linked, from -1 to 1."""
-    weight: float
+    vector_weight: float
     """How much of a hybrid search's score is similarity, from 0 to 1; the rest is for words."""

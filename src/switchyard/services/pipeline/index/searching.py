@@ -88,14 +88,14 @@ async def search_documents(
         said = f"has not answered within {SEARCH_TIMEOUT:g} s"
         if watched is not None and watched.is_asked:
             raise EmbedderUnavailable(f"the embedder {watched.name!r} {said}") from error
-        raise IndexUnavailable(f"the index at {index.home.where} {said}") from error
+        raise IndexUnavailable(f"the index at {index.store.location} {said}") from error
 
 
 @asynccontextmanager
 async def answered_soon(index: OpenIndex) -> AsyncIterator[asyncio.Timeout]:
     """What is asked of the index has to be answered within SEARCH_TIMEOUT seconds, or TimeoutError
     is raised. That its library is loaded does not count: that is done once in a process."""
-    await index.home.load()
+    await index.store.load()
     async with asyncio.timeout(SEARCH_TIMEOUT) as limit_of_time:
         yield limit_of_time
 
@@ -105,7 +105,7 @@ class _Watched:
 
     def __init__(self, embedder: Embedder) -> None:
         self.name, self.dimensions = embedder.name, embedder.dimensions
-        self.scale = embedder.scale
+        self.calibration = embedder.calibration
         self._embedder = embedder
         self.is_asked = False
 

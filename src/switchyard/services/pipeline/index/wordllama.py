@@ -53,8 +53,8 @@ class WordllamaEmbedder:
         return f"wordllama-1-{self.dimensions}"
 
     @property
-    def scale(self) -> SimilarityCalibration:
-        return SimilarityCalibration(fits=0.15, alike=0.45, weight=0.8)
+    def calibration(self) -> SimilarityCalibration:
+        return SimilarityCalibration(min_relevance=0.15, min_similarity=0.45, vector_weight=0.8)
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Raises PermanentError when the package's files are not there."""

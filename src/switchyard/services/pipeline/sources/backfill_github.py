@@ -95,7 +95,10 @@ class GithubBackfill(Source):
                     return
                 if self.options.query is not None and page * PAGE_SIZE >= MAX_SEARCH_RESULTS:
                     if isinstance(total, int) and total > MAX_SEARCH_RESULTS:
-                        why = f"GitHub gives the first {MAX_SEARCH_RESULTS:,} results of {total:,}: divide it"
+                        why = (
+                            f"GitHub gives the first {MAX_SEARCH_RESULTS:,} results of {total:,}: "
+                            "divide it"
+                        )
                         yield Unusable("the rest of the search", why, place)
                     return
                 page, done = page + 1, 0

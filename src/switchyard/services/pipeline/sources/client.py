@@ -135,10 +135,10 @@ class SourceClient:
         ) as http:
             yield cls(server, http, pace, kept)
 
-    def row(self, requests: int) -> AbstractAsyncContextManager[None]:
+    def reserve(self, requests: int) -> AbstractAsyncContextManager[None]:
         """`async with client.row(3):` up to three requests that belong together, with nobody's in
         between. Raises SourceBusy."""
-        return self.pace.row(takes=requests * (self.server.timeout + self.server.interval))
+        return self.pace.reserve(takes=requests * (self.server.timeout + self.server.interval))
 
     async def get(
         self,

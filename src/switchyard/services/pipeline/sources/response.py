@@ -51,7 +51,7 @@ class SourceResponse:
         if status in (404, 410):
             raise SourceNotFound(f"{label} has nothing at {self.url[:300]} ({status})")
         if 400 <= status < 500 and status not in (408, 425):
-            raise SourceRefused(f"{label} refuses the request with {status}{self._said()}")
+            raise SourceRefused(f"{label} refuses the request with {status}{self._decoded()}")
         to = f" to {self.headers['location'][:200]}" if "location" in self.headers else ""
         after = parse_retry_after(self.headers.get("retry-after", ""))
         raise SourceUnavailable(f"{label} answers {status}{to}", after=after)
@@ -74,7 +74,7 @@ class SourceResponse:
         """What the server says that the body is in; None where it does not."""
         return charset_of(self.headers.get("content-type"))
 
-    def _said(self) -> str:
+    def _decoded(self) -> str:
         """What the server says about it, where that is JSON with a message or an error."""
         try:
             told = json.loads(decode(self.body[:10_000], self.charset))

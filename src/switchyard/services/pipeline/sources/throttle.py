@@ -55,7 +55,7 @@ class RequestPace(Protocol):
         when the wait would exceed the pace's patience."""
         ...
 
-    def row(self, *, takes: float) -> AbstractAsyncContextManager[None]:
+    def reserve(self, *, takes: float) -> AbstractAsyncContextManager[None]:
         """Wait for the right to several requests, one after the other, that belong together: at
         the interval, and nobody's in between. Whoever needs three requests for one thing would
         else begin anew each time that the third has no turn. Raises SourceBusy."""
@@ -96,7 +96,7 @@ class FleetThrottle:
         waits = max(self._patience, self._interval + 1) if self._in_a_row else self._patience
         until = time.monotonic() + waits
         async with self._connected(holder, takes, until):
-            await self._wait(holder, until)
+            await self._wait_for_interval(holder, until)
 
             async def pause(seconds: float) -> None:
                 # The holder's own lease, or one that has run out: nobody else takes it meanwhile.
@@ -107,7 +107,7 @@ class FleetThrottle:
             yield RequestTurn(pause)
 
     @asynccontextmanager
-    async def row(self, *, takes: float) -> AsyncIterator[None]:
+    async def reserve(self, *, takes: float) -> AsyncIterator[None]:
         """As in RequestPace. Raises LedgerUnavailable too."""
         async with self._connected(str(uuid4()), takes, time.monotonic() + self._patience):
             self._in_a_row = True
@@ -135,20 +135,20 @@ class FleetThrottle:
         self, names: Sequence[str], holder: str, seconds: float, until: float
     ) -> AsyncIterator[None]:
         """Hold one of these leases, waited for as long as it is not `until`, for `seconds`."""
-        while not (name := await self._take(names, holder)):
+        while not (name := await self._take_lease(names, holder)):
             if time.monotonic() >= until:
                 raise SourceBusy(f"others are waiting to ask {self._label}", wait=self._interval)
             await asyncio.sleep(_POLL_INTERVAL)
         async with self._ledger.leases.keeping_lease(name, holder, most=seconds):
             yield
 
-    async def _take(self, names: Sequence[str], holder: str) -> str | None:
+    async def _take_lease(self, names: Sequence[str], holder: str) -> str | None:
         for name in names:
             if await self._ledger.leases.acquire_lease(name, holder):
                 return name
         return None
 
-    async def _wait(self, holder: str, until: float) -> None:
+    async def _wait_for_interval(self, holder: str, until: float) -> None:
         while not await self._ledger.leases.acquire_lease(self._next, holder, self._interval):
             left = await self._ledger.leases.lease_remaining(self._next)
             self._refuse_long(left, until)
@@ -189,6 +189,6 @@ class LocalThrottle:
             yield RequestTurn(pause)
 
     @asynccontextmanager
-    async def row(self, *, takes: float) -> AsyncIterator[None]:
+    async def reserve(self, *, takes: float) -> AsyncIterator[None]:
         """As in RequestPace: nobody else is here who could come in between."""
         yield

@@ -52,7 +52,7 @@ class Drafts:
         self.given = 0
         """Pages that did not have to be read again."""
 
-    def kept(self, first: int, last: int) -> Draft | None:
+    def get(self, first: int, last: int) -> Draft | None:
         """These pages, from 1; None where they have to be read."""
         try:
             kept = json.loads(self._storage.get(self._key(first)))
@@ -67,7 +67,7 @@ class Drafts:
         self.given += len(draft.pages)
         return draft
 
-    def keep(self, first: int, draft: Draft) -> None:
+    def put(self, first: int, draft: Draft) -> None:
         """Raises what the storage raises."""
         kept = {
             "input_hash": self._hash,
@@ -78,7 +78,7 @@ class Drafts:
         self._storage.put(self._key(first), encoded)
         self._seen.append(self._key(first))
 
-    def drop(self) -> None:
+    def delete(self) -> None:
         """The whole is kept now: remove the ranges."""
         while self._seen:
             self._storage.delete(self._seen.pop())

@@ -95,11 +95,11 @@ def read_pages(
         kept = drafts if drafts is not None and count >= drafts.least else None
         for first in range(1, count + 1, RANGE):
             last = min(first + RANGE - 1, count)
-            draft = kept.kept(first, last) if kept is not None else None
+            draft = kept.get(first, last) if kept is not None else None
             if draft is None:
                 draft = _read(pdf, range(first, last + 1), limits, characters, on_page)
                 if kept is not None:
-                    kept.keep(first, draft)
+                    kept.put(first, draft)
             elif on_page is not None:
                 on_page(last, count)
             characters += sum(map(_characters, draft.pages))

@@ -40,7 +40,7 @@ MAX_PASSAGES = 512
 async def classify_document(payload: DocumentJob, ctx: JobContext) -> Outcome:
     """Classify a document by the file of JOBS_CLASSES: by its words, and by its vectors."""
     document_id = payload.document_id
-    files = DocumentFiles.of(ctx, document_id)
+    files = DocumentFiles.for_document(ctx, document_id)
     async with at_stage(ctx, document_id, CLASSIFY), index_of(ctx) as index:
         defined = await asyncio.to_thread(definitions, ctx.settings.classes)
         text = await files.output_of_async(EXTRACT)
@@ -108,7 +108,7 @@ async def _by_meaning(
             for description in definition.descriptions
         ]
         similar = meaning.similarities(passages, described)
-        found += meaning.classified(name, kind, similar, embedder.scale.fits)
+        found += meaning.classified(name, kind, similar, embedder.calibration.min_relevance)
     return found
 
 

@@ -46,7 +46,7 @@ async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
     """Make the document's text its chunks in the index, in every generation that is in use; what is
     there already stays. Raises ContentReplaced."""
     document_id = payload.document_id
-    files = DocumentFiles.of(ctx, document_id)
+    files = DocumentFiles.for_document(ctx, document_id)
     text = await files.output_of_async(EXTRACT)
     figures = await files.figures(text.content)
     async with index_of(ctx) as index:

@@ -68,7 +68,7 @@ async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
 
     require_vision(ctx)
     document_id = payload.document_id
-    files = DocumentFiles.of(ctx, document_id)
+    files = DocumentFiles.for_document(ctx, document_id)
     original = await files.output_of_async(INGEST)
     model = ctx.settings.vision_model
     ends_at = time.monotonic() + TIME_BUDGET
@@ -151,7 +151,7 @@ async def analyze_image(payload: AnalyzeImage, ctx: JobContext) -> Outcome:
     from switchyard.services.pipeline.text.figures import MEDIA_TYPES, MEMORY_MB, page_pictures
 
     require_vision(ctx)
-    files = DocumentFiles.of(ctx, payload.document_id)
+    files = DocumentFiles.for_document(ctx, payload.document_id)
     original = await files.output_of_async(INGEST)
     about: dict[str, Any] = {"document_id": payload.document_id}
     if payload.figure is None:
@@ -232,7 +232,7 @@ async def _answer(
     async with vision_model_of(ctx) as lane:
         answer, paid_before = await lane.answer(
             asked_of(pictures, caption, question),
-            urgency=Urgency.of(ctx.lane, ctx.message.priority),
+            urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
             within=ANSWER_TIMEOUT,
             by=asked_by(ctx),
         )

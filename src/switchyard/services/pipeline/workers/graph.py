@@ -69,7 +69,9 @@ async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Out
     )
     edges = 0
     async with index_of(ctx) as index, index.searched() as (chunks, embedder):
-        threshold = embedder.scale.alike if payload.threshold is None else payload.threshold
+        threshold = (
+            embedder.calibration.min_similarity if payload.threshold is None else payload.threshold
+        )
         for document in found:
             if ctx.is_cancelled():
                 break

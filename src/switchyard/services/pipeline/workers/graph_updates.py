@@ -20,7 +20,7 @@ async def update_similarity(
     ctx: JobContext, document_id: str, links: Sequence[Mapping[str, Any]], content: str | None
 ) -> None:
     """The document, made of that content, is like these."""
-    files = DocumentFiles.of(ctx, document_id)
+    files = DocumentFiles.for_document(ctx, document_id)
     references = await stored_references(files.storage, document_id)
     # What another content has cited, this one may not cite; `process_references` will tell.
     is_stale = references is not None and references.get("content") not in (None, content)
@@ -30,7 +30,7 @@ async def update_similarity(
 async def update_citations(ctx: JobContext, document_id: str) -> None:
     """The document cites what is kept of its references, and of the works they are linked to.
     Raises ContentReplaced where they are of another content than the document's."""
-    files = DocumentFiles.of(ctx, document_id)
+    files = DocumentFiles.for_document(ctx, document_id)
     references = await stored_references(files.storage, document_id)
     if references is not None:
         await files.require_async(references.get("content"))

@@ -50,16 +50,16 @@ class LinkContent(DocumentJob):
 async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
     """Link a document to those most like it, and write the result of the whole pipeline."""
     document_id = payload.document_id
-    files = DocumentFiles.of(ctx, document_id)
+    files = DocumentFiles.for_document(ctx, document_id)
     async with at_stage(ctx, document_id, LINK), index_of(ctx) as index:
         embedded = await files.output_of_async(EMBED)
         active = (await index.generations()).active
         threshold = payload.threshold
         if threshold is None:
-            threshold = index.embedder_of(active).scale.alike
+            threshold = index.embedder_of(active).calibration.min_similarity
 
         async def work() -> dict[str, Any]:
-            async with index.home.table(active) as table:
+            async with index.store.table(active) as table:
                 links = await similar_documents(
                     table, document_id, top_k=payload.top_k, threshold=threshold
                 )

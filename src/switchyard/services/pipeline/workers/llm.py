@@ -48,7 +48,7 @@ _COST_ASSUMPTION = (
 @ends_when_superseded
 async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
     """A summary by the LLM server of the settings; extractive, and labelled so, without one."""
-    files = DocumentFiles.of(ctx, payload.document_id)
+    files = DocumentFiles.for_document(ctx, payload.document_id)
     # `extract_text` runs without a ledger; that this job exists says that it is done.
     await note(ctx, payload.document_id, EXTRACT, EXTRACT.state, completed=True)
     async with at_stage(ctx, payload.document_id, SUMMARIZE):
@@ -99,7 +99,7 @@ async def _by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, 
     async with model_client_of(ctx) as lane:
         answer, paid_before = await lane.answer(
             asked,
-            urgency=Urgency.of(ctx.lane, ctx.message.priority),
+            urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
             within=ASKING * SUMMARY_TIMEOUT,
             by=asked_by(ctx),
             batch=may_batch(ctx),

@@ -98,7 +98,7 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
     from switchyard.services.pipeline.text.ocr import OcrNotInstalled
 
     document_id = payload.document_id
-    files = DocumentFiles.of(ctx, document_id)
+    files = DocumentFiles.for_document(ctx, document_id)
     async with at_stage(ctx, document_id, OCR) as at:
         text = await files.output_of_async(EXTRACT)
         about = (await files.output_of_async(INGEST)).result
@@ -111,12 +111,12 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
             left = {"document_id": document_id, "pages_left": len(numbers), "error": str(error)}
             return Next([_following(payload, ctx)], left)
         if len(numbers) > MAX_UNDIVIDED_PAGES and not payload.divided:
-            at.goes_on = True
+            at.continues = True
             return _divided(payload, numbers, ctx.message.priority)
         read = await pages.read(numbers)
         told: dict[str, Any] = {"document_id": document_id, "pages_read": pages.fresh}
         if len(read) < len(numbers):
-            at.goes_on = True
+            at.continues = True
             told |= {"pages_done": len(read), "pages": len(numbers)}
             return Next([Job("ocr_pdf", payload.same())], told)
         output = await _put_back(files, text, about, read)
@@ -134,7 +134,7 @@ async def ocr_pages(payload: OcrPages, ctx: JobContext) -> Outcome:
     """Read some pages of a document; those that are left when the shift is over, another job
     does."""
     document_id = payload.document_id
-    files = DocumentFiles.of(ctx, document_id)
+    files = DocumentFiles.for_document(ctx, document_id)
     text = await files.output_of_async(EXTRACT)
     there = range(1, len(text.result["pages"]) + 1)
     beyond = next((number for number in payload.pages if number not in there), None)
@@ -236,24 +236,24 @@ class _Pages:
         found: dict[int, Mapping[str, Any]] = {}
 
         async def one(number: int) -> None:
-            page = await self._kept(number)
+            page = await self._stored_page(number)
             if page is None and not self._is_over():
-                page = await self._fresh(number)
+                page = await self._read_and_store(number)
             if page is not None:
                 found[number] = page
                 told = f"page {len(found)} of {len(numbers)}"
                 self._ctx.progress(len(found) / len(numbers), told)
 
-        await gather_bounded(map(one, numbers), at_once=self._at_once())
+        await gather_bounded(map(one, numbers), at_once=self._concurrency())
         return found
 
-    def _at_once(self) -> int:
+    def _concurrency(self) -> int:
         return min(self._ctx.settings.worker_concurrency, os.cpu_count() or 1)
 
     def _is_over(self) -> bool:
         return time.monotonic() > self._last_start or self._ctx.is_cancelled()
 
-    async def _kept(self, number: int) -> Mapping[str, Any] | None:
+    async def _stored_page(self, number: int) -> Mapping[str, Any] | None:
         """The page, where it was read before: with `force`, by this run."""
         try:
             page = json.loads(await self._files.storage.get_async(self._key(number)))
@@ -267,7 +267,7 @@ class _Pages:
             return None
         return None
 
-    async def _fresh(self, number: int) -> Mapping[str, Any]:
+    async def _read_and_store(self, number: int) -> Mapping[str, Any]:
         page = await self._recognised(number)
         page |= {"page": number, "input_hash": self._hash, "run": self._ctx.pipeline}
         page["content"] = self._content

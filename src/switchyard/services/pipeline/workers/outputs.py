@@ -58,7 +58,7 @@ class DocumentFiles:
     document_id: str
 
     @classmethod
-    def of(cls, ctx: JobContext, document_id: str) -> DocumentFiles:
+    def for_document(cls, ctx: JobContext, document_id: str) -> DocumentFiles:
         return cls(Storage(ctx.settings.files_url), document_id)
 
     def output_of(self, stage: Stage) -> StageOutput:

@@ -125,7 +125,7 @@ def document_id_of(sha256: str) -> str:
 class AtStage:
     """A job at a stage."""
 
-    goes_on: bool = False
+    continues: bool = False
     """Another job does the rest: the stage is not done yet."""
 
 
@@ -148,7 +148,7 @@ async def at_stage(ctx: JobContext, document_id: str, stage: Stage) -> AsyncIter
         if isinstance(error, PermanentError) or (last_attempt and counts):
             await note(ctx, document_id, stage, FAILED)
         raise
-    if at.goes_on:
+    if at.continues:
         return
     last = stage is PIPELINE[-1]
     await note(ctx, document_id, stage, COMPLETED if last else stage.state, completed=True)

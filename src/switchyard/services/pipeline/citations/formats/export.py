@@ -57,6 +57,6 @@ def exported(told: Sequence[Mapping[str, Any]], to: Format) -> Exported:
 
 
 def _reference(told: Mapping[str, Any]) -> Reference:
-    reference = Reference.of(told)
-    link = WorkLink.of(told["link"]) if "link" in told else None
+    reference = Reference.from_json(told)
+    link = WorkLink.from_json(told["link"]) if "link" in told else None
     return reference if link is None or link.work is None else with_work(reference, link.work)

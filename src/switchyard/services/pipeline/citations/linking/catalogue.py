@@ -89,7 +89,7 @@ def dois_of(questions: Sequence[WorkQuestion]) -> dict[str, str]:
     """The questions' keys by DOI; arXiv's papers have DOIs of arXiv's own. A comma or a bar would
     end the DOI in a query: what has one is searched for by its title."""
     dois = {
-        (ARXIV_DOI if each.means is LookupMethod.ARXIV else "") + each.value: each.key
+        (ARXIV_DOI if each.method is LookupMethod.ARXIV else "") + each.value: each.key
         for each in questions
     }
     return {doi: key for doi, key in dois.items() if not re.search(r"[,|\s]", doi)}
@@ -116,7 +116,7 @@ def work_of(**said: Any) -> CitedWork | None:
     said["arxiv_id"] = doi.removeprefix(ARXIV_DOI) if own else said.get("arxiv_id", "")
     said["doi"] = "" if own else doi
     try:
-        return CitedWork.made(**said) if said["title"] else None
+        return CitedWork.from_fields(**said) if said["title"] else None
     except ValueError:
         return None
 

@@ -203,7 +203,7 @@ class Linker:
                 answered = is_incomplete = True
                 continue
             try:
-                found = await self._found(catalogue, left)
+                found = await self._look_up(catalogue, left)
                 answered = True
             except (SourceUnavailable, InvalidSourceResponse) as error:
                 self._log.warning(
@@ -241,10 +241,10 @@ class Linker:
             raise failed
         return answers, {each.key for each in left}
 
-    async def _found(
+    async def _look_up(
         self, catalogue: Catalogue, questions: Sequence[WorkQuestion]
     ) -> dict[str, list[CitedWork]]:
-        if questions[0].means is not LookupMethod.SEARCH:
+        if questions[0].method is not LookupMethod.SEARCH:
 
             async def ask() -> dict[str, list[CitedWork]]:
                 found = await catalogue.by_identifiers(questions)
@@ -258,14 +258,14 @@ class Linker:
 
         for number in range(1, MAX_TRIES + 1):
             try:
-                return await self._in_patience(ask)
+                return await self._ask_with_retries(ask)
             except (SourceUnavailable, InvalidSourceResponse) as error:
                 if number == MAX_TRIES:
                     raise
-                await self._pause(error.after or 0.5 * 2**number, error)
+                await self._sleep_or_raise(error.after or 0.5 * 2**number, error)
         raise AssertionError
 
-    async def _in_patience(self, ask: Any) -> dict[str, list[CitedWork]]:
+    async def _ask_with_retries(self, ask: Any) -> dict[str, list[CitedWork]]:
         """Ask, and again as long as a busy catalogue's pause is short."""
         while True:
             try:
@@ -274,9 +274,9 @@ class Linker:
             except SourceBusy as error:
                 if error.wait > TURN_TIMEOUT:
                     raise
-                await self._pause(error.wait, error)
+                await self._sleep_or_raise(error.wait, error)
 
-    async def _pause(self, seconds: float, error: Exception) -> None:
+    async def _sleep_or_raise(self, seconds: float, error: Exception) -> None:
         if time.monotonic() + seconds > self._deadline:
             raise error
         await asyncio.sleep(seconds)
@@ -295,7 +295,7 @@ def _wanted(
         place: question
         for place, questions in enumerate(asked)
         for question in questions
-        if question.means is means and _is_open(links[place])
+        if question.method is means and _is_open(links[place])
     }
     return wanted, {each.key: each for each in wanted.values()}
 
@@ -324,18 +324,18 @@ def _is_open(link: WorkLink | None) -> bool:
 
 def _batches(questions: Mapping[str, WorkQuestion], keys: Sequence[str]) -> Iterable[list[str]]:
     """Identifiers many at a time, searches one by one."""
-    size = 1 if questions[keys[0]].means is LookupMethod.SEARCH else BATCH_SIZE
+    size = 1 if questions[keys[0]].method is LookupMethod.SEARCH else BATCH_SIZE
     return [list(keys[start : start + size]) for start in range(0, len(keys), size)]
 
 
 def _works(answer: Sequence[Any]) -> list[tuple[str, CitedWork]]:
-    return [(each["provider"], CitedWork.of(each["work"])) for each in answer]
+    return [(each["provider"], CitedWork.from_json(each["work"])) for each in answer]
 
 
 def _settles(question: WorkQuestion, answer: Sequence[Any]) -> bool:
     """Whether no other catalogue need be asked: of a search, when one work alone fits well what
     the question says."""
-    if not answer or question.means is not LookupMethod.SEARCH:
+    if not answer or question.method is not LookupMethod.SEARCH:
         return bool(answer)
     reference = Reference(text="", title=question.value, year=question.year)
     return chosen(reference, _works(answer)).status is LinkStatus.LINKED
@@ -344,9 +344,9 @@ def _settles(question: WorkQuestion, answer: Sequence[Any]) -> bool:
 def _linked(
     reference: Reference, question: WorkQuestion, works: Sequence[tuple[str, CitedWork]]
 ) -> WorkLink:
-    if question.means is LookupMethod.SEARCH:
+    if question.method is LookupMethod.SEARCH:
         return chosen(reference, works)
     if not works:
         return WorkLink(LinkStatus.NOT_FOUND)
     provider, work = works[0]
-    return named(reference, question.means.value, provider, work)
+    return named(reference, question.method.value, provider, work)

@@ -30,7 +30,7 @@ class LookupMethod(StrEnum):
 class WorkQuestion:
     """One question; `value` is the DOI, the arXiv id without its version, or a title."""
 
-    means: LookupMethod
+    method: LookupMethod
     value: str
     author: str = ""
     """Family name of the first one, of a search."""
@@ -40,7 +40,7 @@ class WorkQuestion:
     def key(self) -> str:
         """Names it in the ledger."""
         said = [self.value, self.author, self.year]
-        return f"{self.means}:{content_hash(said)}"
+        return f"{self.method}:{content_hash(said)}"
 
 
 def questions_of(reference: Reference) -> list[WorkQuestion]:

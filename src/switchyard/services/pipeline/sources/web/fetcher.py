@@ -155,7 +155,7 @@ class WebFetcher:
         """The site's robots.txt; empty where it has none. Of a site that does not answer we do not
         know what it allows: that is SourceUnavailable, and tried again."""
         key = f"sources/robots/{content_hash(origin.encode())}"
-        kept = await self._kept(key)
+        kept = await self._stored_robots(key)
         if kept is not None:
             return kept
         url = f"{origin}/robots.txt"
@@ -194,7 +194,7 @@ class WebFetcher:
                 raise
         return ""  # the RFC: behind five redirects, as if there were none
 
-    async def _kept(self, key: str) -> str | None:
+    async def _stored_robots(self, key: str) -> str | None:
         try:
             kept: Any = json.loads(await self._storage.get_async(key))
             age = time.time() - float(kept["at"])

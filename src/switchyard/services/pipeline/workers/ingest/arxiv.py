@@ -68,8 +68,8 @@ class IngestArxiv(BaseModel):
             raise ValueError("entry is of another paper than id")
         if self.start + self.wanted > MAX_SEARCH_RESULTS:
             raise ValueError(
-                f"start and max_results reach beyond {MAX_SEARCH_RESULTS:,}, where arXiv answers no more: "
-                "divide the query by dates"
+                f"start and max_results reach beyond {MAX_SEARCH_RESULTS:,}, "
+                "where arXiv answers no more: divide the query by dates"
             )
         return self
 

@@ -43,7 +43,7 @@ class IngestedVersion:
         return f"{arxiv_id.base.replace('/', '.')}v{self.version}.{kind}"
 
     @classmethod
-    def of(cls, filename: str | None) -> IngestedVersion | None:
+    def from_filename(cls, filename: str | None) -> IngestedVersion | None:
         """Read a filename; None when it is not from here."""
         found = re.fullmatch(r".+v(\d{1,4})\.(pdf|md)", filename or "", re.ASCII)
         return cls(int(found[1]), found[2] == "pdf") if found else None
@@ -67,7 +67,7 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
     """
     source = entry.arxiv_id.source
     known, claim = await document_of(ctx, source)
-    before = IngestedVersion.of(known.filename) if known else None
+    before = IngestedVersion.from_filename(known.filename) if known else None
     whole = full_text or (before is not None and before.full_text)
     offered = IngestedVersion(
         entry.version, whole and not entry.withdrawn and entry.pdf_url is not None
@@ -90,7 +90,7 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
     )
     document_id = known.id if known else document_id_of(source)
     if ctx.ledger is None:
-        await arrival.keep(ctx, document_id)
+        await arrival.store(ctx, document_id)
     else:
         # One at a time, or the files of one version could end under the record of another.
         async with ctx.ledger.leases.holding_lease(f"document {document_id}"):
@@ -104,7 +104,7 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
                 # Another job was faster, perhaps with an older version.
                 return Snooze(RECHECK_INTERVAL, f"{source} is being taken in by another job")
             document_id = mine.id
-            await arrival.keep(ctx, document_id)
+            await arrival.store(ctx, document_id)
     again = known is not None and known.pipeline != ctx.pipeline
     return extract_next(
         document_id,

@@ -134,7 +134,7 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
                     return known_already(document)
                 document = renewed
             document_id, arrival = document.id, replace(arrival, source=document.source)
-    await arrival.keep(ctx, document_id)
+    await arrival.store(ctx, document_id)
     return extract_next(document_id, force=payload.force, duplicate=duplicate)
 
 
@@ -181,7 +181,7 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
     if payload.document_id is None:
         return _extract_alone(payload, ctx)
     following_payload = {"document_id": payload.document_id, "force": payload.force}
-    files = DocumentFiles.of(ctx, payload.document_id)
+    files = DocumentFiles.for_document(ctx, payload.document_id)
     original = files.output_of(INGEST)
     about = original.result
 
@@ -215,7 +215,7 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
     except ContentReplaced:
         return superseded(payload.document_id)
     if not keeps:
-        drafts.drop()
+        drafts.delete()
     needs_ocr = output.result["needs_ocr"]
     result = {
         "document_id": payload.document_id,
@@ -264,7 +264,7 @@ def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
     )
     key = extraction_key(ctx.job_id)
     storage.put(key, json.dumps({"job_id": ctx.job_id, **text}, ensure_ascii=False).encode())
-    drafts.drop()
+    drafts.delete()
     kept = ("title", "page_count", "word_count", "needs_ocr")
     told = {name: text[name] for name in kept}
     return Done(told | {"pages_read": text["page_count"] - drafts.given, "result": key})

@@ -93,9 +93,9 @@ class IncomingDocument:
             "pipeline": self.pipeline,
         }
 
-    async def keep(self, ctx: JobContext, document_id: str) -> None:
+    async def store(self, ctx: JobContext, document_id: str) -> None:
         """The first stage: keep the original, and what is known of it, for those that follow."""
-        files = DocumentFiles.of(ctx, document_id)
+        files = DocumentFiles.for_document(ctx, document_id)
         async with at_stage(ctx, document_id, INGEST):
             key = upload_key(document_id, self.identity.media_type)
             await files.storage.put_async(key, self.data)

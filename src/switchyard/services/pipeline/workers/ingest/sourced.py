@@ -75,7 +75,7 @@ def ingest_job(
         try:
             async with (
                 SourceClient.connect(source.server(ctx.settings), ctx.settings, ctx.ledger) as it,
-                it.row(source.requests),
+                it.reserve(source.requests),
             ):
                 found = await source.find(payload, it)
         except SourceBusy as busy:
@@ -141,7 +141,7 @@ async def take_in(
     document_id = document_id_of(source)
     renewed = resumed = False
     if ctx.ledger is None:
-        await arrival.keep(ctx, document_id)
+        await arrival.store(ctx, document_id)
     else:
         # One at a time, or the files of one state could end under the record of another.
         async with ctx.ledger.leases.holding_lease(f"document {document_id}"):
@@ -163,7 +163,7 @@ async def take_in(
             if mine is None:
                 return Snooze(RECHECK_INTERVAL, f"{source} is being taken in by another job")
             document_id = mine.id
-            await arrival.keep(ctx, document_id)
+            await arrival.store(ctx, document_id)
     following = extract_next(
         document_id,
         force=force,

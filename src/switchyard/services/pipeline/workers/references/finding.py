@@ -59,7 +59,7 @@ def put_together(
     from switchyard.services.pipeline.citations.sections import RawReference, citations_in
 
     entries = [RawReference(each["text"], each["label"], each["page"]) for each in raw]
-    references = [Reference.of(each) for each in fields]
+    references = [Reference.from_json(each) for each in fields]
     return {
         "references": [
             {name: entry[name] for name in ("label", "page", "boxes") if name in entry}

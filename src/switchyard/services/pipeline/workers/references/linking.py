@@ -50,7 +50,7 @@ async def link_citations(payload: LinkCitations, ctx: JobContext) -> Outcome:
 
 
 async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
-    storage = DocumentFiles.of(ctx, document_id).storage
+    storage = DocumentFiles.for_document(ctx, document_id).storage
     found = await stored_references(storage, document_id)
     if found is None:
         raise NothingToLink(
@@ -59,7 +59,7 @@ async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
         )
     # Here and below in threads: a book has thousands of references.
     references = await asyncio.to_thread(
-        lambda: [Reference.of(each) for each in found["references"]]
+        lambda: [Reference.from_json(each) for each in found["references"]]
     )
     linked = await _linked(references, ctx)
     if isinstance(linked, Snooze):

@@ -41,7 +41,7 @@ class ReferenceSource:
 def files_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) -> DocumentFiles:
     """Where the job's stages keep what they make: with the document, else under the job's id."""
     document_id = payload.document_id if isinstance(payload, ReferencesOf) else None
-    return DocumentFiles.of(ctx, document_id or job_folder(ctx.job_id))
+    return DocumentFiles.for_document(ctx, document_id or job_folder(ctx.job_id))
 
 
 async def source_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) -> ReferenceSource:
@@ -124,5 +124,5 @@ def placed_in(
     storage = Storage(files_url)
     drafts = drafts_of(storage, folder, made_of, extractor, keep=True)
     raw = read_pages(storage.get(key), Limits(), extractor, drafts=drafts)
-    drafts.drop()
+    drafts.delete()
     return [[asdict(box) for box in boxes] for boxes in boxes_of(raw.pages, references)]
