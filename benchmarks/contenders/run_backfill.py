@@ -31,7 +31,7 @@ from switchyard.services.engine.bulk.control import require_bulk
 from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.records.bulk import MOST_WAITING
+from switchyard.services.engine.records.bulk import MAX_WAITING
 
 LOOK = 0.05
 HOT_PACE = 0.01
@@ -54,7 +54,7 @@ async def publish(file: Path) -> dict[str, float]:
         backfills = Backfills.of(settings, registry, ledger)
         key = await store_input(backfills.storage, _parts(file), FileFormat.JSONL)
         options = {"key": key, "format": "jsonl"}
-        wanted = {"source": "file", "options": options, "job_type": "noop", "high": MOST_WAITING}
+        wanted = {"source": "file", "options": options, "job_type": "noop", "high": MAX_WAITING}
         operation = await backfills.start(parse_spec(wanted), created_by="bench")
         handler = BackfillHandler(settings, registry, ledger, backfills.sources)
         runner = BulkRunner(ledger, [handler])

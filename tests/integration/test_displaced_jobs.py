@@ -226,7 +226,7 @@ async def test_an_accepted_job_that_no_queue_was_bound_for_goes_into_its_queue(
 async def test_it_waits_for_its_queue_and_holds_nothing_else_up(
     broker310: TestBroker, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.services.engine.redrive.displaced_returner.MOST", 2)
+    monkeypatch.setattr("switchyard.services.engine.redrive.displaced_returner.MAX_PER_TURN", 2)
     async with open_system(broker310, sqlite_url) as system:
         for lane in ("hot", "backfill"):
             await unbind(system, f"{lane}.noop")

@@ -105,7 +105,7 @@ async def test_whoever_ends_calls_the_next_and_no_attempt_is_used_up(system: Sys
 async def test_jobs_of_a_full_limit_ask_together_and_one_that_is_called_starts_at_once(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "LONGEST_WAIT", 60.0)
+    monkeypatch.setattr(gathering, "MAX_BATCH_WAIT", 60.0)
     worker = await system.start_worker(slots=16)  # of which four may gather
     first = await system.publish("hot.called", {"account": "acme"})
     await journal.started(first)

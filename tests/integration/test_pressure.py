@@ -19,7 +19,7 @@ from switchyard.services.engine.monitoring.lane_report import lane_report
 from switchyard.services.engine.monitoring.levels import Pressure
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
-from switchyard.services.engine.records.limits import LimitSize, PermitDemand, RoomRequest
+from switchyard.services.engine.records.limits import LimitSize, PermitDemand, PermitRequest
 from tests.support.system import System
 
 MARKS = {"llm_ok_below": 1, "llm_slow_at": 2, "llm_full_at": 4}
@@ -43,7 +43,7 @@ async def put_off(system: System, number: int) -> None:
     """So many jobs wait for a limit in which one is running."""
     for each in range(number + 1):
         await system.ledger.limits.take_room(
-            RoomRequest(
+            PermitRequest(
                 hold=f"hold-{each}",
                 holder="worker",
                 needs=(PermitDemand("openai", "", LimitSize(concurrency=1)),),

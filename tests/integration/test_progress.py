@@ -15,7 +15,7 @@ from switchyard.broker.lanes import EVENTS_EXCHANGE
 from switchyard.services.engine.ledger.progress import ProgressRepository
 from switchyard.services.engine.records.progress import NoteRequest
 from switchyard.services.engine.records.states import State
-from switchyard.services.engine.runtime.progress_writer import PAUSE
+from switchyard.services.engine.runtime.progress_writer import WRITE_INTERVAL
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
@@ -74,7 +74,7 @@ async def test_ten_thousand_reports_are_a_few_writes_and_the_last_one_is_kept(
         assert await said_of(system, job_id) == (1.0, "10000 of 10000")
         moments = [at for name, at in writes if name == job_id]
         # One at the start, one a second, and the last word at the end.
-        assert len(moments) <= 2 + (moments[-1] - moments[0]) / PAUSE
+        assert len(moments) <= 2 + (moments[-1] - moments[0]) / WRITE_INTERVAL
 
 
 async def test_a_job_in_a_process_of_its_own_is_heard_to_its_last_word(system: System) -> None:

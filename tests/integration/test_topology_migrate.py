@@ -136,7 +136,7 @@ async def test_a_backfill_goes_on_meanwhile(
 ) -> None:
     """Its queue takes nothing for a while, and is not there for a moment."""
     # So that it sees each of these, which pass more quickly here than in earnest.
-    monkeypatch.setattr(lane_pressure, "LIMITS_FOR", 0.1)
+    monkeypatch.setattr(lane_pressure, "LIMITS_TTL", 0.1)
     async with opened(broker43_classic, sqlite_url, tmp_path) as (system, user):
         operation = await user.start("numbers", {"to": MANY}, rate=MANY / 10)
         running = asyncio.create_task(user.run(operation))

@@ -73,7 +73,7 @@ async def run_on(backfill: str, pipe: int) -> BulkState:
 
 
 def main(backfill: str, kills: int, seed: int) -> None:
-    bulk_session.LISTEN = 0.05
+    bulk_session.LEASE_RENEW_INTERVAL = 0.05
     dice = random.Random(seed)
     killed = 0
     while killed < kills:

@@ -67,7 +67,7 @@ async def test_a_vital_task_that_can_not_be_kept_running_ends_its_owner(at_once:
 async def test_failures_long_ago_do_not_count(
     at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("switchyard.broker.task_supervisor.STEADY", 0.0)
+    monkeypatch.setattr("switchyard.broker.task_supervisor.BACKOFF_RESET_AFTER", 0.0)
     lives = 0
     enough = asyncio.Event()
 

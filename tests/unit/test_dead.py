@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from switchyard.broker.dead.certificate import (
+    MAX_NAME_LENGTH,
     MESSAGE_LIMIT,
-    MOST_NAME,
     TRACEBACK_LIMIT,
     DeadLetterInfo,
     Reason,
@@ -73,7 +73,9 @@ def test_a_certificate_can_be_written_whatever_an_error_says(said: str) -> None:
             1, "jobs.dlx", "hot.noop", Envelope(b"{}", "m", headers=each.headers()), 131_072
         )
         assert b"\xf0\x9f\x98\x80" in frames or "\U0001f600" not in said
-    assert len(frames) < 1_000 + 4 * MOST_NAME  # it fits where frames are as small as they may be
+    assert (
+        len(frames) < 1_000 + 4 * MAX_NAME_LENGTH
+    )  # it fits where frames are as small as they may be
 
 
 def test_long_texts_are_cut_so_that_headers_fit_into_a_frame() -> None:

@@ -2,7 +2,12 @@
 
 import pytest
 
-from switchyard.services.engine.bulk.hot_traffic import LONGEST_STEP, REST, STEP, HotTraffic
+from switchyard.services.engine.bulk.hot_traffic import (
+    MAX_STEP_SECONDS,
+    PAUSE_RATIO,
+    STEP,
+    HotTraffic,
+)
 
 
 class Workers:
@@ -69,7 +74,10 @@ async def test_after_each_step_bulk_work_rests_by_how_long_it_took() -> None:
 
 async def test_a_step_that_had_to_wait_itself_is_no_measure() -> None:
     work = Work(0.0)
-    assert [await work.step(seconds) for seconds in (60, 1)] == [0, 60 + REST * LONGEST_STEP]
+    assert [await work.step(seconds) for seconds in (60, 1)] == [
+        0,
+        60 + PAUSE_RATIO * MAX_STEP_SECONDS,
+    ]
 
 
 async def test_several_operations_together_take_no_more_of_the_time_than_one() -> None:

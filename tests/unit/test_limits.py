@@ -14,7 +14,12 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.limits import Limit, LimitRefused, needs_of
 from switchyard.services.engine.jobs.outcomes import Done, Outcome
 from switchyard.services.engine.jobs.registry import Registry, RegistryError, job, job_type_of
-from switchyard.services.engine.records.limits import LimitSize, RateWindow, RoomRequest, put_off
+from switchyard.services.engine.records.limits import (
+    LimitSize,
+    PermitRequest,
+    RateWindow,
+    backoff_level,
+)
 from switchyard.testing import run_job
 
 NOW = 1_800_000_000.5
@@ -185,8 +190,8 @@ def test_actual_use_corrects_the_estimate_in_its_own_second() -> None:
 
 def test_a_job_comes_back_by_itself_late_when_it_can_be_called_else_a_bit_later_each_time() -> None:
     def level(body: bytes | None, times: int) -> float:
-        request = RoomRequest("hold", "holder", (), "job", 0, 0, "hot.llm", body, LEVELS, 0, 15)
-        return put_off(request, times)
+        request = PermitRequest("hold", "holder", (), "job", 0, 0, "hot.llm", body, LEVELS, 0, 15)
+        return backoff_level(request, times)
 
     assert [level(b"{}", times) for times in (0, 1, 9)] == [40, 40, 40]
     assert [level(None, times) for times in (0, 1, 2, 3, 9)] == [5, 10, 20, 40, 40]

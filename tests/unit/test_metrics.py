@@ -129,7 +129,7 @@ async def test_what_two_parts_of_a_process_count_is_one_metric() -> None:
 
 
 async def test_a_look_that_fails_or_hangs_leaves_the_other_metrics(monkeypatch) -> None:
-    monkeypatch.setattr("switchyard.services.engine.monitoring.metrics.LOOK_TIMEOUT", 0.01)
+    monkeypatch.setattr("switchyard.services.engine.monitoring.metrics.REFRESH_TIMEOUT", 0.01)
 
     async def fails() -> None:
         raise OSError("the disk is gone")

@@ -63,7 +63,7 @@ def test_a_clock_that_goes_back_takes_nothing_away() -> None:
 def test_clients_that_were_not_seen_for_long_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rate_limit, "MOST_BUCKETS", 3)
+    monkeypatch.setattr(rate_limit, "MAX_BUCKETS", 3)
     limiter = RateLimiter(1, 1, clock=Clock())
     for client in ("one", "two", "three", "one", "four"):
         limiter.take(client)

@@ -14,7 +14,12 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.schedules.defaults import DEFAULTS, defaults
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.file import InvalidScheduleFile, read_file
-from switchyard.services.engine.schedules.rule import AT_ONCE, CronRule, InvalidSchedule, put_off
+from switchyard.services.engine.schedules.rule import (
+    CATCH_UP_WINDOW,
+    CronRule,
+    InvalidSchedule,
+    with_jitter,
+)
 from switchyard.services.engine.wings import job_modules
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -176,19 +181,19 @@ def test_after_an_outage_the_last_one_is_fired_and_the_others_are_missed() -> No
 def test_after_a_long_outage_nobody_goes_through_every_second_of_it() -> None:
     rule = CronRule.of("* * * * * *", "UTC")
     passed = rule.passed(1000.0, 1_000_000_000.5, jitter=0, grace=3600, name="x")
-    assert len(passed.fired) == AT_ONCE
+    assert len(passed.fired) == CATCH_UP_WINDOW
     assert passed.next_at == 1_000_000_001.0
     assert passed.missed is not None
     assert passed.missed[1] >= 5000
 
 
 def test_jitter_is_the_same_for_everybody_and_another_for_each() -> None:
-    offsets = {put_off(name, due, 600) - due for name in ("a", "b") for due in (0.0, 60.0)}
+    offsets = {with_jitter(name, due, 600) - due for name in ("a", "b") for due in (0.0, 60.0)}
     assert len(offsets) == 4
     assert all(0 <= each < 600 for each in offsets)
-    assert put_off("a", 60.0, 600) == put_off("a", 60.0, 600)
+    assert with_jitter("a", 60.0, 600) == with_jitter("a", 60.0, 600)
     rule = CronRule.of("0 * * * *", "UTC")
-    fire_at = put_off("a", 3600.0, 600)
+    fire_at = with_jitter("a", 3600.0, 600)
     before = rule.passed(3600.0, fire_at - 1, jitter=600, grace=0, name="a")
     assert (before.fired, before.next_at) == ((), 3600.0)
     after = rule.passed(3600.0, fire_at, jitter=600, grace=0, name="a")
@@ -211,8 +216,10 @@ def test_each_due_time_is_fired_missed_or_to_come(
     passed = rule.passed(first, now, jitter=jitter, grace=grace, name="x")
     missed = passed.missed[1] if passed.missed else 0
     assert first + 300 * (len(passed.fired) + missed) == passed.next_at
-    assert put_off("x", passed.next_at, jitter) > now
-    assert all(now - put_off("x", due, jitter) <= max(grace, AT_ONCE) for due in passed.fired)
+    assert with_jitter("x", passed.next_at, jitter) > now
+    assert all(
+        now - with_jitter("x", due, jitter) <= max(grace, CATCH_UP_WINDOW) for due in passed.fired
+    )
 
 
 # --- the file -----------------------------------------------------------------------------------

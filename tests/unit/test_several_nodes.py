@@ -166,7 +166,7 @@ async def test_that_no_node_has_a_management_api_names_them_all() -> None:
 async def test_an_answer_without_end_or_packed_is_given_up(
     monkeypatch: pytest.MonkeyPatch, head: bytes, says: str
 ) -> None:
-    monkeypatch.setattr(management_http, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(management_http, "MAX_ANSWER_BYTES", 2**20)
 
     def answers(peer: socket.socket) -> None:
         peer.recv(65_536)

@@ -19,7 +19,7 @@ from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, connected, underlying
 from switchyard.broker.wire.depths import ask_queues, queue_depths, waiting_in
-from switchyard.broker.wire.failures import ANSWER_LIMIT
+from switchyard.broker.wire.failures import ANSWER_TIMEOUT
 from switchyard.broker.wire.link import Link
 from tests.support.peers import falls_silent_once_open, listening, open_, says_nothing
 
@@ -72,7 +72,7 @@ async def test_scans_and_questions_take_a_few_seconds() -> None:
 
     with listening(falls_silent_once_open) as one, listening(falls_silent_with_a_channel) as other:
         works = itertools.product((scans, looks_into_queues, asks), (one, other))
-        async with asyncio.timeout(ANSWER_LIMIT + 5):
+        async with asyncio.timeout(ANSWER_TIMEOUT + 5):
             await asyncio.gather(*(fails(work, url) for work, url in works))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from urllib.parse import quote, unquote, urlsplit
 
-MOST_NODES = 16
+MAX_NODES = 16
 AMQP_PORTS = {"amqp": 5672, "amqps": 5671}
 _BETWEEN_WHOLE = re.compile(r"\s*,\s*(?=[a-zA-Z][a-zA-Z0-9+.-]*://)")
 
@@ -33,8 +33,8 @@ def checked(address: str, schemes: tuple[str, ...], example: str) -> str:
     """The address as it is. Raises ValueError, which says what is wrong and shows no part of it,
     for each may be a piece of a password."""
     nodes = nodes_of(address)
-    if len(nodes) > MOST_NODES:
-        raise ValueError(f"names {len(nodes)} nodes; {MOST_NODES} at most")
+    if len(nodes) > MAX_NODES:
+        raise ValueError(f"names {len(nodes)} nodes; {MAX_NODES} at most")
     try:
         parts = [urlsplit(node) for node in nodes]
         ports = [each.port for each in parts]

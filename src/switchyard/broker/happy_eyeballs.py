@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 
-HEAD_START = 0.3
+ATTEMPT_DELAY = 0.3
 """Seconds until the next server is tried beside one that has not answered."""
 
 

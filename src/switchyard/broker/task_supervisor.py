@@ -16,11 +16,11 @@ from structlog.typing import FilteringBoundLogger
 
 FIRST_PAUSE, LAST_PAUSE = 0.1, 5.0
 """Seconds until a task that has ended is started again: doubled from the first to the last."""
-STEADY = 60.0
+BACKOFF_RESET_AFTER = 60.0
 """Seconds after which a task that runs has recovered: its failures are counted anew."""
 VITAL_TRIES = 3
 """Failures in a row of a vital task after which its owner has to end."""
-CANCEL_AGAIN = 0.2
+CANCEL_RETRY_INTERVAL = 0.2
 """Seconds after which a task that is cancelled and goes on is cancelled once more."""
 
 TaskFactory = Callable[[], Coroutine[Any, Any, None]]
@@ -66,7 +66,7 @@ class TaskSupervisor:
         while True:
             began = time.monotonic()
             error = await self._end_of(work)
-            if time.monotonic() - began >= STEADY:
+            if time.monotonic() - began >= BACKOFF_RESET_AFTER:
                 pause, failures = FIRST_PAUSE, 0
             failures += 1
             gives_up = vital and failures >= VITAL_TRIES
@@ -116,4 +116,4 @@ async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
     while left:
         for task in left:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN)
+        _, left = await asyncio.wait(left, timeout=CANCEL_RETRY_INTERVAL)

@@ -16,7 +16,7 @@ from switchyard.api.middleware import access
 from switchyard.api.middleware.access import KeysMissing
 from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.engine.access.api_keys import REMEMBERED_FOR, Scope, create_key, hash_of
+from switchyard.services.engine.access.api_keys import CACHE_TTL, Scope, create_key, hash_of
 from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.workers.stages import document_id_of
@@ -152,7 +152,7 @@ async def test_a_revoked_key_works_no_longer(
     async def refused() -> bool:
         return (await locked.client.get("/jobs", headers=headers)).status_code == 401
 
-    await eventually(refused, REMEMBERED_FOR + 2)
+    await eventually(refused, CACHE_TTL + 2)
 
 
 async def revoke(system: System, name: str) -> None:
@@ -319,7 +319,7 @@ async def test_the_first_key_locks_a_service_that_was_open(system: System, api: 
     async def locked() -> bool:
         return (await api.client.get("/jobs")).status_code == 401
 
-    await eventually(locked, REMEMBERED_FOR + 2)
+    await eventually(locked, CACHE_TTL + 2)
 
 
 async def test_without_keys_it_does_not_start_beyond_loopback(system: System) -> None:

@@ -1,7 +1,7 @@
 """`/limits`, by the client."""
 
 from switchyard.api.client import AsyncClient
-from switchyard.services.engine.records.limits import LimitSize, PermitDemand, RoomRequest
+from switchyard.services.engine.records.limits import LimitSize, PermitDemand, PermitRequest
 from tests.support.api_server import RunningApi
 from tests.support.system import System
 
@@ -11,7 +11,7 @@ async def test_limits_are_shown_with_what_runs_and_what_waits(
 ) -> None:
     for number, name in enumerate(["openai", "openai", "free"]):
         await system.ledger.limits.take_room(
-            RoomRequest(
+            PermitRequest(
                 hold=f"hold-{number}",
                 holder="worker",
                 needs=(PermitDemand(name, "acme", LimitSize(concurrency=1, per_minute=10)),),

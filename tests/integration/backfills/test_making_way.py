@@ -56,7 +56,7 @@ async def test_it_fills_its_queue_to_half_of_where_publishers_are_refused(
 async def test_its_course_is_told_also_while_it_waits(
     user: BackfillUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(course, "SAMPLE_EVERY", 0.1)
+    monkeypatch.setattr(course, "SAMPLE_INTERVAL", 0.1)
     operation = await user.start("numbers", {"to": 9}, high=1)
     async with user.running():
 

@@ -260,8 +260,10 @@ async def test_there_are_no_slots_behind_the_end(ledger: Ledger) -> None:
 async def test_a_hold_that_had_run_out_is_renewed_and_not_taken_twice(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_session, "LISTEN", 60)  # as when the ledger was locked all the while
-    monkeypatch.setattr(bulk_runner, "LOOK", 0.05)
+    monkeypatch.setattr(
+        bulk_session, "LEASE_RENEW_INTERVAL", 60
+    )  # as when the ledger was locked all the while
+    monkeypatch.setattr(bulk_runner, "CLAIM_POLL_INTERVAL", 0.05)
     await make(ledger)
     counting = Counting()
     gate = counting.gates[2] = asyncio.Event()

@@ -12,17 +12,17 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from switchyard.services.engine.ledger import Ledger, upgrade
-from switchyard.services.engine.ledger.sql.limiting import RoomBatch, RoomChange
+from switchyard.services.engine.ledger.sql.limiting import PermitBatch, RoomChange
 from switchyard.services.engine.records.limits import (
     LimitSize,
-    NoRoom,
     NotRunnable,
     PermitDemand,
+    PermitGranted,
+    PermitRefused,
+    PermitReleased,
+    PermitRequest,
+    PermitReturn,
     RoomAnswer,
-    RoomFreed,
-    RoomGiven,
-    RoomRequest,
-    RoomReturn,
 )
 from switchyard.services.engine.records.states import State
 from tests.support.made import claim, finish, new_job
@@ -34,8 +34,8 @@ ONE = PermitDemand("openai", "", LimitSize(concurrency=1))
 
 def request(
     job_id: str, *needs: PermitDemand, claimed: bool = False, large: bool = False
-) -> RoomRequest:
-    return RoomRequest(
+) -> PermitRequest:
+    return PermitRequest(
         hold=f"hold-{next(NUMBERS)}",
         holder="worker-1",
         needs=needs or (ONE,),
@@ -78,7 +78,7 @@ async def test_no_more_jobs_than_may_have_room_whoever_asks(
             done = 0
             for number in range(20):
                 asked = request(f"{name}-{number}", need)
-                if isinstance(await each.limits.take_room(asked), RoomGiven):
+                if isinstance(await each.limits.take_room(asked), PermitGranted):
                     in_use += 1
                     most = max(most, in_use)
                     await asyncio.sleep(0)
@@ -95,23 +95,23 @@ async def test_no_more_jobs_than_may_have_room_whoever_asks(
 
 async def test_room_goes_to_those_that_have_waited_longest(ledger: Ledger) -> None:
     first = request("first")
-    assert isinstance(await ledger.limits.take_room(first), RoomGiven)
+    assert isinstance(await ledger.limits.take_room(first), PermitGranted)
     for name in ("second", "third"):
-        assert isinstance(await take(ledger, name), NoRoom)
+        assert isinstance(await take(ledger, name), PermitRefused)
     assert called(await ledger.limits.give_room_back(first.hold, first.needs, None)) == ["second"]
     # Its room is kept for it.
-    assert isinstance(await take(ledger, "newcomer"), NoRoom)
+    assert isinstance(await take(ledger, "newcomer"), PermitRefused)
     second = request("second")
-    assert isinstance(await ledger.limits.take_room(second), RoomGiven)
+    assert isinstance(await ledger.limits.take_room(second), PermitGranted)
     assert called(await ledger.limits.give_room_back(second.hold, second.needs, None)) == ["third"]
 
 
 async def test_a_newcomer_does_not_overtake_those_that_wait(ledger: Ledger) -> None:
-    assert isinstance(await take(ledger, "first"), RoomGiven)
-    assert isinstance(await take(ledger, "second"), NoRoom)
+    assert isinstance(await take(ledger, "first"), PermitGranted)
+    assert isinstance(await take(ledger, "second"), PermitRefused)
     await ledger.limits.release_room("worker-1")  # which calls nobody
     answer = await take(ledger, "newcomer")
-    assert isinstance(answer, NoRoom)
+    assert isinstance(answer, PermitRefused)
     assert called(answer) == ["second"]
 
 
@@ -131,28 +131,28 @@ async def test_one_that_is_called_and_does_not_come_holds_nobody_up_for_long(
 
 
 async def test_room_of_one_that_died_comes_back(ledger: Ledger) -> None:
-    assert isinstance(await take(ledger, "first"), RoomGiven)
-    assert isinstance(await take(ledger, "large"), NoRoom)
+    assert isinstance(await take(ledger, "first"), PermitGranted)
+    assert isinstance(await take(ledger, "large"), PermitRefused)
     await change(ledger, "UPDATE limit_holds SET expires_at = 1")
-    assert isinstance(await take(ledger, "large"), RoomGiven)
+    assert isinstance(await take(ledger, "large"), PermitGranted)
 
 
 async def test_renewed_room_stays(ledger: Ledger) -> None:
     first = replace(request("first"), life=0.0)
     await ledger.limits.take_room(first)
     assert await ledger.limits.renew_room([first.hold], LIFE) == 1
-    assert isinstance(await take(ledger, "second"), NoRoom)
+    assert isinstance(await take(ledger, "second"), PermitRefused)
 
 
 async def test_one_key_does_not_hold_up_another(ledger: Ledger) -> None:
     acme, other = (
         PermitDemand("account", key, LimitSize(concurrency=1)) for key in ("acme", "other")
     )
-    assert isinstance(await take(ledger, "a1", acme), RoomGiven)
+    assert isinstance(await take(ledger, "a1", acme), PermitGranted)
     full = await take(ledger, "a2", acme)
-    assert isinstance(full, NoRoom)
+    assert isinstance(full, PermitRefused)
     assert str(full) == "no room in the limit account of acme: 1 of 1 are running"
-    assert isinstance(await take(ledger, "b1", other), RoomGiven)
+    assert isinstance(await take(ledger, "b1", other), PermitGranted)
 
 
 async def test_room_is_taken_in_all_limits_or_in_none(ledger: Ledger) -> None:
@@ -160,8 +160,8 @@ async def test_room_is_taken_in_all_limits_or_in_none(ledger: Ledger) -> None:
         PermitDemand("wide", "", LimitSize(per_minute=5)),
         PermitDemand("narrow", "", LimitSize(concurrency=1)),
     )
-    assert isinstance(await take(ledger, "first", narrow, wide), RoomGiven)
-    assert isinstance(await take(ledger, "second", narrow, wide), NoRoom)
+    assert isinstance(await take(ledger, "first", narrow, wide), PermitGranted)
+    assert isinstance(await take(ledger, "second", narrow, wide), PermitRefused)
     reports = {each.name: each for each in await ledger.limits.limit_reports()}
     assert (reports["wide"].last_minute, reports["wide"].in_use) == (1, 1)
     assert (reports["narrow"].in_use, reports["narrow"].waiting) == (1, 1)
@@ -172,9 +172,9 @@ async def test_room_is_taken_in_all_limits_or_in_none(ledger: Ledger) -> None:
 async def test_tokens_are_reserved_before_and_corrected_after(ledger: Ledger) -> None:
     need = PermitDemand("openai", "", LimitSize(tokens_per_minute=100), tokens=60)
     first = request("first", need)
-    assert isinstance(await ledger.limits.take_room(first), RoomGiven)
+    assert isinstance(await ledger.limits.take_room(first), PermitGranted)
     full = await take(ledger, "second", need)
-    assert isinstance(full, NoRoom)
+    assert isinstance(full, PermitRefused)
     assert "60 of 100 tokens were used in the last minute" in full.why
     # There is room for a job of 40 tokens, but none such is next.
     (report,) = await ledger.limits.limit_reports()
@@ -183,14 +183,14 @@ async def test_tokens_are_reserved_before_and_corrected_after(ledger: Ledger) ->
     assert called(await ledger.limits.give_room_back(first.hold, first.needs, 10)) == ["second"]
     (report,) = await ledger.limits.limit_reports()
     assert report.tokens_last_minute == 10
-    assert isinstance(await take(ledger, "second", need), RoomGiven)
+    assert isinstance(await take(ledger, "second", need), PermitGranted)
 
 
 async def test_who_waits_for_a_rate_is_called_when_there_is_room(ledger: Ledger) -> None:
     need = PermitDemand("openai", "", LimitSize(per_minute=1))
-    assert isinstance(await take(ledger, "first", need), RoomGiven)
+    assert isinstance(await take(ledger, "first", need), PermitGranted)
     for name in ("second", "third"):
-        assert isinstance(await take(ledger, name, need), NoRoom)
+        assert isinstance(await take(ledger, name, need), PermitRefused)
     wait = await ledger.limits.limit_wait("second")
     assert wait is not None
     assert (wait.name, wait.times) == ("openai", 1)
@@ -202,7 +202,7 @@ async def test_who_waits_for_a_rate_is_called_when_there_is_room(ledger: Ledger)
 
 
 async def test_who_waits_until_it_is_too_old_is_called_to_be_told_so(ledger: Ledger) -> None:
-    assert isinstance(await take(ledger, "first"), RoomGiven)
+    assert isinstance(await take(ledger, "first"), PermitGranted)
     await ledger.limits.take_room(replace(request("second"), expires_at=5.0))
     assert called(await ledger.limits.call_waiting()) == ["second"]
     await ledger.limits.wait_no_longer("second")
@@ -212,8 +212,8 @@ async def test_who_waits_until_it_is_too_old_is_called_to_be_told_so(ledger: Led
 async def test_room_of_a_dead_worker_is_given_on_although_nothing_else_happens(
     ledger: Ledger,
 ) -> None:
-    assert isinstance(await take(ledger, "first"), RoomGiven)
-    assert isinstance(await take(ledger, "second"), NoRoom)
+    assert isinstance(await take(ledger, "first"), PermitGranted)
+    assert isinstance(await take(ledger, "second"), PermitRefused)
     await change(ledger, "UPDATE limit_holds SET expires_at = 1")
     assert called(await ledger.limits.call_waiting()) == ["second"]
 
@@ -224,7 +224,7 @@ async def test_a_copy_of_a_job_that_has_ended_or_runs_takes_no_room(ledger: Ledg
     assert isinstance(await take(ledger, "job-1"), NotRunnable)
     await ledger.jobs.finish(finish(State.SUCCEEDED))
     assert isinstance(await take(ledger, "job-1"), NotRunnable)
-    assert isinstance(await take(ledger, "other"), RoomGiven)
+    assert isinstance(await take(ledger, "other"), PermitGranted)
 
 
 async def test_a_job_that_waited_and_was_cancelled_makes_way(ledger: Ledger) -> None:
@@ -241,21 +241,21 @@ async def test_a_job_that_waited_and_was_cancelled_makes_way(ledger: Ledger) -> 
 
 
 async def test_who_takes_a_job_over_takes_its_room_over(ledger: Ledger) -> None:
-    assert isinstance(await take(ledger, "first"), RoomGiven)
+    assert isinstance(await take(ledger, "first"), PermitGranted)
     heir = replace(request("first", claimed=True), holder="worker-2")
-    assert isinstance(await ledger.limits.take_room(heir), RoomGiven)
+    assert isinstance(await ledger.limits.take_room(heir), PermitGranted)
     (report,) = await ledger.limits.limit_reports()
     assert report.in_use == 1
     assert called(await ledger.limits.give_room_back(heir.hold, heir.needs, None)) == []
-    assert isinstance(await take(ledger, "second"), RoomGiven)
+    assert isinstance(await take(ledger, "second"), PermitGranted)
 
 
 async def test_a_large_job_is_not_called_and_stands_in_nobodys_way(ledger: Ledger) -> None:
     first = request("first")
     await ledger.limits.take_room(first)
-    assert isinstance(await ledger.limits.take_room(request("large", large=True)), NoRoom)
+    assert isinstance(await ledger.limits.take_room(request("large", large=True)), PermitRefused)
     assert called(await ledger.limits.give_room_back(first.hold, first.needs, None)) == []
-    assert isinstance(await take(ledger, "second"), RoomGiven)
+    assert isinstance(await take(ledger, "second"), PermitGranted)
 
 
 async def test_limits_that_nobody_uses_are_forgotten(ledger: Ledger) -> None:
@@ -277,7 +277,7 @@ async def test_jobs_that_share_several_limits_do_not_lock_each_other(
 
     async def work(number: int) -> None:
         asked = request(f"job-{order[0]}-{number}", *needs)
-        if isinstance(await ledger.limits.take_room(asked), RoomGiven):
+        if isinstance(await ledger.limits.take_room(asked), PermitGranted):
             await ledger.limits.give_room_back(asked.hold, asked.needs, 5)
 
     await asyncio.gather(*(work(number) for number in range(20)))
@@ -305,10 +305,12 @@ def statements() -> Iterator[list[str]]:
 
 async def together(ledger: Ledger, changes: Sequence[RoomChange]) -> list[RoomAnswer]:
     """In one transaction, as the group commit does with those that come at once."""
-    return await ledger.core.database.write(lambda connection: RoomBatch(connection, changes).run())
+    return await ledger.core.database.write(
+        lambda connection: PermitBatch(connection, changes).run()
+    )
 
 
-def of_accounts(number: int, prefix: str) -> list[RoomRequest]:
+def of_accounts(number: int, prefix: str) -> list[PermitRequest]:
     """So many jobs of each of three accounts, which run one at a time."""
     needs = [PermitDemand("account", key, LimitSize(concurrency=1)) for key in ("a", "b", "c")]
     return [request(f"{prefix}-{n}-{need.key}", need) for n in range(number) for need in needs]
@@ -318,7 +320,7 @@ async def test_forty_jobs_without_room_cost_three_statements(ledger: Ledger) -> 
     await together(ledger, of_accounts(1, "first"))
     with statements() as said:
         answers = await together(ledger, of_accounts(13, "more"))
-    assert {type(each) for each in answers} == {NoRoom}
+    assert {type(each) for each in answers} == {PermitRefused}
     # Lock; read; those that wait from now on. The limits themselves are as they were.
     assert len(said) == 3, said
     assert sum(each.waiting for each in await ledger.limits.limit_reports()) == 39
@@ -332,7 +334,7 @@ async def test_jobs_that_end_and_call_others_cost_four_statements_on_postgresql(
     await together(ledger, of_accounts(5, "more"))
     with statements() as said:
         answers = await together(
-            ledger, [RoomReturn(each.hold, each.needs, None) for each in first]
+            ledger, [PermitReturn(each.hold, each.needs, None) for each in first]
         )
     assert sorted(called(answers[0])) == ["more-0-a", "more-0-b", "more-0-c"]
     # Lock; read; who waits, of all accounts; and what has changed.
@@ -340,7 +342,7 @@ async def test_jobs_that_end_and_call_others_cost_four_statements_on_postgresql(
         assert len(said) == 4, said
     with statements() as said:
         answers = await together(ledger, of_accounts(1, "more"))
-    assert {type(each) for each in answers} == {RoomGiven}
+    assert {type(each) for each in answers} == {PermitGranted}
     if ledger.core.database.dialect == "postgresql":
         assert len(said) == 3, said
 
@@ -354,11 +356,11 @@ async def test_each_job_that_ends_is_told_whether_somebody_waits(ledger: Ledger)
     await together(ledger, [*first, alone])
     await together(ledger, [request("waiting", wanted)])
 
-    ended = [RoomReturn(each.hold, each.needs, None) for each in (*first[:2], alone)]
+    ended = [PermitReturn(each.hold, each.needs, None) for each in (*first[:2], alone)]
     answers = await together(ledger, ended)
 
     assert called(answers[0]) == ["waiting"]
-    assert [each.waited_for for each in answers if isinstance(each, RoomFreed)] == [
+    assert [each.waited_for for each in answers if isinstance(each, PermitReleased)] == [
         True,
         True,
         False,
@@ -371,7 +373,7 @@ async def test_room_for_many_calls_all_of_them(ledger: Ledger) -> None:
     await together(ledger, first)
     waiting = [request(f"waiting-{n:02}", need) for n in range(70)]
     await together(ledger, waiting)
-    answers = await together(ledger, [RoomReturn(each.hold, each.needs, None) for each in first])
+    answers = await together(ledger, [PermitReturn(each.hold, each.needs, None) for each in first])
     assert called(answers[0]) == [f"waiting-{n:02}" for n in range(60)]
 
 
@@ -382,10 +384,10 @@ async def test_those_that_come_together_are_called_as_they_came(ledger: Ledger) 
     await together(ledger, waiting)
     order = []
     for ended in (first, *waiting[:-1]):
-        answers = await together(ledger, [RoomReturn(ended.hold, ended.needs, None)])
+        answers = await together(ledger, [PermitReturn(ended.hold, ended.needs, None)])
         order += called(answers[0])
         (again,) = [each for each in waiting if each.job_id == order[-1]]
-        assert isinstance(await ledger.limits.take_room(again), RoomGiven)
+        assert isinstance(await ledger.limits.take_room(again), PermitGranted)
     assert order == ["d", "b", "e", "a", "c"]
 
 
@@ -407,7 +409,7 @@ async def steps(ledger: Ledger, changes: Sequence[RoomChange]) -> int:
         file: Any = connection.connection.driver_connection
         file.set_progress_handler(lambda: next(taken) and None, 10)
         try:
-            return RoomBatch(connection, changes).run()
+            return PermitBatch(connection, changes).run()
         finally:
             file.set_progress_handler(None, 10)
 
@@ -419,5 +421,5 @@ async def test_a_second_copy_does_not_take_the_place_of_one_that_waits(ledger: L
     await take(ledger, "first")
     await take(ledger, "twice")
     answers = await together(ledger, [request("twice"), request("twice")])
-    assert [type(each) for each in answers] == [NoRoom, NotRunnable]
+    assert [type(each) for each in answers] == [PermitRefused, NotRunnable]
     assert await ledger.limits.limit_wait("twice") is not None

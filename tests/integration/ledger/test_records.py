@@ -4,13 +4,13 @@ import pytest
 
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.ledger import Ledger, to_message
-from switchyard.services.engine.ledger.jobs import MANY
+from switchyard.services.engine.ledger.jobs import SHARED_CHANGE_THRESHOLD
 from switchyard.services.engine.records.errors import IdempotencyConflict, RowRejected
 from switchyard.services.engine.records.results import Created, Existing
 from switchyard.services.engine.records.states import State
 from tests.support.made import NOW, claim, finish, message, new_job
 
-NOBODY = [f"nobody-{number}" for number in range(MANY)]
+NOBODY = [f"nobody-{number}" for number in range(SHARED_CHANGE_THRESHOLD)]
 HOW_MANY = pytest.mark.parametrize("others", [[], NOBODY], ids=["few", "many"])
 """Few and many are marked in different ways."""
 

@@ -81,7 +81,7 @@ async def test_a_question_is_answered_through_the_lanes(
 async def test_who_waits_is_woken_by_the_event_and_not_by_looking(
     system: System, queue: LLMQueue, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "LOOK", 3600.0)
+    monkeypatch.setattr(ending, "STATE_POLL_INTERVAL", 3600.0)
     job_id = await queue.submit("chat_completion", {"messages": [{"role": "user", "content": "?"}]})
     waiting = asyncio.create_task(queue.result(job_id, timeout=60))
     await system.start_worker("llm")
@@ -94,7 +94,7 @@ async def test_who_waits_is_woken_by_the_event_and_not_by_looking(
 async def test_an_event_that_never_came_is_made_up_for(
     system: System, queue: LLMQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "LOOK", 0.2)
+    monkeypatch.setattr(ending, "STATE_POLL_INTERVAL", 0.2)
     monkeypatch.setattr(EventFeed, "heard", lambda self, event: None)
     await system.start_worker("llm")
     result = await queue.call("chat_completion", {"messages": [{"role": "user", "content": "?"}]})

@@ -236,7 +236,7 @@ async def test_the_turn_of_a_killed_process_is_free_within_seconds_whatever_its_
     async with opened(slow, settings, ledger) as client, client.pace.turn(takes=3600):
         for held in ("things.connection", "things.place.1"):
             assert 0 < await ledger.leases.lease_remaining(held) <= 6
-    monkeypatch.setattr(leases, "LEASE", 0.3)
+    monkeypatch.setattr(leases, "LEASE_SECONDS", 0.3)
     for held in ("things.connection", "things.place.1", "things.place.2"):
         assert await ledger.leases.acquire_lease(held, "killed")
     async with opened(slow, settings, ledger, patience=10) as client:
@@ -246,7 +246,7 @@ async def test_the_turn_of_a_killed_process_is_free_within_seconds_whatever_its_
 async def test_the_turn_of_a_living_process_lasts_as_long_as_its_request_may(
     asked: SourceServer, settings: Settings, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "LEASE", 0.3)
+    monkeypatch.setattr(leases, "LEASE_SECONDS", 0.3)
     monkeypatch.setattr(pace, "_MARGIN", 0.0)
     async with (
         opened(asked, settings, ledger, patience=0.1) as slow,

@@ -9,7 +9,7 @@ import pytest
 
 from switchyard.broker.lanes import EVENTS_EXCHANGE
 from switchyard.broker.publish import no_listener_cache as unheard
-from switchyard.broker.publish.no_listener_cache import MOST_KNOWN
+from switchyard.broker.publish.no_listener_cache import MAX_KNOWN
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.broker.wire.channel import PipelinedChannel
@@ -46,8 +46,8 @@ def tell(publisher: Publisher, number: int, event: str = "started") -> None:
 @pytest.fixture
 def long_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is asked again, and no rest ends, by the clock of a test."""
-    monkeypatch.setattr(unheard, "REST", 120.0)
-    monkeypatch.setattr(unheard, "ASK_AGAIN", 60.0)
+    monkeypatch.setattr(unheard, "NO_LISTENER_TTL", 120.0)
+    monkeypatch.setattr(unheard, "REQUERY_INTERVAL", 60.0)
 
 
 async def unheard_once(publisher: Publisher) -> None:
@@ -76,8 +76,8 @@ async def test_an_event_that_came_back_keeps_others_of_its_kind_from_being_sent(
 async def test_one_at_a_time_is_sent_to_see_whether_somebody_listens_now(
     lanes: TestBroker, sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unheard, "REST", 120.0)
-    monkeypatch.setattr(unheard, "ASK_AGAIN", 0.0)
+    monkeypatch.setattr(unheard, "NO_LISTENER_TTL", 120.0)
+    monkeypatch.setattr(unheard, "REQUERY_INTERVAL", 0.0)
     async with Publisher(of(lanes)) as publisher:
         await unheard_once(publisher)
         for _ in range(3):
@@ -138,9 +138,9 @@ async def test_no_more_than_so_many_keys_are_remembered(
 ) -> None:
     async with Publisher(of(lanes)) as publisher:
         await publisher.publish(job(), HOT)
-        for number in range(MOST_KNOWN + 50):
+        for number in range(MAX_KNOWN + 50):
             announce(publisher, "dead", job_id="a", job_type=f"type{number}", lane="hot", attempt=1)
             if number % 100 == 0:
                 await publisher.probe()
         await publisher.probe()
-        assert 0 < len(publisher._unheard._resting) <= MOST_KNOWN
+        assert 0 < len(publisher._unheard._resting) <= MAX_KNOWN

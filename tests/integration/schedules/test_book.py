@@ -4,7 +4,11 @@ import pytest
 
 from switchyard.services.engine.ledger import schedules as ledger_schedules
 from switchyard.services.engine.schedules.rule import InvalidSchedule
-from switchyard.services.engine.schedules.service import MOST, ScheduleConflict, UnknownSchedule
+from switchyard.services.engine.schedules.service import (
+    MAX_SCHEDULES,
+    ScheduleConflict,
+    UnknownSchedule,
+)
 from tests.support.schedules import START, Time, add, book, entry, outcomes, runner
 from tests.support.system import System
 
@@ -49,7 +53,7 @@ async def test_what_would_be_refused_is_not_added(system: System, time: Time) ->
         await add(system, entry())
     await book(system).remove("tidy")
     assert await book(system).all() == []
-    assert MOST > 20
+    assert MAX_SCHEDULES > 20
 
 
 async def test_the_history_is_bounded(

@@ -15,7 +15,7 @@ from switchyard.services.engine.records.schedules import FiringOutcome
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
-from switchyard.services.engine.schedules.firing import AGAIN, ScheduleRunner
+from switchyard.services.engine.schedules.firing import RETRY_INTERVAL, ScheduleRunner
 from switchyard.services.engine.schedules.service import job_id_of
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -131,7 +131,7 @@ async def test_a_job_without_a_queue_is_tried_again_until_it_is_of_no_use(
     await declare(system.broker, system.registry, lanes=system.lanes)
 
     async def fires() -> int:
-        time.now += AGAIN
+        time.now += RETRY_INTERVAL
         return await firing.turn()
 
     await eventually(fires)

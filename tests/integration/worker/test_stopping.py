@@ -8,7 +8,7 @@ import pytest
 
 from switchyard.services.engine.records.requests import ClaimRequest
 from switchyard.services.engine.records.states import AttemptOutcome, State
-from switchyard.services.engine.runtime.worker import LAST_WORDS
+from switchyard.services.engine.runtime.worker import FINAL_DRAIN_TIMEOUT
 from tests.support.eventually import eventually
 from tests.support.jobs import journal
 from tests.support.system import System
@@ -72,7 +72,7 @@ async def test_over_the_grace_a_job_goes_back_and_nothing_is_held_against_it(
     stopped_at = time.monotonic()
     await running.stop()
     if "gated" in key:
-        assert time.monotonic() - stopped_at < LAST_WORDS
+        assert time.monotonic() - stopped_at < FINAL_DRAIN_TIMEOUT
     if "stubborn" not in key:
         assert running.worker.counters.returned == 1
     record = await system.record(job_id)

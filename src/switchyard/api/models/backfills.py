@@ -12,7 +12,7 @@ from switchyard.broker import patterns
 from switchyard.broker.lanes import BACKFILL
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.engine.backfill.formats import FileFormat
-from switchyard.services.engine.records.bulk import LEAST_RATE, MOST_RATE, MOST_WAITING, BulkState
+from switchyard.services.engine.records.bulk import MAX_RATE, MAX_WAITING, MIN_RATE, BulkState
 from switchyard.services.engine.records.joins import WhenDead
 from switchyard.services.engine.records.requests import MAX_NOTIFY_URL
 from switchyard.services.engine.records.states import State
@@ -70,13 +70,13 @@ class BackfillPlan(RequestModel):
     low: int | None = Field(
         default=None,
         ge=0,
-        le=MOST_WAITING,
+        le=MAX_WAITING,
         description="Queue length below which publishing continues. Default: half of `high`.",
     )
     high: int | None = Field(
         default=None,
         ge=1,
-        le=MOST_WAITING,
+        le=MAX_WAITING,
         description="Queue length at which publishing waits. Default: half of the queue's limit.",
     )
     weight: float = Field(
@@ -110,8 +110,8 @@ class BackfillPlan(RequestModel):
     )
     rate: float | None = Field(
         default=None,
-        ge=LEAST_RATE,
-        le=MOST_RATE,
+        ge=MIN_RATE,
+        le=MAX_RATE,
         description="Maximum number of jobs published per second; null: no limit.",
     )
     max_open: int | None = Field(
@@ -134,8 +134,8 @@ class BackfillLimits(RequestModel):
 
     rate: float | None = Field(
         default=None,
-        ge=LEAST_RATE,
-        le=MOST_RATE,
+        ge=MIN_RATE,
+        le=MAX_RATE,
         description="Maximum number of jobs published per second; null: no limit.",
     )
     max_open: int | None = Field(default=None, ge=1, le=2_000_000_000)

@@ -13,7 +13,7 @@ from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.engine.dead.causes import cause_of
 from switchyard.services.engine.dead.changes import Change
 from switchyard.services.engine.dead.letters import LetterFilter
-from switchyard.services.engine.records.bulk import LEAST_RATE, MOST_RATE, BulkState
+from switchyard.services.engine.records.bulk import MAX_RATE, MIN_RATE, BulkState
 from switchyard.services.engine.records.results import DeadGroup
 
 EXAMPLE_ID = "redrive-3fa9c01b22"
@@ -180,8 +180,8 @@ class NewRedrive(RequestModel):
     )
     rate: float | None = Field(
         default=None,
-        ge=LEAST_RATE,
-        le=MOST_RATE,
+        ge=MIN_RATE,
+        le=MAX_RATE,
         description="Maximum number of letters sent per second; null: no limit.",
     )
     halt_on: float | None = Field(
@@ -212,8 +212,8 @@ class RedriveRate(RequestModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"rate": 20}})
 
     rate: float | None = Field(
-        ge=LEAST_RATE,
-        le=MOST_RATE,
+        ge=MIN_RATE,
+        le=MAX_RATE,
         description="Maximum number of letters sent per second; null: no limit.",
     )
 

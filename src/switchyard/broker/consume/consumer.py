@@ -22,7 +22,7 @@ from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.consume.listening import keep_listening
-from switchyard.broker.consume.slots import PATIENCE, LaneQueue, Slots
+from switchyard.broker.consume.slots import WAIT_TIMEOUT, LaneQueue, Slots
 from switchyard.broker.consume.watchdog import WATCH_SECONDS, watch
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import closed
@@ -47,7 +47,7 @@ class LaneConsumer:
         slots: int,
         reserve: int = 0,
         consumer_priority: int = 0,
-        patience: float = PATIENCE,
+        patience: float = WAIT_TIMEOUT,
         watch_seconds: float = WATCH_SECONDS,
         tag: str = "switchyard",
     ) -> None:

@@ -29,15 +29,15 @@ from switchyard.broker.wire.failures import CHANNEL_ERRORS
 from switchyard.broker.wire.incoming import Incoming
 from switchyard.broker.wording import writable
 
-ANSWER = 1.0
+ANSWER_TIMEOUT = 1.0
 """Seconds at most for which lower lanes wait to hear whether a more urgent queue has something."""
-ASK_AGAIN = 0.005
+REQUERY_INTERVAL = 0.005
 """Seconds until the next question, where the answer was yes and nothing has come."""
 DEFECT_PAUSE = 1.0
 """Seconds that a delivery is kept whose handler failed unexpectedly, before it is returned."""
 TRACEBACK_LIMIT = 12_000
 """Characters of its traceback in the log: the end, where the error is."""
-PATIENCE = 1.0
+WAIT_TIMEOUT = 1.0
 """Seconds that a fetched delivery may wait for a slot before it is returned."""
 
 
@@ -233,7 +233,7 @@ class Slots:
     def hold_lower(self, queue: LaneQueue) -> None:
         """Start nothing of the lanes below until the broker has said that `queue` is empty."""
         queue.questions += 1
-        queue.holds_until = time.monotonic() + ANSWER
+        queue.holds_until = time.monotonic() + ANSWER_TIMEOUT
 
     def let_lower_start(self, queue: LaneQueue) -> None:
         """The lanes below need not wait for `queue` any more."""
@@ -255,7 +255,7 @@ class Slots:
                 asked = queue.questions
                 # Twice: what the first answer has left on its way is here before the second.
                 if await _ready(channel, queue.name) or await _ready(channel, queue.name):
-                    await asyncio.sleep(ASK_AGAIN)
+                    await asyncio.sleep(REQUERY_INTERVAL)
                 elif asked == queue.questions:
                     break
         except CHANNEL_ERRORS as error:

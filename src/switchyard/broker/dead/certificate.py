@@ -37,18 +37,18 @@ UNBOUND = "Unbound"
 """The error type of a recorded job that no queue was bound to the key of, and goes back."""
 FOREIGN = ForeignCopy.__name__
 """The error type of a message with the id of a job that it is not."""
-MOST_ATTEMPTS = 1_000_000
+MAX_ATTEMPTS = 1_000_000
 """That a certificate can say."""
-MOST_NAME = 255
+MAX_NAME_LENGTH = 255
 """Bytes of a routing key, as AMQP has it."""
 PROPERTIES_HEADER = "x-dead-properties"
 """Where they are kept."""
 _PREFIX = "x-dead-"
 _TEXTS = {
-    "error_type": MOST_NAME,
+    "error_type": MAX_NAME_LENGTH,
     "message": MESSAGE_LIMIT,
     "traceback": TRACEBACK_LIMIT,
-    "worker": MOST_NAME,
+    "worker": MAX_NAME_LENGTH,
 }
 """Characters of what may be anybody's text; the other fields have come over AMQP, or are ours."""
 
@@ -179,7 +179,7 @@ def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> 
             # Anybody may publish here: what is of another type does not count.
             if isinstance(value, int if name == "attempts" else str):
                 values[name] = value
-        if not 0 <= values.get("attempts", 0) <= MOST_ATTEMPTS:
+        if not 0 <= values.get("attempts", 0) <= MAX_ATTEMPTS:
             del values["attempts"]
         values["routing_key"] = _key(values["routing_key"], routing_key)
         reason = _reason(values.get("reason"))
@@ -245,7 +245,7 @@ def letter_id(job_id: str | None, body: bytes) -> str:
 
 def _key(text: str, otherwise: str) -> str:
     """A routing key from a header, where it can be one."""
-    return text if len(text.encode()) <= MOST_NAME else otherwise
+    return text if len(text.encode()) <= MAX_NAME_LENGTH else otherwise
 
 
 def _text(value: object) -> str:

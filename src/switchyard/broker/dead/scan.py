@@ -32,7 +32,7 @@ PIECE = 1_000
 """Letters that a scan of a classic queue holds on one channel. To acknowledge one of many, the
 broker goes through all that the channel holds before it: with 100,000 that takes 20 ms for each.
 And a small piece is a small burst for whoever else needs the broker."""
-MOST_CHANNELS = 1_000
+MAX_CHANNELS = 1_000
 """Half of what a broker allows on a connection; the pieces of a longer queue are larger."""
 QUORUM_PIECE = 65_535
 """Letters that one consumer of a quorum queue holds at most: the most that AMQP can say. All are on
@@ -41,7 +41,7 @@ and in any order with what others held."""
 IDLE_SECONDS = 1.0
 """A scan ends when the broker has sent nothing for so long and has nothing left to send: the rest
 is held by another scan."""
-TOGETHER = 100
+ACK_BATCH_SIZE = 100
 RETURN_LOOKS, RETURN_SECONDS = 40, 0.05
 """How often, and how long apart, a scan looks whether what it gave back is there."""
 IDLE_LIMIT = 30
@@ -228,7 +228,7 @@ class Scan:
             # The next piece is on its way while this one is worked.
             following = await self._fetch(left) if len(piece.deliveries) == piece.size else None
             for number, delivery in enumerate(piece.deliveries):
-                if number % TOGETHER == 0:
+                if number % ACK_BATCH_SIZE == 0:
                     await asyncio.sleep(0)  # others have their turn, too
                 yield QueuedDeadLetter.of(delivery)
 
@@ -239,7 +239,7 @@ class Scan:
             channel, most = self._channel, QUORUM_PIECE
         else:
             channel = await open_channel(self._connection, confirms=False)
-            most = max(PIECE, self.total // MOST_CHANNELS + 1)
+            most = max(PIECE, self.total // MAX_CHANNELS + 1)
         tag = f"scan.{len(self._pieces):06}"
         piece = _ScanBatch(channel, self._queue, tag, min(left, most))
         self._pieces.append(piece)

@@ -18,7 +18,7 @@ from switchyard.broker.addresses import checked, nodes_of
 from switchyard.broker.errors import ManagementError
 from switchyard.broker.tls import authorities
 
-MOST_BYTES = 64 * 1024 * 1024
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Of one answer: all that is known of some 50,000 queues."""
 WHOLE_ANSWER = 3
 """How many times the time-out of one step (a connect, a read) a whole request may take."""
@@ -113,10 +113,10 @@ class ManagementHttp:
             content = bytearray()
             async for part in answer.aiter_bytes():
                 content += part
-                if len(content) > MOST_BYTES:
+                if len(content) > MAX_ANSWER_BYTES:
                     raise ManagementError(
                         f"the management API at {self.base} answers with more than "
-                        f"{MOST_BYTES // 2**20} MiB: is it one? Check JOBS_MANAGEMENT_URL"
+                        f"{MAX_ANSWER_BYTES // 2**20} MiB: is it one? Check JOBS_MANAGEMENT_URL"
                     )
             return httpx.Response(
                 answer.status_code,

@@ -24,7 +24,7 @@ from switchyard.broker.errors import (
 from switchyard.broker.lanes import DEAD_EXCHANGE, JOBS_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import (
-    PATIENCE,
+    CONFIRM_TIMEOUT,
     Accepted,
     ConnectionFailureMemo,
     Outgoing,
@@ -132,7 +132,7 @@ class BlockingPublisher:
             if time.monotonic() - began >= self._timeout:
                 raise no_room(self._timeout)
             # Down to half the window, so that publishes leave in groups and not one by one.
-            session.drive(lambda: session.unconfirmed <= self._window // 2, PATIENCE)
+            session.drive(lambda: session.unconfirmed <= self._window // 2, CONFIRM_TIMEOUT)
         sent = session.publish(exchange, routing_key, envelope)
         if rested:  # the iterable may take as long for the next job
             session.catch_up()
@@ -181,14 +181,14 @@ class BlockingPublisher:
     def _confirmed(self, sent: Sent) -> None:
         while not sent.done:
             waited = time.monotonic() - sent.at
-            if waited >= PATIENCE and sent.session.is_blocked:
+            if waited >= CONFIRM_TIMEOUT and sent.session.is_blocked:
                 raise held()
             if waited >= self._timeout:
                 if len(nodes_of(self._settings.require_amqp_url())) > 1:
                     # One that is cut off from the others takes messages and can confirm none.
                     self.close()
                 raise unconfirmed(self._timeout)
-            sent.session.drive(lambda: sent.done, min(PATIENCE, self._timeout - waited))
+            sent.session.drive(lambda: sent.done, min(CONFIRM_TIMEOUT, self._timeout - waited))
         if sent.error is not None:
             raise sent.error
 

@@ -1,8 +1,9 @@
 """Which messages for whoever listens would reach nobody just now: they need not be sent.
 
 Events are half of what a worker publishes and of what the broker gets from it, and often nobody
-listens. The broker says so by returning one. Whoever begins to listen hears everything REST seconds
-later, which `services.engine.monitoring.job_events` waits for before it says that it listens.
+listens. The broker says so by returning one. Whoever begins to listen hears everything
+NO_LISTENER_TTL seconds later, which `services.engine.monitoring.job_events` waits for before it
+says that it listens.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from functools import partial
 
 from switchyard.broker.errors import Unroutable
 
-REST = 0.25
+NO_LISTENER_TTL = 0.25
 """Seconds, from the sending of a message that reached nobody, in which others need not be sent."""
-ASK_AGAIN = REST / 5
+REQUERY_INTERVAL = NO_LISTENER_TTL / 5
 """Seconds until one is sent nevertheless, if the last that was sent is answered: where the broker
 answers in time, the rest goes on without a gap."""
-MOST_KNOWN = 1_000
+MAX_KNOWN = 1_000
 """Routing keys that are remembered."""
 
 
@@ -50,13 +51,13 @@ class NoListenerCache:
         if rest is not None:
             rest.ask_at = rest.until
         # From now, not from the answer: by then somebody may have begun to listen.
-        until = time.monotonic() + REST
+        until = time.monotonic() + NO_LISTENER_TTL
         confirm.add_done_callback(partial(self._answered, key, until))
 
     def _answered(self, key: tuple[str, str], until: float, confirm: asyncio.Future[None]) -> None:
         if confirm.cancelled() or not isinstance(confirm.exception(), Unroutable):
             self._resting.pop(key, None)
             return
-        if len(self._resting) >= MOST_KNOWN:
+        if len(self._resting) >= MAX_KNOWN:
             self._resting.clear()
-        self._resting[key] = _Rest(until, min(until, time.monotonic() + ASK_AGAIN))
+        self._resting[key] = _Rest(until, min(until, time.monotonic() + REQUERY_INTERVAL))

@@ -26,10 +26,10 @@ from switchyard.broker.message import MAX_BODY_BYTES, JobMessage, now
 from switchyard.broker.settings import Profile
 from switchyard.broker.wire.envelope import Envelope
 
-PATIENCE = 0.5
+CONFIRM_TIMEOUT = 0.5
 """Seconds that a publish under way waits for its confirm on a connection that is blocked. The
 broker says so only when something is published, and keeps that until the alarm is over."""
-LIMIT_KNOWN_FOR = 60.0
+SIZE_LIMIT_TTL = 60.0
 """Seconds for which a size is refused unsent that the broker has refused: it may be configured
 anew, or another node may be asked."""
 OUTAGE_PAUSE = 1.0
@@ -205,7 +205,7 @@ class SizeLimit:
         """What became of a message that was sent."""
         if isinstance(error, MessageTooLarge):
             self._learned = error.limit
-            self._until = time.monotonic() + LIMIT_KNOWN_FOR
+            self._until = time.monotonic() + SIZE_LIMIT_TTL
 
     @property
     def may_refuse(self) -> bool:

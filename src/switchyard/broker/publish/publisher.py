@@ -33,7 +33,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.known_queues import KnownQueues
 from switchyard.broker.publish.no_listener_cache import NoListenerCache
 from switchyard.broker.publish.outcome import (
-    PATIENCE,
+    CONFIRM_TIMEOUT,
     Accepted,
     ConnectionFailureMemo,
     Outgoing,
@@ -54,7 +54,7 @@ from switchyard.broker.wire.channel import PipelinedChannel, leave, open_channel
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, is_blocked
 from switchyard.broker.wire.depths import HiddenQueues, ask_queue, is_unbound
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.broker.wire.failures import ANSWER_LIMIT, raising_broker_unavailable
+from switchyard.broker.wire.failures import ANSWER_TIMEOUT, raising_broker_unavailable
 from switchyard.broker.wire.link import Guard, Link
 
 
@@ -76,7 +76,7 @@ class Publisher(AsyncCloseable):
     child that was forked it connects anew, in the event loop of that.
     """
 
-    queue_patience = ANSWER_LIMIT
+    queue_patience = ANSWER_TIMEOUT
     """Seconds that a job waits to hear whether its queue is there, where that is not known."""
 
     def __init__(
@@ -272,7 +272,7 @@ class Publisher(AsyncCloseable):
             if time.monotonic() - began >= self._timeout:
                 raise no_room(self._timeout)
             with suppress(TimeoutError):  # a look around, and on
-                await asyncio.wait_for(channel.room(self._window), PATIENCE)
+                await asyncio.wait_for(channel.room(self._window), CONFIRM_TIMEOUT)
 
     async def _result(self, job: Outgoing, sent: _Sent | PublishError) -> Result:
         result = await self._result_of(job, sent)
@@ -361,14 +361,14 @@ class Publisher(AsyncCloseable):
         confirm = sent.confirm
         while not confirm.done():
             waited = time.monotonic() - sent.at
-            if waited >= PATIENCE and is_blocked(sent.channel.connection):
+            if waited >= CONFIRM_TIMEOUT and is_blocked(sent.channel.connection):
                 raise held()
             if waited >= self._timeout:
                 if self._has_other_nodes:
                     # One that is cut off from the others takes messages and can confirm none.
                     await leave(sent.channel)
                 raise unconfirmed(self._timeout)
-            await asyncio.wait((confirm,), timeout=min(PATIENCE, self._timeout - waited))
+            await asyncio.wait((confirm,), timeout=min(CONFIRM_TIMEOUT, self._timeout - waited))
         confirm.result()
 
     async def _is_there(self, connection: Connection, queue: str) -> bool:

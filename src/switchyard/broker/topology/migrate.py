@@ -38,11 +38,11 @@ from switchyard.broker.wire.failures import raising_broker_unavailable
 LOCK = "jobs.migrate"
 POLICY_PRIORITY = 100
 """Above the lanes' own."""
-SETTLED = 11.0
+SETTLE_SECONDS = 11.0
 """Seconds for which the broker has to say that nothing is left: its figures are five seconds old at
 most, and the management API's as much again."""
-LOOK = 0.2
-WAIT = 600.0
+DEPTH_POLL_INTERVAL = 0.2
+DRAIN_TIMEOUT = 600.0
 """Seconds that the jobs which run get to end, unless somebody says otherwise."""
 
 
@@ -126,8 +126,8 @@ class Migration:
     client: ManagementClient
     connection: Connection
     wanted: Topology
-    wait: float = WAIT
-    settled: float = SETTLED
+    wait: float = DRAIN_TIMEOUT
+    settled: float = SETTLE_SECONDS
 
     async def lane(self, steps: Iterable[Step]) -> AsyncIterator[Migrated]:
         """Remake the queues of one lane, and then its policy. Raises ManagementError,
@@ -202,7 +202,7 @@ class Migration:
         while clock() - since < self.settled:
             if await self.client.queue_messages(name) != 0:
                 since = clock()
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(DEPTH_POLL_INTERVAL)
 
     async def _fill(self, name: str) -> None:
         """Step 4, and the way back where jobs would not end."""

@@ -19,9 +19,9 @@ WINDOW = 200
 """Messages under way at once."""
 BEFORE_WORKERS = 100
 """Consumer priority: while there is room in the window, nobody else gets anything."""
-AGAIN = 0.2
+RETRY_INTERVAL = 0.2
 """Seconds until what the target refused, being full, is offered again."""
-LOOK = 0.05
+DEPTH_POLL_INTERVAL = 0.05
 """Seconds between two looks into the queue."""
 
 
@@ -58,7 +58,7 @@ class QueueShovel:
                 return  # the channel is gone: the broker has the message back
             except PublishError:
                 # The target is full. To give it back would cost the message its priority.
-                await asyncio.sleep(AGAIN)
+                await asyncio.sleep(RETRY_INTERVAL)
                 continue
             self._channel.ack(message.delivery_tag)
             self.moved += 1
@@ -73,7 +73,7 @@ class QueueShovel:
                     raise BrokerUnavailable("the connection was lost", maybe_accepted=False)
                 waiting = await waiting_in(self._channel, self._queue)
                 quiet = 0 if waiting.ready or self._sending else quiet + 1
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(DEPTH_POLL_INTERVAL)
 
 
 @asynccontextmanager

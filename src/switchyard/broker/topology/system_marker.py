@@ -28,7 +28,7 @@ from switchyard.broker.errors import BrokerError, BrokerUnavailable
 from switchyard.broker.lanes import SYSTEM_EXCHANGE
 from switchyard.broker.wire.channel import open_channel
 from switchyard.broker.wire.connection import closed
-from switchyard.broker.wire.failures import library_calls, within
+from switchyard.broker.wire.failures import library_calls, time_limit
 
 ALTERNATE = "alternate-exchange"
 _UNKNOWN = "?"
@@ -64,13 +64,13 @@ async def read_mark(connection: Connection) -> SystemMarker | None:
     """
     channel = await open_channel(connection, confirms=False)
     try:
-        async with within():
+        async with time_limit():
             with library_calls():
                 await channel.exchange_declare(SYSTEM_EXCHANGE, passive=True)
                 # Refused, whatever is there: with the value that it has.
                 await channel.exchange_declare(SYSTEM_EXCHANGE, **_declared(_UNKNOWN))
         # It went in between, and now there is one of ours, unless somebody marks the broker.
-        async with marking_alone(connection), within():
+        async with marking_alone(connection), time_limit():
             with library_calls():
                 await channel.exchange_declare(SYSTEM_EXCHANGE, **_declared(_UNKNOWN))
                 await channel.exchange_delete(SYSTEM_EXCHANGE)
@@ -98,7 +98,7 @@ async def marking_alone(connection: Connection) -> AsyncIterator[None]:
     while True:
         channel = await open_channel(connection, confirms=False)
         try:
-            async with within():
+            async with time_limit():
                 with library_calls():
                     await channel.queue_declare(SYSTEM_EXCHANGE, exclusive=True, arguments=_LOCK)
             break
@@ -114,7 +114,7 @@ async def marking_alone(connection: Connection) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        async with within():
+        async with time_limit():
             with library_calls():
                 await channel.queue_delete(SYSTEM_EXCHANGE)
         await closed(channel)
@@ -129,7 +129,7 @@ async def write_mark(connection: Connection, mark: SystemMarker) -> None:
     for attempt in range(_TRIES):
         channel = await open_channel(connection, confirms=False)
         try:
-            async with within():
+            async with time_limit():
                 with library_calls():
                     await channel.exchange_delete(SYSTEM_EXCHANGE)
                     await channel.exchange_declare(SYSTEM_EXCHANGE, **_declared(value))

@@ -29,7 +29,7 @@ from structlog.typing import FilteringBoundLogger
 from switchyard.broker.errors import BrokerUnavailable, PublishError
 from switchyard.broker.wire.confirms import Unconfirmed
 from switchyard.broker.wire.envelope import Envelope, Forwarded, encode_publish
-from switchyard.broker.wire.failures import ANSWER_LIMIT, library_calls, within
+from switchyard.broker.wire.failures import ANSWER_TIMEOUT, library_calls, time_limit
 from switchyard.broker.wire.frame_tap import tap_of
 from switchyard.broker.wire.frames import ACK, BASIC, DELIVER, FRAME_END, METHOD, NACK, RETURN
 from switchyard.broker.wire.incoming import Assembler, Incoming
@@ -259,7 +259,7 @@ def _reason(closing: asyncio.Future[Any]) -> str:
 
 
 async def open_channel(
-    connection: Connection, *, confirms: bool, limit: float = ANSWER_LIMIT
+    connection: Connection, *, confirms: bool, limit: float = ANSWER_TIMEOUT
 ) -> PipelinedChannel:
     """Open such a channel on an aiormq connection, with publisher confirms or without.
 
@@ -268,7 +268,7 @@ async def open_channel(
     whoever tries again does so on another one.
     """
     try:
-        async with within(limit):
+        async with time_limit(limit):
             return await _opened(connection, confirms)
     except TimeoutError:
         if not any(getattr(each, "answered", False) for each in connection.channels.values()):

@@ -23,7 +23,7 @@ from yarl import URL
 
 from switchyard.broker.addresses import address_of, nodes_of
 from switchyard.broker.errors import BrokerAuthError, BrokerUnavailable, LimitReached
-from switchyard.broker.happy_eyeballs import HEAD_START, AllAttemptsFailed, first_connected
+from switchyard.broker.happy_eyeballs import ATTEMPT_DELAY, AllAttemptsFailed, first_connected
 from switchyard.broker.wire.failures import away, library_calls, raising_broker_unavailable
 from switchyard.broker.wire.frame_tap import TappedTransport
 
@@ -43,8 +43,8 @@ async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> A
     one refuses the credentials or the vhost and none takes them.
 
     The nodes are tried in an order of chance, so that clients spread over a cluster; the next one
-    as soon as one fails, or after HEAD_START seconds beside it: one that is switched off, or frozen
-    behind an open port, costs no more than that.
+    as soon as one fails, or after ATTEMPT_DELAY seconds beside it: one that is switched off, or
+    frozen behind an open port, costs no more than that.
     """
     nodes = list(nodes_of(url))
     random.shuffle(nodes)
@@ -59,7 +59,7 @@ async def connect(url: str, name: str, *, timeout: float = CONNECT_TIMEOUT) -> A
     try:
         return await first_connected(
             [attempt(node) for node in nodes],
-            head_start=min(HEAD_START, timeout / (len(nodes) + 1)),
+            head_start=min(ATTEMPT_DELAY, timeout / (len(nodes) + 1)),
             failures=BrokerUnavailable,
             close=closed,
         )

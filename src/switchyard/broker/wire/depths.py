@@ -26,10 +26,10 @@ from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.channel import PipelinedChannel, open_channel
 from switchyard.broker.wire.connection import closed, connected, underlying
 from switchyard.broker.wire.failures import (
-    ANSWER_LIMIT,
+    ANSWER_TIMEOUT,
     library_calls,
     raising_broker_unavailable,
-    within,
+    time_limit,
 )
 
 HIDDEN_TIMEOUT = 1.0
@@ -48,11 +48,11 @@ class QueueSize:
 
 
 async def waiting_in(
-    channel: PipelinedChannel, queue: str, *, limit: float | None = ANSWER_LIMIT
+    channel: PipelinedChannel, queue: str, *, limit: float | None = ANSWER_TIMEOUT
 ) -> QueueSize:
     """A queue's numbers. Raises one of CHANNEL_ERRORS, also where there is no such queue or no
-    answer within `limit` seconds; either ends the channel, and all that it holds goes back."""
-    async with within(limit):
+    answer time_limit `limit` seconds; either ends the channel, and all that it holds goes back."""
+    async with time_limit(limit):
         declared = await channel.queue_declare(queue, passive=True)
     return QueueSize(declared.message_count or 0, declared.consumer_count or 0)
 
@@ -74,7 +74,7 @@ async def is_unbound(connection: Connection, queue: str) -> bool:
     making them, or was broken off. Raises one of CHANNEL_ERRORS."""
     channel = await open_channel(connection, confirms=False)
     try:
-        async with within():
+        async with time_limit():
             with library_calls():
                 await channel.exchange_declare(queue + UNBOUND, passive=True)
     except (ChannelNotFoundEntity, ChannelAccessRefused):

@@ -34,7 +34,7 @@ from switchyard.broker.errors import (
 CHANNEL_ERRORS = (AMQPError, ChannelInvalidStateError, OSError)
 """What a call fails with whose channel or connection fails, is refused, or is gone already."""
 
-ANSWER_LIMIT = 5.0
+ANSWER_TIMEOUT = 5.0
 """Seconds for a broker to open a channel, or to tell of a queue. Missing heartbeats tell of a peer
 that has fallen silent, too, and take half a minute."""
 
@@ -62,11 +62,11 @@ def library_calls() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def within(seconds: float | None = ANSWER_LIMIT) -> AsyncIterator[None]:
+async def time_limit(seconds: float | None = ANSWER_TIMEOUT) -> AsyncIterator[None]:
     """Around calls that a broker answers at once, however much it has to do.
 
-    Raises TimeoutError, which is one of CHANNEL_ERRORS, where it does not within so many seconds;
-    None waits for as long as the connection lasts.
+    Raises TimeoutError, which is one of CHANNEL_ERRORS, where it does not time_limit so many
+    seconds; None waits for as long as the connection lasts.
     """
     try:
         async with asyncio.timeout(seconds):

@@ -20,10 +20,10 @@ Guard = Callable[[Connection], Awaitable[None]]
 
 FIRST_BACKOFF, LAST_BACKOFF = 0.1, 5.0
 """Seconds between attempts at what was refused: doubled from the first to the last."""
-LAST_CONNECT = 0.5
+LAST_CONNECT_TIMEOUT = 0.5
 """Seconds at most between attempts to connect: a port that refuses costs next to nothing, and the
 first job after an outage waits no longer than this."""
-TELL_AGAIN = 5.0
+LOG_REPEAT_INTERVAL = 5.0
 """Seconds between log lines about one outage."""
 
 
@@ -56,13 +56,13 @@ class Link:
                 return await self.connection_now()
             except BrokerUnavailable as error:
                 if time.monotonic() >= self._tell_from:
-                    self._tell_from = time.monotonic() + TELL_AGAIN
+                    self._tell_from = time.monotonic() + LOG_REPEAT_INTERVAL
                     is_limit = isinstance(error, LimitReached)
                     event = "broker limit reached" if is_limit else "broker away"
-                    self._log.warning(event, error=str(error), looks_every=LAST_CONNECT)
+                    self._log.warning(event, error=str(error), looks_every=LAST_CONNECT_TIMEOUT)
                 # Not all clients of a broker that has come back at the same moment.
                 await asyncio.sleep(delay * random.uniform(0.5, 1))
-                delay = min(delay * 2, LAST_CONNECT)
+                delay = min(delay * 2, LAST_CONNECT_TIMEOUT)
 
     async def connection_now(self) -> Connection:
         """The open connection, after at most one attempt to connect. Raises BrokerUnavailable."""

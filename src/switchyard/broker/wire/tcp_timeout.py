@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-CUT_OFF_AFTER = 10
+SILENCE_TIMEOUT = 10
 """Seconds without any packet from the peer after which a connection is lost."""
 
 TCP_OPTIONS: Mapping[str, int] = MappingProxyType(
@@ -21,7 +21,7 @@ TCP_OPTIONS: Mapping[str, int] = MappingProxyType(
         "TCP_KEEPINTVL": 2,
         "TCP_KEEPCNT": 3,
         # Where something was sent that nobody has acknowledged, the kernel asks nothing else.
-        "TCP_USER_TIMEOUT": CUT_OFF_AFTER * 1000,
+        "TCP_USER_TIMEOUT": SILENCE_TIMEOUT * 1000,
     }
 )
 """As the socket module names them, and as pika takes them."""
@@ -35,8 +35,8 @@ class _Socket(Protocol):
 
 
 def set_tcp_user_timeout(connected: _Socket | None) -> None:
-    """Have the kernel notice within CUT_OFF_AFTER seconds that the peer is cut off, as far as this
-    system can."""
+    """Have the kernel notice within SILENCE_TIMEOUT seconds that the peer is cut off, as far as
+    this system can."""
     if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
         return  # a socket of this machine, as PostgreSQL may have
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

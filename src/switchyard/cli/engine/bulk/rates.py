@@ -33,7 +33,7 @@ UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 def per_second_of(text: str) -> float:
     """`50/s`, `100/m`, `20/h`, `50` as a number for each second. Raises WrongUsage."""
-    from switchyard.services.engine.records.bulk import LEAST_RATE, MOST_RATE
+    from switchyard.services.engine.records.bulk import MAX_RATE, MIN_RATE
 
     number, slash, unit = text.partition("/")
     seconds = None if slash and not unit else UNITS.get(unit)
@@ -41,10 +41,10 @@ def per_second_of(text: str) -> float:
         found = float(number)
     except ValueError:
         found = 0
-    if seconds is None or not LEAST_RATE <= found / seconds <= MOST_RATE:
+    if seconds is None or not MIN_RATE <= found / seconds <= MAX_RATE:
         raise WrongUsage(
             f"--rate {text!r}: write it as 50/s, 100/m or 20/h; at least 4/h, at most "
-            f"{MOST_RATE:,}/s"
+            f"{MAX_RATE:,}/s"
         )
     return found / seconds
 

@@ -23,12 +23,12 @@ from switchyard.services.engine.records.keys import ApiKeyRecord
 
 PREFIX = "swy_"
 KEY_BYTES = 32
-SHORTEST_KEY = 24
+MIN_KEY_LENGTH = 24
 """Characters that a key from the settings must have at least."""
-REMEMBERED_FOR = 1.0
+CACHE_TTL = 1.0
 """Seconds for which a key that was found is not looked up again: a revoked one works no longer."""
-MOST_REMEMBERED = 1_000
-USE_NOTED_EVERY = 60.0
+MAX_CACHED = 1_000
+USE_NOTE_INTERVAL = 60.0
 """Seconds between notes of a key's use in the ledger."""
 
 
@@ -91,10 +91,10 @@ def configured_keys(text: str) -> dict[str, Principal]:
     found: dict[str, Principal] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         key, colon, names = entry.partition(":")
-        if len(key) < SHORTEST_KEY:
+        if len(key) < MIN_KEY_LENGTH:
             raise InvalidKeySetting(
-                f"a key in JOBS_API_KEYS is shorter than {SHORTEST_KEY} characters: make one with "
-                "`jobctl keys create`, or with `openssl rand -base64 32`"
+                f"a key in JOBS_API_KEYS is shorter than {MIN_KEY_LENGTH} characters: make one "
+                "with `jobctl keys create`, or with `openssl rand -base64 32`"
             )
         try:
             scopes = frozenset(map(Scope, names.split("+"))) if colon else frozenset(Scope)
@@ -108,7 +108,7 @@ def configured_keys(text: str) -> dict[str, Principal]:
 
 
 @dataclass(slots=True)
-class _Remembered:
+class _CachedKey:
     principal: Principal
     until: float
 
@@ -119,7 +119,7 @@ class ApiKeyStore:
     def __init__(self, ledger: Ledger, configured: dict[str, Principal]) -> None:
         self._ledger = ledger
         self._configured = configured
-        self._remembered: dict[str, _Remembered] = {}
+        self._remembered: dict[str, _CachedKey] = {}
         self._noted: dict[str, float] = {}
         self._any_until = 0.0
         self._any = bool(configured)
@@ -141,10 +141,10 @@ class ApiKeyStore:
             return None
         if not hmac.compare_digest(record.key_hash, key_hash):
             return None
-        if len(self._remembered) >= MOST_REMEMBERED:
+        if len(self._remembered) >= MAX_CACHED:
             self._remembered.clear()
         principal = _principal(record)
-        self._remembered[key_hash] = _Remembered(principal, now + REMEMBERED_FOR)
+        self._remembered[key_hash] = _CachedKey(principal, now + CACHE_TTL)
         await self._note_use(record, now)
         return principal
 
@@ -155,7 +155,7 @@ class ApiKeyStore:
         """
         if not self._any and time.monotonic() >= self._any_until:
             self._any = await self._ledger.api_keys.has_api_keys()
-            self._any_until = time.monotonic() + REMEMBERED_FOR
+            self._any_until = time.monotonic() + CACHE_TTL
         return self._any
 
     async def has_usable_keys(self) -> bool:
@@ -165,7 +165,7 @@ class ApiKeyStore:
         return any(key.revoked_at is None for key in await self._ledger.api_keys.list_api_keys())
 
     async def _note_use(self, record: ApiKeyRecord, now: float) -> None:
-        if now - self._noted.get(record.id, -USE_NOTED_EVERY) < USE_NOTED_EVERY:
+        if now - self._noted.get(record.id, -USE_NOTE_INTERVAL) < USE_NOTE_INTERVAL:
             return
         self._noted[record.id] = now
         try:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-MOST_BUCKETS = 10_000
+MAX_BUCKETS = 10_000
 """Clients remembered at once; the one that was seen longest ago is forgotten first. A bucket
 that was forgotten is a full one, which after so many other clients it would be anyway."""
 
@@ -59,7 +59,7 @@ class RateLimiter:
         bucket = self._buckets.get(client)
         if bucket is None:
             bucket = self._buckets[client] = _Bucket(self._burst, now)
-            if len(self._buckets) > MOST_BUCKETS:
+            if len(self._buckets) > MAX_BUCKETS:
                 self._buckets.popitem(last=False)
         else:
             self._buckets.move_to_end(client)

@@ -25,11 +25,11 @@ TELLING_WARNINGS = frozenset(
     {Finding.WORKERS_SILENT, Finding.DISK_LOW, Finding.DISPLACED, Finding.CONSUMER_LOST}
 )
 """Warnings that are told; all that is wrong is told anyway."""
-RECENT = 86_400.0
+RECENT_SECONDS = 86_400.0
 """Seconds for which an operation's end is news, and remembered as told."""
-LOOKED_AT = 200
+MAX_EXAMINED = 200
 """Operations at most."""
-DELIVERY = 5.0
+DELIVERY_TIMEOUT = 5.0
 """Seconds for one message."""
 
 
@@ -71,7 +71,7 @@ class Alerter:
             if await self._delivered(of_check(over, firing=False, system=system, at=now)):
                 await self._ledger.alerts.forget_alert(key)
         await self._ledger.alerts.forget_alerts_before(
-            now - 2 * RECENT, keep=[str(each) for each in Finding]
+            now - 2 * RECENT_SECONDS, keep=[str(each) for each in Finding]
         )
 
     async def _findings(self) -> list[Diagnostic]:
@@ -84,8 +84,8 @@ class Alerter:
         ]
 
     async def _ended(self, now: float) -> list[BulkOperation]:
-        page = await self._ledger.bulk.list_bulk(states=AT_LAST, limit=LOOKED_AT)
-        return [each for each in page.items if each.updated_at > now - RECENT]
+        page = await self._ledger.bulk.list_bulk(states=AT_LAST, limit=MAX_EXAMINED)
+        return [each for each in page.items if each.updated_at > now - RECENT_SECONDS]
 
     async def _tell(self, alert: Alert) -> None:
         if await self._delivered(alert):
@@ -112,11 +112,11 @@ class Alerter:
         if secret is not None:
             headers[HEADER] = signature(body, secret.get_secret_value())
         # Of the answer, its status is what counts: what else it says may be endless.
-        limit = asyncio.timeout(DELIVERY)
+        limit = asyncio.timeout(DELIVERY_TIMEOUT)
         try:
             async with (
                 limit,
-                httpx.AsyncClient(timeout=DELIVERY, verify=authorities()) as client,
+                httpx.AsyncClient(timeout=DELIVERY_TIMEOUT, verify=authorities()) as client,
                 client.stream(
                     "POST", url.get_secret_value(), content=body, headers=headers
                 ) as answer,

@@ -11,7 +11,7 @@ from switchyard.services.engine.monitoring.check import Diagnostic
 from switchyard.services.engine.records.bulk import BulkOperation
 
 Form = Literal["json", "slack"]
-LONGEST_DETAIL = 3_000
+MAX_DETAIL = 3_000
 """Characters: chat services refuse longer texts."""
 
 
@@ -60,7 +60,7 @@ def of_check(check: Diagnostic, *, firing: bool, system: str, at: float) -> Aler
         key=str(check.finding),
         status="firing" if firing else "resolved",
         title=f"{check.name}: {check.finding}",
-        detail=check.detail[:LONGEST_DETAIL],
+        detail=check.detail[:MAX_DETAIL],
         remedy=check.remedy,
         system=system,
         at=at,
@@ -75,7 +75,7 @@ def of_operation(operation: BulkOperation, *, system: str, at: float) -> Alert:
         key=operation_key(operation),
         status="ended",
         title=f"{operation.kind} {operation.state}",
-        detail=f"{operation.title}{note}"[:LONGEST_DETAIL],
+        detail=f"{operation.title}{note}"[:MAX_DETAIL],
         remedy=f"`jobctl {command} show {operation.id}`",
         system=system,
         at=at,

@@ -34,22 +34,22 @@ if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.results import JobRecord, JobSummary
 
-WITHIN = 10.0
+SEND_TIMEOUT = 10.0
 """Seconds that a receiver has for its answer."""
-ATTEMPTS = 12
+MAX_ATTEMPTS = 12
 """With the pauses of every retry: half an hour."""
-SHOWN = 20
+MAX_SHOWN = 20
 """Jobs that did not succeed, in one notice."""
-SHOWN_TEXT = 500
+MAX_TEXT = 500
 """Characters of an error."""
-AT_ONCE = 2
+MAX_CONCURRENT = 2
 """Notices that one receiver gets at once: one that never answers leaves slots to all others."""
-TURN_AGAIN = 5.0
+SLOT_RETRY_INTERVAL = 5.0
 """Seconds until a notice has its next turn at an address that is taken: that of many names, of
 which each for itself is another receiver."""
-FOUND_WITHIN = 2.0
+LOOKUP_TIMEOUT = 2.0
 """Seconds that a name has to be resolved: whoever has the name has its server, too."""
-LOOK_AGAIN = 15.0
+RECHECK_INTERVAL = 15.0
 """Seconds between looks whether a pipeline that was under way before has ended."""
 
 
@@ -64,7 +64,7 @@ def _receiver(notice: Any) -> str:
     return ".".join(labels[-2:]) if labels[-1].isalpha() else host
 
 
-RECEIVERS = Limit("notice_receivers", concurrency=AT_ONCE, key=_receiver)
+RECEIVERS = Limit("notice_receivers", concurrency=MAX_CONCURRENT, key=_receiver)
 
 
 class Notice(BaseModel):
@@ -90,7 +90,7 @@ class Notice(BaseModel):
     worker="link",
     lanes=("maintenance",),
     timeout=60,
-    max_attempts=ATTEMPTS,
+    max_attempts=MAX_ATTEMPTS,
     limits=[RECEIVERS],
 )
 async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
@@ -121,13 +121,15 @@ async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
         HEADER: signature(body, secret.get_secret_value()),
     }
     guard, address = await _found(payload.url, _guard(ctx.settings))
-    turns = AddressTurns(AT_ONCE)
+    turns = AddressTurns(MAX_CONCURRENT)
     if ctx.shared is not None:
-        turns = await ctx.shared.get(AddressTurns, lambda: AddressTurns.opened(AT_ONCE))
+        turns = await ctx.shared.get(AddressTurns, lambda: AddressTurns.opened(MAX_CONCURRENT))
     with turns.one(address) as is_ours:
         if not is_ours:
-            return Snooze(TURN_AGAIN, f"{AT_ONCE} notices are on their way to {address}")
-        status = await post(payload.url, body, headers=headers, within=WITHIN, guard=guard)
+            return Snooze(
+                SLOT_RETRY_INTERVAL, f"{MAX_CONCURRENT} notices are on their way to {address}"
+            )
+        status = await post(payload.url, body, headers=headers, within=SEND_TIMEOUT, guard=guard)
     return Done({"told": True, "status": status, "state": told["state"]})
 
 
@@ -147,16 +149,16 @@ async def _told(
     if join is not None:
         if join.open:
             return None
-        found, _ = await ledger.joins.joined_jobs(join.id, state=State.DEAD, limit=SHOWN)
+        found, _ = await ledger.joins.joined_jobs(join.id, state=State.DEAD, limit=MAX_SHOWN)
         counts = {"succeeded": join.succeeded, "dead": join.dead, "cancelled": join.cancelled}
         return _of_job(first, counts, [_shown(each.job_id, each) for each in found])
     # Somebody else had started it, and this one wants to be told as well.
     jobs = await ledger.job_reads.pipeline(first.id)
     if any(each.state not in FINISHED for each in jobs):
-        return Snooze(LOOK_AGAIN, "it has not ended")
+        return Snooze(RECHECK_INTERVAL, "it has not ended")
     ended = [each.state for each in jobs]
     counts = {state.value: ended.count(state) for state in sorted(FINISHED)}
-    found_dead = [each for each in jobs if each.state is State.DEAD][:SHOWN]
+    found_dead = [each for each in jobs if each.state is State.DEAD][:MAX_SHOWN]
     shown = [_shown(each.id, each) for each in found_dead]
     return _of_job(first, counts, shown if payload.errors else [])
 
@@ -190,7 +192,7 @@ def _shown(job_id: str, job: JoinedJob | JobSummary) -> dict[str, Any]:
         "job_type": job.job_type,
         "reason": job.reason,
         "error_type": job.error_type,
-        "error_message": None if job.error_message is None else job.error_message[:SHOWN_TEXT],
+        "error_message": None if job.error_message is None else job.error_message[:MAX_TEXT],
     }
 
 
@@ -204,8 +206,8 @@ async def _of_backfill(backfill_id: str, ledger: Ledger) -> Mapping[str, Any] | 
         "event": "backfill.ended",
         "state": operation.state,
         "backfill_id": backfill_id,
-        "title": operation.title[:SHOWN_TEXT],
-        "note": None if operation.note is None else operation.note[:SHOWN_TEXT],
+        "title": operation.title[:MAX_TEXT],
+        "note": None if operation.note is None else operation.note[:MAX_TEXT],
         "jobs": {state.value: number for state, number in total.items()},
     }
 
@@ -219,10 +221,10 @@ async def _found(url: str, guard: SsrfGuard) -> tuple[SsrfGuard, str]:
     host = target.raw_host.decode()
     port = target.port or (443 if target.scheme == "https" else 80)
     try:
-        async with asyncio.timeout(FOUND_WITHIN):
+        async with asyncio.timeout(LOOKUP_TIMEOUT):
             address = await guard.address_of(host, port)
     except TimeoutError as error:
-        raise FetchFailed(f"{host} was not resolved within {FOUND_WITHIN:g} s") from error
+        raise FetchFailed(f"{host} was not resolved within {LOOKUP_TIMEOUT:g} s") from error
 
     async def resolved(host: str, port: int) -> list[str]:
         return [address]

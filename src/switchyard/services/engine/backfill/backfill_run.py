@@ -47,7 +47,7 @@ WINDOW = 2_000
 CLOSED_PAUSE = 0.1
 """Seconds between looks whether the gate is open; the gate asks the broker less often."""
 REFUSED_PAUSE = 0.5
-SAMPLE_EVERY = 5.0
+SAMPLE_INTERVAL = 5.0
 SAMPLE_SHARE = 0.05
 """Of the time, for counting what became of the jobs: that of a million takes seconds."""
 DRAIN_PAUSE = 1.0
@@ -293,7 +293,7 @@ class BackfillRun:
         began = time.monotonic()
         own, _ = await self._ledger.bulk_jobs.count_bulk_jobs(self._session.id)
         ended = time.monotonic()
-        self._next_sample = ended + max(SAMPLE_EVERY, (ended - began) / SAMPLE_SHARE)
+        self._next_sample = ended + max(SAMPLE_INTERVAL, (ended - began) / SAMPLE_SHARE)
         finished = sum(own.get(state, 0) for state in FINISHED)
         self._counts.add_sample(finished, self._ledger.clock.time())
         self._announce(own)

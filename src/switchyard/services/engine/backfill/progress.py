@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from switchyard.services.engine.backfill.counts import Counts, ProgressPoint
 from switchyard.services.engine.backfill.spec import then_id_of
-from switchyard.services.engine.bulk.runner import AT_ONCE
+from switchyard.services.engine.bulk.runner import MAX_CONCURRENT
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import ACTIVE, BulkDeaths, BulkOperation, BulkState
 from switchyard.services.engine.records.states import FINISHED, State
@@ -16,7 +16,7 @@ RECENT = (60.0, 600.0)
 """Seconds over which rates are taken, beside that since the start."""
 UNATTENDED = 5.0
 """Seconds without a scheduler after which it is worth a word."""
-LEAST = 5.0
+MIN_SPAN = 5.0
 """Seconds of its course without which nothing is foretold."""
 
 
@@ -77,7 +77,7 @@ class BackfillProgress:
         if operation.state in ACTIVE and idle > UNATTENDED:
             return (
                 f"no scheduler has had it for {idle:,.0f} s: is `jobctl scheduler` running? One "
-                f"runs {AT_ONCE} at once"
+                f"runs {MAX_CONCURRENT} at once"
             )
         return operation.note
 
@@ -143,7 +143,7 @@ def _rate(samples: list[ProgressPoint], seconds: float) -> float | None:
     if first is last:
         first = samples[-2]
     span = last.at - first.at
-    return (last.finished - first.finished) / span if span >= LEAST else None
+    return (last.finished - first.finished) / span if span >= MIN_SPAN else None
 
 
 def _eta(samples: list[ProgressPoint], left: int) -> tuple[float, float] | None:

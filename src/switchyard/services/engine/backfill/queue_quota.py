@@ -19,7 +19,7 @@ from switchyard.services.engine.records.bulk import BulkState
 
 PEERS = 200
 """Running backfills that are looked at."""
-MOST_COUNTED = 100_000
+MAX_COUNTED = 100_000
 
 Target = Callable[[Mapping[str, Any]], tuple[str, float] | None]
 """The queue and the weight of a backfill's record; None where it can't be told."""
@@ -62,6 +62,6 @@ async def queue_quota(
     if not others:
         return None
     waiting = await ledger.bulk_jobs.count_queued_bulk_jobs(
-        operation_id, lane, worker, at_most=MOST_COUNTED
+        operation_id, lane, worker, at_most=MAX_COUNTED
     )
     return QueueQuota(weight / (weight + others), waiting)

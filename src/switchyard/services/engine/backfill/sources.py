@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.ledger import Ledger
 
-PATIENCE = 60.0
+SOURCE_TIMEOUT = 60.0
 
 Cursor = Mapping[str, Any]
 """JSON that says how far a source was read; only the source knows its form."""
@@ -130,7 +130,7 @@ class SourceContext:
     storage: Storage
     started_at: float
     """When the backfill was started: what came later is not its."""
-    patience: float = PATIENCE
+    patience: float = SOURCE_TIMEOUT
     """Seconds to wait for a turn, where a source lets everybody ask in turn."""
 
 

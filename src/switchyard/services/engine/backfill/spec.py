@@ -26,12 +26,12 @@ from switchyard.services.engine.publishing.preparing import (
     notice_of,
     prepare,
 )
-from switchyard.services.engine.records.bulk import MOST_WAITING, notice_id_of
+from switchyard.services.engine.records.bulk import MAX_WAITING, notice_id_of
 from switchyard.services.engine.records.joins import Joining, WhenDead
 from switchyard.services.engine.records.requests import NewJob
 
 KIND = "backfill"
-MOST_UNEQUAL = 1000.0
+MAX_SHARE_RATIO = 1000.0
 NOTE_LENGTH = 300
 """Characters of what is noted about an item that can't be used."""
 
@@ -56,11 +56,11 @@ class BackfillSpec(BaseModel):
     unset."""
     priority: int | None = Field(default=None, ge=0, le=MAX_PRIORITY)
     max_attempts: int | None = Field(default=None, ge=1, le=1000)
-    low: int | None = Field(default=None, ge=0, le=MOST_WAITING)
+    low: int | None = Field(default=None, ge=0, le=MAX_WAITING)
     """Messages in a queue at or below which publishing goes on; half of `high` where unset."""
-    high: int | None = Field(default=None, ge=1, le=MOST_WAITING)
+    high: int | None = Field(default=None, ge=1, le=MAX_WAITING)
     """Messages in a queue at which publishing waits; half of the queue's limit where unset."""
-    weight: float = Field(default=1.0, ge=MOST_UNEQUAL**-1, le=MOST_UNEQUAL)
+    weight: float = Field(default=1.0, ge=MAX_SHARE_RATIO**-1, le=MAX_SHARE_RATIO)
     """Its part of the room in a queue that several backfills publish into, against theirs."""
     until: Moment | None = None
     """Nothing is published after this time."""

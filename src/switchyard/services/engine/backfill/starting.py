@@ -13,7 +13,7 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.backfill.costs import CostEstimate, estimate_cost
 from switchyard.services.engine.backfill.sources import (
-    PATIENCE,
+    SOURCE_TIMEOUT,
     InvalidBackfill,
     Item,
     Source,
@@ -32,7 +32,7 @@ from switchyard.services.engine.backfill.spec import (
 )
 from switchyard.services.engine.bulk.control import cancel as cancel_bulk
 from switchyard.services.engine.bulk.control import check_limits, new_bulk_id, require_bulk
-from switchyard.services.engine.bulk.session import LISTEN
+from switchyard.services.engine.bulk.session import LEASE_RENEW_INTERVAL
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import InvalidJob, check_notify_url
@@ -45,7 +45,7 @@ from switchyard.services.engine.wings import source_modules
 
 PEEK = 20
 """Items that are made into jobs for trial before a backfill starts."""
-CANCELLED_AT_ONCE = 1_000
+CANCEL_BATCH_SIZE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Backfills:
     ledger: Ledger
     storage: Storage
     sources: Sources
-    patience: float = PATIENCE
+    patience: float = SOURCE_TIMEOUT
     """Seconds to wait for a turn to ask a source."""
 
     @classmethod
@@ -83,7 +83,7 @@ class Backfills:
         ledger: Ledger,
         modules: Iterable[str] | None = None,
         *,
-        patience: float = PATIENCE,
+        patience: float = SOURCE_TIMEOUT,
     ) -> Backfills:
         """With the sources of JOBS_MODULES and of `modules`. Raises InvalidBackfill."""
         sources = Sources.load([*settings.modules, *(modules or ())])
@@ -175,7 +175,7 @@ class Backfills:
         if not (jobs or follows):
             return 0
         while await self._is_held(operation_id):  # noqa: ASYNC110 - it is another process
-            await asyncio.sleep(LISTEN)
+            await asyncio.sleep(LEASE_RENEW_INTERVAL)
         if follows:  # what follows its end does not follow that it is given up
             await self.ledger.jobs.cancel(then_id_of(operation_id), self.ledger.clock.time())
         if not jobs:
@@ -183,7 +183,7 @@ class Backfills:
         cancelled = 0
         waiting = WAITING | {State.JOINING}
         while ids := await self.ledger.bulk_jobs.bulk_jobs(
-            operation_id, waiting, limit=CANCELLED_AT_ONCE
+            operation_id, waiting, limit=CANCEL_BATCH_SIZE
         ):
             now = self.ledger.clock.time()
             answers = await asyncio.gather(*(self.ledger.jobs.cancel(each, now) for each in ids))

@@ -12,7 +12,7 @@ from typing import Any
 from switchyard.broker.message import MAX_BODY_BYTES
 from switchyard.services.common.errors import InvalidInput
 
-SHOWN_FIELDS = 20
+MAX_SHOWN_FIELDS = 20
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 
@@ -108,5 +108,5 @@ def _look_up(path: str, values: Mapping[str, Any]) -> Any:
 
 
 def _names(values: Mapping[str, Any]) -> str:
-    shown = ", ".join(map(str, islice(values, SHOWN_FIELDS)))
-    return shown if len(values) <= SHOWN_FIELDS else f"{shown}, …"
+    shown = ", ".join(map(str, islice(values, MAX_SHOWN_FIELDS)))
+    return shown if len(values) <= MAX_SHOWN_FIELDS else f"{shown}, …"

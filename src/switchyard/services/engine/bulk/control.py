@@ -14,8 +14,8 @@ from switchyard.services.engine.ledger.short_ids import Among
 from switchyard.services.engine.records.bulk import (
     ACTIVE,
     ENDED,
-    LEAST_RATE,
-    MOST_RATE,
+    MAX_RATE,
+    MIN_RATE,
     RESUMABLE,
     BulkHold,
     BulkOperation,
@@ -23,7 +23,7 @@ from switchyard.services.engine.records.bulk import (
 )
 
 MOST: Mapping[str, int] = {
-    "rate": MOST_RATE,
+    "rate": MAX_RATE,
     "max_open": 2_000_000_000,
     "budget": 1_000_000_000,
 }
@@ -72,8 +72,8 @@ def check_limits(limits: Mapping[str, float | int | None]) -> None:
     for name, value in limits.items():
         if value is None:
             continue
-        if name == "rate" and 0 < value < LEAST_RATE:
-            raise InvalidLimits(f"rate must be at least {LEAST_RATE:g} a second")
+        if name == "rate" and 0 < value < MIN_RATE:
+            raise InvalidLimits(f"rate must be at least {MIN_RATE:g} a second")
         if not value > 0:
             raise InvalidLimits(f"{name} must be more than 0; to stop publishing, pause it")
         if value > MOST[name]:

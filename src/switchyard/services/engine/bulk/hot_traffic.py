@@ -17,14 +17,14 @@ from switchyard.services.engine.ledger.workers import WorkerRepository
 
 STEP = 30
 """Jobs that are sent together while hot jobs come in."""
-REST = 4.0
+PAUSE_RATIO = 4.0
 """How many times as long as a step the rest after it is."""
-LONGEST_STEP = 0.25
+MAX_STEP_SECONDS = 0.25
 """Seconds; ten times what a step takes. One that took longer has itself waited for something, and
 that must not keep the others from their turns."""
-RECENT = 5.0
+HOT_TRAFFIC_TTL = 5.0
 """Seconds since a worker took a hot job for which bulk work gives way to the next one."""
-LOOK = 0.5
+TRAFFIC_POLL_INTERVAL = 0.5
 """Seconds between looks for hot jobs."""
 
 
@@ -47,9 +47,9 @@ class HotTraffic:
     async def comes_in(self) -> bool:
         """Whether a worker took a hot job within the last seconds. Raises LedgerUnavailable."""
         async with self._looking:  # who asks meanwhile gets the new answer
-            if self._clock() - self._looked_at >= LOOK:
+            if self._clock() - self._looked_at >= TRAFFIC_POLL_INTERVAL:
                 idle = await self._workers.hot_idle()
-                self._comes_in = idle is not None and idle < RECENT
+                self._comes_in = idle is not None and idle < HOT_TRAFFIC_TTL
                 self._looked_at = self._clock()
             return self._comes_in
 
@@ -60,7 +60,7 @@ class HotTraffic:
     @property
     def why(self) -> str | None:
         """Why bulk work is slow, to be shown; None when it is not, or nobody has looked lately."""
-        is_known = self._clock() - self._looked_at < 2 * LOOK
+        is_known = self._clock() - self._looked_at < 2 * TRAFFIC_POLL_INTERVAL
         return "slow: hot jobs come in" if self._comes_in and is_known else None
 
     @asynccontextmanager
@@ -74,18 +74,18 @@ class HotTraffic:
             yield
             return
         begins = max(self._clock(), self._free_at)
-        self._free_at = ends = begins + self._step * (1 + REST)
+        self._free_at = ends = begins + self._step * (1 + PAUSE_RATIO)
         try:
             while (left := begins - self._clock()) > 0 and await self.comes_in():
-                await session.sleep(min(left, LOOK))
+                await session.sleep(min(left, TRAFFIC_POLL_INTERVAL))
         except BaseException:
             self._end_turn(ends, begins)
             raise
         began = self._clock()
         yield
         ended = self._clock()
-        self._step = min(ended - began, LONGEST_STEP)
-        self._end_turn(ends, ended + self._step * REST)
+        self._step = min(ended - began, MAX_STEP_SECONDS)
+        self._end_turn(ends, ended + self._step * PAUSE_RATIO)
 
     def _end_turn(self, expected: float, really: float) -> None:
         """A turn ends at another time than was expected. Those behind it keep theirs."""

@@ -20,15 +20,15 @@ from switchyard.broker.task_supervisor import TaskSupervisor, end_tasks
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.engine.bulk.control import BulkConflict, require_bulk
 from switchyard.services.engine.bulk.handler import BulkFailed, BulkHandler, TryLater
-from switchyard.services.engine.bulk.session import LEASE, BulkSession, SessionEnded
+from switchyard.services.engine.bulk.session import LEASE_SECONDS, BulkSession, SessionEnded
 from switchyard.services.engine.jobs.retry import Failure
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import ACTIVE, BulkHold, BulkOperation, BulkState
 from switchyard.services.engine.records.errors import LedgerError
 
-LOOK = 1.0
+CLAIM_POLL_INTERVAL = 1.0
 """Seconds between looks for operations that nobody runs."""
-AT_ONCE = 8
+MAX_CONCURRENT = 8
 """Operations that one process runs at once."""
 FIRST_PAUSE, LAST_PAUSE = 1.0, 30.0
 """Seconds before an operation goes on after the broker, the ledger or a source was away."""
@@ -38,7 +38,7 @@ class BulkRunner:
     """Runs operations of the kinds that it has handlers for, until `stop`."""
 
     def __init__(
-        self, ledger: Ledger, handlers: Sequence[BulkHandler], *, lease: float = LEASE
+        self, ledger: Ledger, handlers: Sequence[BulkHandler], *, lease: float = LEASE_SECONDS
     ) -> None:
         """`lease`: seconds after which others take what this process holds, once it has died."""
         self.hold = BulkHold(new_instance_id(), lease)
@@ -56,13 +56,13 @@ class BulkRunner:
         stopped = asyncio.create_task(self._stopping.wait())
         try:
             while not self._stopping.is_set():
-                operation = await self._claim() if len(tasks) < AT_ONCE else None
+                operation = await self._claim() if len(tasks) < MAX_CONCURRENT else None
                 if operation is not None and operation.id in self._sessions:
                     continue  # our own hold had run out: now it is renewed
                 if operation is not None:
                     tasks.add(asyncio.create_task(self._hold(operation), name=operation.id))
                     continue
-                await asyncio.wait({stopped}, timeout=LOOK)
+                await asyncio.wait({stopped}, timeout=CLAIM_POLL_INTERVAL)
                 for task in [task for task in tasks if task.done()]:
                     tasks.remove(task)
                     await task

@@ -13,9 +13,9 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import ACTIVE, BulkOperation, BulkState
 from switchyard.services.engine.records.errors import LedgerError
 
-LEASE = 10.0
+LEASE_SECONDS = 10.0
 """Seconds after which an operation is taken from a process that has died."""
-LISTEN = 0.25
+LEASE_RENEW_INTERVAL = 0.25
 """Seconds between looks at what people want of an operation."""
 LOST = "lost to another process"
 
@@ -30,7 +30,7 @@ class BulkSession:
     """One process's hold of one operation."""
 
     def __init__(
-        self, ledger: Ledger, operation: BulkOperation, holder: str, lease: float = LEASE
+        self, ledger: Ledger, operation: BulkOperation, holder: str, lease: float = LEASE_SECONDS
     ) -> None:
         self.operation = operation
         """The record as it was last seen."""
@@ -123,7 +123,7 @@ class BulkSession:
             if taken:
                 return taken
             # In steps: a rate that is raised meanwhile counts at once.
-            await self.sleep(min(pause, LISTEN))
+            await self.sleep(min(pause, LEASE_RENEW_INTERVAL))
 
     @property
     def slot_wait(self) -> float:
@@ -144,7 +144,7 @@ class BulkSession:
         """Keep the hold, and hear what people want, until cancelled."""
         lost_at = time.monotonic() + self._lease
         while True:
-            await asyncio.sleep(LISTEN)
+            await asyncio.sleep(LEASE_RENEW_INTERVAL)
             try:
                 await self._write()
                 lost_at = time.monotonic() + self._lease

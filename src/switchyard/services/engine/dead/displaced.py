@@ -16,7 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from switchyard.broker.dead.certificate import BROKER, MOST_NAME, UNBOUND, DeadLetterInfo, Reason
+from switchyard.broker.dead.certificate import (
+    BROKER,
+    MAX_NAME_LENGTH,
+    UNBOUND,
+    DeadLetterInfo,
+    Reason,
+)
 from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.broker.lanes import LANES, lane_named, lane_of
 from switchyard.services.engine.dead.foreign import reclassify_collisions
@@ -69,7 +75,7 @@ def _may_be_thrown_out(letter: QueuedDeadLetter) -> bool:
     from_broker = certificate.error_type == BROKER and certificate.reason is Reason.OVERFLOWED
     # Anybody may have written the letter.
     queue = certificate.queue
-    is_lane = lane_of(queue) in _LANES and len(queue.encode(errors="replace")) <= MOST_NAME
+    is_lane = lane_of(queue) in _LANES and len(queue.encode(errors="replace")) <= MAX_NAME_LENGTH
     return from_broker and is_lane and letter.message is not None
 
 

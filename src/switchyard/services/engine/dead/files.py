@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from switchyard.broker.dead.certificate import (
-    MOST_ATTEMPTS,
-    MOST_NAME,
+    MAX_ATTEMPTS,
+    MAX_NAME_LENGTH,
     PROPERTIES_LIMIT,
     DeadLetterInfo,
     Reason,
@@ -37,14 +37,14 @@ from switchyard.services.engine.records.results import DeadLetter
 
 FORMAT = 1
 PAGE = 500
-LONGEST = {
+MAX_LENGTHS = {
     "message": None,
     "traceback": None,
     "error_type": 8_000,
     "properties": (PROPERTIES_LIMIT + 2) // 3 * 4,
 }
 """Bytes of a field of a line, where it is not 255. None: a certificate cuts it itself."""
-TOGETHER = 200
+BATCH_SIZE = 200
 """Letters published together."""
 
 
@@ -122,14 +122,14 @@ def parse_line(text: str | bytes) -> StoredLetter:
 def _check_fits(name: str, value: int | str) -> None:
     """What is published as a routing key or header must be text, and fit into a frame."""
     if isinstance(value, int):
-        if not 0 <= value <= MOST_ATTEMPTS:
-            raise InvalidLine(f"{name} must be 0 to {MOST_ATTEMPTS:,}")
+        if not 0 <= value <= MAX_ATTEMPTS:
+            raise InvalidLine(f"{name} must be 0 to {MAX_ATTEMPTS:,}")
         return
     try:
         size = len(value.encode())
     except UnicodeEncodeError as error:
         raise InvalidLine(f"{name} can't be written as UTF-8") from error
-    most = LONGEST.get(name, MOST_NAME)
+    most = MAX_LENGTHS.get(name, MAX_NAME_LENGTH)
     if most is not None and size > most:
         raise InvalidLine(f"{name} has {size:,} bytes, more than {most:,}")
 
@@ -213,7 +213,7 @@ def _groups(letters: Iterable[StoredLetter]) -> Iterator[list[StoredLetter]]:
     group: list[StoredLetter] = []
     for letter in letters:
         group.append(letter)
-        if len(group) >= TOGETHER:
+        if len(group) >= BATCH_SIZE:
             yield group
             group = []
     if group:

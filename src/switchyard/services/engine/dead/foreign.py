@@ -23,7 +23,9 @@ async def reclassify_collisions(
     """The letters; those that are not the job whose id they carry as `malformed`, under an id of
     their own. Raises LedgerUnavailable."""
     jobs = [
-        (place, _found(each, each.message)) for place, each in enumerate(letters) if each.message
+        (place, _collisions(each, each.message))
+        for place, each in enumerate(letters)
+        if each.message
     ]
     foreign = await ledger.dead_letters.foreign_among([letter for _, letter in jobs])
     found = list(letters)
@@ -33,7 +35,7 @@ async def reclassify_collisions(
     return found
 
 
-def _found(letter: QueuedDeadLetter, message: JobMessage) -> FoundLetter:
+def _collisions(letter: QueuedDeadLetter, message: JobMessage) -> FoundLetter:
     certificate = letter.certificate
     is_unroutable = certificate.reason is Reason.UNROUTABLE
     return FoundLetter(

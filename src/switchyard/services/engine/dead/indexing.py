@@ -40,7 +40,7 @@ from switchyard.services.engine.records.results import DeadLetter
 
 BATCH = 200
 """Letters written to the ledger in one go."""
-TIDY_SECONDS = 600.0
+TIDY_INTERVAL = 600.0
 """Between looks for letters whose time on the broker is over."""
 GRACE_SECONDS = 3600.0
 """How much longer than its time a letter counts as there: the index runs a little behind."""
@@ -236,7 +236,7 @@ class DeadLetterIndexer:
                 await tidy(self._ledger)
             except LedgerError as error:
                 _log.warning("clean-up of old records failed", error=str(error))
-            await asyncio.sleep(TIDY_SECONDS)
+            await asyncio.sleep(TIDY_INTERVAL)
 
     async def _follow(self, connection: Connection, hears: Callable[[], None]) -> None:
         channel = await open_channel(connection, confirms=False)

@@ -60,7 +60,7 @@ def _operation_of(letter: DeadLetterLike) -> str | None:
     return letter.message.metadata.operation_id if letter.message is not None else None
 
 
-CLOCKS = 5.0
+CLOCK_TOLERANCE = 5.0
 """Seconds by which the clocks of hosts may differ."""
 
 
@@ -68,7 +68,7 @@ def was_dead(letter: DeadLetterLike, moment: datetime) -> bool:
     """Whether it had died by then, as far as clocks can be trusted; also when its time of death
     can't be read."""
     died = moment_of(letter.certificate.dead_at)
-    return died is None or (died - moment).total_seconds() <= CLOCKS
+    return died is None or (died - moment).total_seconds() <= CLOCK_TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from switchyard.services.engine.records.states import DeadLetterState
 KIND = "purge"
 BATCH = 200
 """Letters marked and acknowledged together."""
-NOTE_SECONDS = 0.5
+NOTE_INTERVAL = 0.5
 """Seconds between two notes of how far it has come."""
 
 
@@ -112,7 +112,7 @@ class PurgeHandler:
             async for letter in scan.letters():
                 if which.matches(letter, moment) and was_dead(letter, moment):
                     batch.append(letter)
-                if len(batch) >= BATCH or time.monotonic() - noted > NOTE_SECONDS:
+                if len(batch) >= BATCH or time.monotonic() - noted > NOTE_INTERVAL:
                     purged += len(batch)
                     progress = PurgeProgress(before + scan.scanned, total, purged)
                     await self._throw_away(session, batch, progress)

@@ -18,7 +18,7 @@ from switchyard.services.engine.ledger.leases import DEAD_SCAN, Sleep
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.results import DeadLetter, JobRecord
 
-TOGETHER = 200
+BATCH_SIZE = 200
 """Letters compared with the ledger in one go."""
 
 
@@ -67,7 +67,7 @@ class LetterScan:
         batch: list[QueuedDeadLetter] = []
         async for letter in self._scan.letters():
             batch.append(letter)
-            if len(batch) >= TOGETHER:
+            if len(batch) >= BATCH_SIZE:
                 for each in await classify_displaced(self._ledger, batch):
                     if self._is_news(each):
                         yield each

@@ -14,13 +14,13 @@ from switchyard.services.engine.identity.storage_identity import claim_places
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerAuthError, LedgerUnavailable
 
-AGAIN = 5.0
+RETRY_INTERVAL = 5.0
 """Seconds between looks whether it is there."""
 
 
 @asynccontextmanager
 async def claiming(
-    settings: Settings, ledger: Ledger, stop: Callable[[], None], *, again: float = AGAIN
+    settings: Settings, ledger: Ledger, stop: Callable[[], None], *, again: float = RETRY_INTERVAL
 ) -> AsyncIterator[None]:
     """Claim file storage and index for the ledger's system, now or as soon as they and the ledger
     are there. Where one turns out later to be another system's, `stop` is called.

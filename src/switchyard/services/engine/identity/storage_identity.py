@@ -27,9 +27,9 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.system import SystemRecord
 
 MARKER = "switchyard-system.json"
-LARGEST = 1000
+MAX_MARKER_BYTES = 1000
 """Bytes of it: whoever can write there may have put anything."""
-PATIENCE = 2.0
+READ_TIMEOUT = 2.0
 """Seconds for a storage to answer. One that is away is no other system's."""
 _ID = re.compile(r"[0-9a-f]{12}")
 _NAME = re.compile(r"[A-Za-z0-9@_-]{1,40}")
@@ -56,7 +56,7 @@ async def claim_places(
     away: list[str] = []
     for what, (setting, url) in places(settings).items():
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(READ_TIMEOUT):
                 if is_postgres(url):
                     found = await _claimed_database(url, system, take=take)
                 else:
@@ -69,7 +69,7 @@ async def claim_places(
             PostgresError,
             InterfaceError,
         ) as error:
-            lines = str(error).splitlines() or [f"no answer within {PATIENCE:g} s"]
+            lines = str(error).splitlines() or [f"no answer within {READ_TIMEOUT:g} s"]
             reason = lines[0]
             structlog.get_logger("system").warning("system not checked", of=what, error=reason)
             away.append(what)
@@ -114,11 +114,11 @@ async def _claimed(storage: Storage, system: SystemRecord, *, take: bool) -> str
         await storage.put_async(MARKER, text)
         return None
     try:
-        found = await storage.get_async(MARKER, max_bytes=LARGEST)
+        found = await storage.get_async(MARKER, max_bytes=MAX_MARKER_BYTES)
     except NotStored:
         if await storage.put_new_async(MARKER, text):
             return None
-        found = await storage.get_async(MARKER, max_bytes=LARGEST)
+        found = await storage.get_async(MARKER, max_bytes=MAX_MARKER_BYTES)
     except FileTooLarge:
         found = b""
     return None if (other := _owner(found))[0] == system.id else other[1]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # whoever only declares a handler needs neither
 
 T = TypeVar("T")
 
-MOST_TOKENS = 10**12
+MAX_TOKENS = 10**12
 """Tokens of one attempt that count: what is more, no ledger could hold."""
 JOINED_PAGE = 20
 """Joined jobs that are read at once: each may have a megabyte of payload."""
@@ -204,7 +204,7 @@ class JobContext:
         the job's limits. Raises ValueError for a negative number."""
         if tokens < 0:
             raise ValueError(f"tokens must be 0 or more, not {tokens}")
-        self.usage.tokens = min((self.usage.tokens or 0) + int(tokens), MOST_TOKENS)
+        self.usage.tokens = min((self.usage.tokens or 0) + int(tokens), MAX_TOKENS)
 
     @property
     def job_id(self) -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-PAUSE = 0.05
+SEND_INTERVAL = 0.05
 """Seconds between two pieces at least."""
-PIECE = 2_000
+MAX_PIECE = 2_000
 """Characters of one piece at most: with all of them escaped, an event has room for it."""
-BACKLOG = 10 * PIECE
+MAX_BACKLOG = 10 * MAX_PIECE
 """Characters that wait to be told; of more, the latest are left out."""
 
 Hear = Callable[[str, int], None]
@@ -47,13 +47,13 @@ class OutputStream:
             text = text.encode("utf-8", "replace").decode()
         # Only what joins on to what waits: else there would be a hole within a piece.
         if self._position + len(self._waiting) == self._written:
-            self._waiting += text[: max(0, BACKLOG - len(self._waiting))]
+            self._waiting += text[: max(0, MAX_BACKLOG - len(self._waiting))]
         elif not self._waiting:
             self._position = self._written
-            self._waiting = text[:BACKLOG]
+            self._waiting = text[:MAX_BACKLOG]
         self._written += len(text)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(SEND_INTERVAL, self._tell)
 
     def end(self) -> None:
         """Nothing more is written: tell a last piece of what waits."""
@@ -66,10 +66,10 @@ class OutputStream:
         self._timer = None
         self._piece()
         if self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(SEND_INTERVAL, self._tell)
 
     def _piece(self) -> None:
-        piece, self._waiting = self._waiting[:PIECE], self._waiting[PIECE:]
+        piece, self._waiting = self._waiting[:MAX_PIECE], self._waiting[MAX_PIECE:]
         position, self._position = self._position, self._position + len(piece)
         if self._hear is not None:
             self._hear(piece, position)

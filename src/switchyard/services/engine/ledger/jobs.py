@@ -28,7 +28,7 @@ from switchyard.services.engine.records.states import IN_QUEUES, UNCONFIRMED, At
 
 Answer = TypeVar("Answer")
 
-MANY = 100
+SHARED_CHANGE_THRESHOLD = 100
 """Jobs from which a change that is the same for all is one statement of its own."""
 
 
@@ -73,7 +73,7 @@ class JobRepository(Repository):
     async def mark_queued(self, job_ids: Sequence[str], queued_at: float) -> int:
         """The broker has confirmed these jobs. Returns how many that changed: a job that a
         worker was faster to claim stays as it is."""
-        if len(job_ids) >= MANY:
+        if len(job_ids) >= SHARED_CHANGE_THRESHOLD:
             return await self._mark_many_queued(job_ids, queued_at)
         answers = await self._committer.submit_many(
             [ops.MarkQueued(job_id, queued_at) for job_id in job_ids]

@@ -25,14 +25,14 @@ SCHEDULER = "scheduler"
 """The lease of the scheduler that is active."""
 DEAD_SCAN = "scan of jobs.dead"
 """The lease of whoever goes through `jobs.dead`, and holds its letters meanwhile."""
-LEASE = 6.0
+LEASE_SECONDS = 6.0
 """Seconds after which the lease of a process that has died is over: who lives renews it."""
-AHEAD = 60.0
+MAX_CLOCK_SKEW = 60.0
 """A lease that ends so many seconds later than its holder can have asked for was taken when the
 database's clock was ahead: it is over."""
 FOREVER = 1e12
 """Seconds, as a number that every database takes."""
-LOOK = 0.1
+LEASE_POLL_INTERVAL = 0.1
 """Seconds between looks at a lease that another holds."""
 
 
@@ -50,9 +50,9 @@ class LeaseRepository(Repository):
         *,
         longest: float = math.inf,
     ) -> bool:
-        """Take the lease for `ttl` seconds when nobody else holds it; LEASE when it is going to be
-        kept by `keeping_lease`. The holder may take it again, which renews it. `longest`: what any
-        holder asks for at most, in seconds."""
+        """Take the lease for `ttl` seconds when nobody else holds it; LEASE_SECONDS when it is
+        going to be kept by `keeping_lease`. The holder may take it again, which renews it.
+        `longest`: what any holder asks for at most, in seconds."""
         now = clock(connection)
         taken = connection.execute(
             text(
@@ -67,8 +67,8 @@ class LeaseRepository(Repository):
             {
                 "name": name,
                 "holder": holder,
-                "ttl": LEASE if ttl is None else ttl,
-                "most": min(longest + AHEAD, FOREVER),
+                "ttl": LEASE_SECONDS if ttl is None else ttl,
+                "most": min(longest + MAX_CLOCK_SKEW, FOREVER),
             },
         )
         return taken.first() is not None
@@ -119,8 +119,8 @@ class LeaseRepository(Repository):
         """Wait until nobody else holds the lease, and hold it. `wait` is awaited between looks,
         with the seconds to the next one."""
         holder = new_instance_id()
-        while not await self.acquire_lease(name, holder, longest=LEASE):
-            await wait(LOOK)
+        while not await self.acquire_lease(name, holder, longest=LEASE_SECONDS):
+            await wait(LEASE_POLL_INTERVAL)
         async with self.keeping_lease(name, holder):
             yield
 
@@ -129,7 +129,8 @@ class LeaseRepository(Repository):
         self, name: str, holder: str, *, most: float = math.inf
     ) -> AsyncIterator[None]:
         """Renew a lease that the holder has just taken, and give it back at the end. It is free
-        LEASE seconds after the holder's death, and after `most` seconds even while it lives."""
+        LEASE_SECONDS seconds after the holder's death, and after `most` seconds even while it
+        lives."""
         keeping = TaskSupervisor(structlog.get_logger("leases"))
         keeping.start(name, partial(self._keep, name, holder, time.monotonic() + most))
         try:
@@ -140,7 +141,7 @@ class LeaseRepository(Repository):
 
     async def _keep(self, name: str, holder: str, until: float) -> None:
         while True:
-            await asyncio.sleep(LEASE / 3)
+            await asyncio.sleep(LEASE_SECONDS / 3)
             if time.monotonic() >= until:
                 continue
             try:

@@ -14,40 +14,40 @@ from sqlalchemy import Connection, delete, func, select, update
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import db_now
 from switchyard.services.engine.ledger.sql.limit_tables import limit_holds, limit_waits, limits
-from switchyard.services.engine.ledger.sql.limiting import RoomChange, call_waiting
+from switchyard.services.engine.ledger.sql.limiting import RoomChange, wake_waiting
 from switchyard.services.engine.ledger.sql.operations import JobChange
 from switchyard.services.engine.records.limits import (
     LimitReport,
     LimitSize,
     PendingPermit,
     PermitDemand,
+    PermitReleased,
+    PermitRequest,
+    PermitReturn,
     RateWindow,
     RoomAnswer,
-    RoomFreed,
-    RoomRequest,
-    RoomReturn,
     WokenJob,
 )
 
 FORGOTTEN_AFTER = 600.0
 """Seconds after which a job that has not come back has lost its place."""
-IDLE_AFTER = 3600.0
+IDLE_LIMIT_TTL = 3600.0
 """Seconds after which a limit that nobody uses is forgotten; it has seconds of memory."""
 
 
 class LimitRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def take_room(self, request: RoomRequest) -> RoomAnswer:
+    async def take_room(self, request: PermitRequest) -> RoomAnswer:
         """Room for a job in all its limits at once, or in none of them."""
         return await self._ask(request)
 
     async def give_room_back(
         self, hold: str, needs: Sequence[PermitDemand], used_tokens: int | None
-    ) -> RoomFreed:
+    ) -> PermitReleased:
         """The job has ended, and used so many tokens; None: as many as were estimated. Those that
         are called may run now, of this limit or another: they are to be sent to their queues."""
-        return cast("RoomFreed", await self._ask(RoomReturn(hold, needs, used_tokens)))
+        return cast("PermitReleased", await self._ask(PermitReturn(hold, needs, used_tokens)))
 
     async def _ask(self, change: RoomChange) -> RoomAnswer:
         # The committer does not look into what it commits.
@@ -57,7 +57,7 @@ class LimitRepository(Repository):
         """Those that have room now although nobody has made any, as a rate or the lease of a dead
         worker has run out; and those that have grown too old. They are to be sent to their queues.
         Looks at so many limits at most."""
-        return await self._database.write(lambda connection: call_waiting(connection, at_most))
+        return await self._database.write(lambda connection: wake_waiting(connection, at_most))
 
     @write
     def renew_room(self, connection: Connection, holds: Sequence[str], ttl: float) -> int:
@@ -118,7 +118,7 @@ class LimitRepository(Repository):
             for table in (limit_holds, limit_waits)
         ]
         idle = delete(limits).where(
-            limits.c.updated_at <= now - IDLE_AFTER, *(~each for each in used)
+            limits.c.updated_at <= now - IDLE_LIMIT_TTL, *(~each for each in used)
         )
         return connection.execute(idle).rowcount
 

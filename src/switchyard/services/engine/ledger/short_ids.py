@@ -14,14 +14,14 @@ from switchyard.services.engine.ledger.sql.tables import bulk_operations, dead_l
 _SHORT = re.compile(r"(?:[a-z]+-)?[0-9a-f]{6}[0-9a-f-]*")
 """The beginning of an id that was made here. Not one of somebody's own, such as `order-1`: that
 stands for itself alone, or who means to cancel it would cancel `order-12`."""
-LEAST_REST = 4
+MIN_REST_LENGTH = 4
 """Characters that have to be missing, for the same reason: numbers may be ids as well."""
-LONGEST_SHORT = 35
+MAX_SHORT_LENGTH = 35
 """Characters; what has more is whole, as an id that was made here. Of one of these, or of what is
 longer, any number may be missing."""
 LAST = "zzzz"
 """Sorts after all that may follow a beginning, in the order of bytes and in those of languages."""
-NAMED = 3
+MAX_LISTED = 3
 """Ids that an error names."""
 
 
@@ -43,7 +43,7 @@ class ShortIds(Repository):
     async def full_id(self, among: Among, given: str) -> str:
         """Find the id that `given` is the beginning of, at least six hexadecimal digits of it; what
         is whole, or of nothing, comes back as it is. Raises AmbiguousId."""
-        if len(given) > LONGEST_SHORT or not _SHORT.fullmatch(given):
+        if len(given) > MAX_SHORT_LENGTH or not _SHORT.fullmatch(given):
             return given
         column = among.value.c.id
         query = (
@@ -55,7 +55,7 @@ class ShortIds(Repository):
                 func.substr(column, 1, len(given)) == given,
             )
             .order_by(func.length(column), column)
-            .limit(NAMED + 2)
+            .limit(MAX_LISTED + 2)
         )
 
         def work(connection: Connection) -> list[str]:
@@ -65,14 +65,14 @@ class ShortIds(Repository):
         longer = [
             each
             for each in found
-            if len(each) >= len(given) + LEAST_REST or len(each) > LONGEST_SHORT
+            if len(each) >= len(given) + MIN_REST_LENGTH or len(each) > MAX_SHORT_LENGTH
         ]
         if given in found or not longer:
             return given
         if len(longer) > 1:
-            more = " and more" if len(longer) > NAMED else ""
+            more = " and more" if len(longer) > MAX_LISTED else ""
             raise AmbiguousId(
-                f"several ids begin with {given}: {', '.join(longer[:NAMED])}{more}; write more of "
-                "the one that is meant"
+                f"several ids begin with {given}: {', '.join(longer[:MAX_LISTED])}{more}; write "
+                "more of the one that is meant"
             )
         return longer[0]

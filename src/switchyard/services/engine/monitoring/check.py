@@ -117,11 +117,11 @@ def failure(name: str, finding: Finding, detail: str, remedy: str) -> Diagnostic
     return Diagnostic(name, "wrong", detail, remedy, finding)
 
 
-NAMED = 3
+MAX_LISTED = 3
 """Of many things of a kind, so many are named."""
 
 
 def some(texts: list[str]) -> str:
     """The first few, and how many more there are."""
-    more = f"; and {len(texts) - NAMED} more" if len(texts) > NAMED else ""
-    return "; ".join(texts[:NAMED]) + more
+    more = f"; and {len(texts) - MAX_LISTED} more" if len(texts) > MAX_LISTED else ""
+    return "; ".join(texts[:MAX_LISTED]) + more

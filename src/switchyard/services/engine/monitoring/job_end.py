@@ -10,7 +10,7 @@ from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import FINISHED
 
-LOOK = 15.0
+STATE_POLL_INTERVAL = 15.0
 """Seconds after which the ledger is asked although no event came: one that was sent while the
 connection was cut never comes."""
 
@@ -41,4 +41,4 @@ async def wait_for_end(
                     return record
             if subscription.is_over:  # the process stops
                 return await ledger.job_reads.get(job_id)
-            await subscription.next(min(max(left, 0.01), LOOK))
+            await subscription.next(min(max(left, 0.01), STATE_POLL_INTERVAL))

@@ -25,7 +25,7 @@ from switchyard.broker.consume.listening import hear_exchange, keep_listening
 from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.lanes import EVENTS_EXCHANGE
 from switchyard.broker.message import JobId, describe
-from switchyard.broker.publish.no_listener_cache import REST
+from switchyard.broker.publish.no_listener_cache import NO_LISTENER_TTL
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.envelope import Envelope
@@ -270,7 +270,7 @@ class EventFeed(EventHub):
         def listening() -> None:
             hears()
             # Until then somebody may believe that nobody listens.
-            coming.append(loop.call_later(REST, self.is_listening.set))
+            coming.append(loop.call_later(NO_LISTENER_TTL, self.is_listening.set))
 
         try:
             await hear_exchange(

@@ -48,13 +48,13 @@ FRESH_FOR = 1.0
 """Seconds for which depths are used again."""
 USABLE_FOR = 5.0
 """Seconds after which a publish waits for new depths rather than go by the old ones."""
-LIMITS_FOR = 30.0
+LIMITS_TTL = 30.0
 """Seconds for which limits are used again."""
 ASK_TIMEOUT = 2.0
 MANAGEMENT_TIMEOUT = 1.0
-MOMENT = 0.3
+DEPTH_TIMEOUT = 0.3
 """Seconds that an answer may wait for depths that would be good to have."""
-FIRST = 1.0
+FIRST_DEPTH_TIMEOUT = 1.0
 """Seconds that the first publish of a process may wait for them."""
 
 T = TypeVar("T")
@@ -183,14 +183,14 @@ class LanePressure(AsyncCloseable):
             return
         self._waited = True
         if not self.is_known:
-            await self._within_seconds(FIRST)
+            await self._within_seconds(FIRST_DEPTH_TIMEOUT)
 
     async def soon(self, queue: str) -> QueueDepth | None:
         """What is known of a queue, waiting a moment for it; None where that is nothing."""
         known = self.recent(queue)
         if known is not None:
             return known
-        snapshot = await self._within_seconds(MOMENT)
+        snapshot = await self._within_seconds(DEPTH_TIMEOUT)
         return None if snapshot is None else snapshot.queue(queue)
 
     async def _within_seconds(self, seconds: float) -> Snapshot | None:
@@ -283,7 +283,7 @@ class LanePressure(AsyncCloseable):
         # Here: whoever only publishes may have no management API, and needs no HTTP client.
         from switchyard.broker.management.client import ManagementClient
 
-        self._limits_until = now + LIMITS_FOR
+        self._limits_until = now + LIMITS_TTL
         try:
             url, vhost = self._settings.require_management_url(), self._settings.vhost
             async with ManagementClient(url, vhost, timeout=MANAGEMENT_TIMEOUT) as client:

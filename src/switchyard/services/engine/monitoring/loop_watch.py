@@ -34,7 +34,7 @@ TICK_INTERVAL = 0.25
 """Seconds between signs of life of the loop, and between looks for them."""
 NOTED_AFTER = 5.0
 """Seconds after which a block is noted although it lasts: its end may be the worker's."""
-SHOWN_FRAMES = 12
+MAX_SHOWN_FRAMES = 12
 """Frames of a stack in the log, the innermost."""
 _IDLE = ("selectors.py", "asyncio/base_events.py", "asyncio/runners.py")
 """Files of the innermost code of a loop that runs no callback."""
@@ -147,7 +147,7 @@ class LoopWatch:
         if frame is None or frame.f_code.co_filename.endswith(_IDLE):
             return None
         bound = _context_of(frame)
-        stack = "".join(traceback.format_stack(frame)[-SHOWN_FRAMES:])
+        stack = "".join(traceback.format_stack(frame)[-MAX_SHOWN_FRAMES:])
         return _Seen(bound.get(_JOB_ID), bound.get(_JOB_TYPE), _place(frame), stack)
 
     def _see_through(self, began: float, seen: _Seen) -> None:

@@ -26,7 +26,7 @@ from switchyard.services.engine.monitoring.metric_names import (
 )
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-LOOK_TIMEOUT = 8.0
+REFRESH_TIMEOUT = 8.0
 """Seconds that what is asked for a scrape may take; Prometheus gives up after ten."""
 
 
@@ -75,7 +75,7 @@ class Metrics:
         """All metrics in Prometheus' text format."""
         for refresh in self._looks:
             try:
-                await asyncio.wait_for(refresh(), LOOK_TIMEOUT)
+                await asyncio.wait_for(refresh(), REFRESH_TIMEOUT)
             except Exception as error:  # a scrape tells what it can
                 self._log.warning(
                     "metrics could not be refreshed", error=str(error) or type(error).__name__

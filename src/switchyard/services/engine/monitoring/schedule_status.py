@@ -8,7 +8,7 @@ from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.metric_names import OTHER, Metric, Samples
 from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
 
-SHOWN = 100
+MAX_SHOWN = 100
 """Schedules that have a label of their own."""
 
 
@@ -41,7 +41,7 @@ def schedule_samples(
         for name, firing in last.items()
         if firing.outcome is FiringOutcome.FIRED and name in late
     }
-    own = frozenset(sorted(late)[:SHOWN])
+    own = frozenset(sorted(late)[:MAX_SHOWN])
     refused = sum(each.outcome is FiringOutcome.REFUSED for each in last.values())
     return [
         (names.SCHEDULE_LATE, _labelled(late, own)),

@@ -13,11 +13,11 @@ import structlog
 from switchyard.broker.errors import BrokerAuthError, BrokerUnavailable
 from switchyard.services.engine.records.errors import LedgerAuthError, LedgerUnavailable
 
-LONGEST_PAUSE = 0.5
+MAX_PAUSE = 0.5
 """Seconds at most between two looks."""
-TELL_AGAIN = 5.0
+LOG_REPEAT_INTERVAL = 5.0
 """Seconds between log lines."""
-REFUSED_FOR = 1.0
+REFUSAL_TIMEOUT = 1.0
 """Seconds for which a server refuses us before that is its last word: one that has just started
 may not know its vhosts or databases yet."""
 
@@ -43,9 +43,9 @@ async def wait_until_available(what: str, attempt: Callable[[], Awaitable[T]]) -
                 refused_since = None
             elif refused_since is None:
                 refused_since = time.monotonic()
-            elif time.monotonic() - refused_since >= REFUSED_FOR:
+            elif time.monotonic() - refused_since >= REFUSAL_TIMEOUT:
                 raise
-            if told is None or time.monotonic() - told >= TELL_AGAIN:
+            if told is None or time.monotonic() - told >= LOG_REPEAT_INTERVAL:
                 told = time.monotonic()
                 log.warning(f"waiting for the {what}", error=str(error))
         else:
@@ -53,4 +53,4 @@ async def wait_until_available(what: str, attempt: Callable[[], Awaitable[T]]) -
                 log.info(f"the {what} is there", waited=round(time.monotonic() - began, 1))
             return result
         await asyncio.sleep(pause * random.uniform(0.5, 1))
-        pause = min(pause * 2, LONGEST_PAUSE)
+        pause = min(pause * 2, MAX_PAUSE)

@@ -34,7 +34,7 @@ from switchyard.services.engine.wings import brought
 
 FRESH_FOR = 4.0
 """Seconds for which what was seen is shown again."""
-MEASURE_EVERY = 60.0
+MEASURE_INTERVAL = 60.0
 """Seconds for which a measurement of the storage holds."""
 MEASURE_TIMEOUT = 5.0
 DEAD_LANE = "dead"
@@ -84,7 +84,7 @@ class SystemMetrics:
         """As uploads are held against it: every file is looked at, so not at every scrape. A
         storage that takes too long, or is away, shows what was measured last."""
         quota, now = self._settings.storage_quota, time.monotonic()
-        if quota is None or now - self._measured_at < MEASURE_EVERY:
+        if quota is None or now - self._measured_at < MEASURE_INTERVAL:
             return
         self._measured_at = now
         try:

@@ -12,13 +12,13 @@ from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.envelope import Envelope
 from switchyard.broker.wire.link import Guard
 
-CONNECT_PATIENCE = 0.7
+CONNECT_TIMEOUT = 0.7
 """Seconds that a publish waits for a connection; connecting goes on for the next one."""
-LOOK = 1.0
+CONNECTION_POLL_INTERVAL = 1.0
 """Seconds between looks whether there is a connection."""
-QUEUE_PATIENCE = 0.4
+QUEUE_TIMEOUT = 0.4
 """Seconds that it waits to hear whether its queue is there, where that is not known."""
-CONFIRM_PATIENCE = 0.8
+CONFIRM_TIMEOUT = 0.8
 """Seconds that it waits for its confirm after that: together less than two."""
 
 
@@ -30,10 +30,10 @@ class TimeBoundedPublisher(Publisher):
     time may be on the broker: the outbox publishes it again, and it runs once.
     """
 
-    queue_patience = QUEUE_PATIENCE
+    queue_patience = QUEUE_TIMEOUT
 
     def __init__(self, settings: BrokerSettings, *, name: str, guard: Guard | None = None) -> None:
-        patient = min(settings.confirm_timeout, CONFIRM_PATIENCE)
+        patient = min(settings.confirm_timeout, CONFIRM_TIMEOUT)
         settings = settings.model_copy(update={"confirm_timeout": patient})
         super().__init__(settings, name=name, guard=guard)
 
@@ -41,7 +41,7 @@ class TimeBoundedPublisher(Publisher):
         """Connect now, and again after each loss, until cancelled."""
         while True:
             self.connect_soon()
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(CONNECTION_POLL_INTERVAL)
 
     @property
     def is_connected(self) -> bool:
@@ -66,9 +66,9 @@ class TimeBoundedPublisher(Publisher):
         if self._ready() is not None:
             return
         try:
-            async with asyncio.timeout(CONNECT_PATIENCE):
+            async with asyncio.timeout(CONNECT_TIMEOUT):
                 await self._until_ready()
         except TimeoutError as error:
             raise BrokerUnavailable(
-                f"no connection to the broker within {CONNECT_PATIENCE:g} s", maybe_accepted=False
+                f"no connection to the broker within {CONNECT_TIMEOUT:g} s", maybe_accepted=False
             ) from error

@@ -26,7 +26,7 @@ SAMPLE = 20_000
 """Open jobs of a lane that are looked at: of more, those whose source has most are among them."""
 
 
-def lowered(priority: int) -> int:
+def lower_priority(priority: int) -> int:
     """Behind the jobs of other sources that were given the same."""
     return max(0, priority - STEP)
 
@@ -53,7 +53,7 @@ class FairSources:
         counts[source] += 1
         if counts[source] <= self._most:
             return job
-        behind = {"priority": lowered(job.message.priority)}
+        behind = {"priority": lower_priority(job.message.priority)}
         return replace(job, message=job.message.model_copy(update=behind))
 
     async def _look(self, lane: str) -> None:

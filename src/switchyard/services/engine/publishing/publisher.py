@@ -153,7 +153,7 @@ class JobPublisher:
         spans = [_span_of(job) for job in jobs]
         try:
             outcomes = await self._publish_traced(
-                [_under(job, each) for job, each in zip(jobs, spans, strict=True)]
+                [_within_span(job, each) for job, each in zip(jobs, spans, strict=True)]
             )
             for each, outcome in zip(spans, outcomes, strict=True):
                 if isinstance(outcome, Published):
@@ -286,12 +286,12 @@ def _span_of(job: NewJob) -> SpanHandle:
     )
 
 
-def _under(job: NewJob, publishing: SpanHandle) -> NewJob:
+def _within_span(job: NewJob, publishing: SpanHandle) -> NewJob:
     """What becomes of it is of the trace of its publish."""
     traceparent = publishing.traceparent
     if traceparent is None:
         return job
-    notice = None if job.notice is None else _under(job.notice, publishing)
+    notice = None if job.notice is None else _within_span(job.notice, publishing)
     message = job.message.with_metadata(traceparent=traceparent)
     return replace(job, message=message, notice=notice)
 

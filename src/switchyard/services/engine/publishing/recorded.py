@@ -18,15 +18,15 @@ from switchyard.broker.publish.outcome import Accepted, outcome_name
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common import tracing
 from switchyard.services.engine.ledger import Ledger, to_message
-from switchyard.services.engine.publishing.routing import Destined, routed
+from switchyard.services.engine.publishing.routing import Destination, routed
 from switchyard.services.engine.records.errors import IdempotencyConflict
 from switchyard.services.engine.records.requests import DeadLetterRecord, NewJob
 from switchyard.services.engine.records.results import JobRecord, Recorded
 from switchyard.services.engine.records.states import State
 
-SAID_AGAIN = 60.0
+LOG_REPEAT_INTERVAL = 60.0
 """Seconds after which the log says again why jobs are refused, while that lasts."""
-NAMED = 5
+MAX_LISTED = 5
 """Jobs that one line of the log names."""
 
 
@@ -41,11 +41,13 @@ class RefusalLog:
     def say(self, refused: dict[str, list[str]], now: float) -> None:
         """Jobs that were refused, by reason."""
         log = structlog.get_logger("publishing")
-        self.said = {why: at for why, at in self.said.items() if now - at < SAID_AGAIN}
+        self.said = {why: at for why, at in self.said.items() if now - at < LOG_REPEAT_INTERVAL}
         for why, job_ids in refused.items():
             if why not in self.said:
                 self.said[why] = now
-                log.warning("not published", jobs=len(job_ids), job_ids=job_ids[:NAMED], error=why)
+                log.warning(
+                    "not published", jobs=len(job_ids), job_ids=job_ids[:MAX_LISTED], error=why
+                )
 
 
 async def record_following(
@@ -58,7 +60,7 @@ async def record_following(
 
 
 def refused_letter(
-    job: Destined, message: JobMessage, error: NeverTaken, died_at: datetime
+    job: Destination, message: JobMessage, error: NeverTaken, died_at: datetime
 ) -> DeadLetterRecord:
     """Make the dead letter of a job that the broker never takes, for the ledger's index alone: the
     broker would refuse the letter as well. It has the whole message, so that
@@ -76,7 +78,7 @@ def refused_letter(
 
 
 def kept_letter(
-    certificate: DeadLetterInfo, message: JobMessage, body: bytes, job: Destined
+    certificate: DeadLetterInfo, message: JobMessage, body: bytes, job: Destination
 ) -> DeadLetterRecord:
     """Make the index's record of a dead letter that is nowhere but there."""
     return DeadLetterRecord(

@@ -21,7 +21,7 @@ from switchyard.services.engine.jobs.registry import (
     RemoteFieldForbidden,
     UnknownJobType,
 )
-from switchyard.services.engine.publishing.fairness import lowered
+from switchyard.services.engine.publishing.fairness import lower_priority
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
 from switchyard.services.engine.records.requests import MAX_DELAY
 from switchyard.services.engine.records.results import JobRecord
@@ -162,7 +162,7 @@ def differs(
     if request.routing_key != known.routing_key:
         return "routing_key"
     priority = request.priority
-    if priority is not None and known.priority not in (priority, lowered(priority)):
+    if priority is not None and known.priority not in (priority, lower_priority(priority)):
         return "priority"
     if request.max_attempts is not None and request.max_attempts != known.max_attempts:
         return "max_attempts"

@@ -10,7 +10,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import Outgoing
 
 
-class Destined(Protocol):
+class Destination(Protocol):
     """A job that is recorded, or to be: where it goes."""
 
     @property
@@ -21,7 +21,7 @@ class Destined(Protocol):
     def routing_key(self) -> str: ...
 
 
-def routed(job: Destined, message: JobMessage) -> Outgoing:
+def routed(job: Destination, message: JobMessage) -> Outgoing:
     """The message with the queue that it must arrive in. Where that is known not to be there, or
     to have no bindings yet, its publish ends as Unroutable, and nothing of it is on the broker."""
     return Outgoing(message, job.routing_key, queue_name(job.lane, job.worker))

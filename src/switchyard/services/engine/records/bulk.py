@@ -8,11 +8,11 @@ from enum import StrEnum
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-LEAST_RATE = 0.001
-MOST_RATE = 1_000_000
+MIN_RATE = 0.001
+MAX_RATE = 1_000_000
 """Jobs a second."""
 _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/bulk")
-MOST_WAITING = 10_000_000
+MAX_WAITING = 10_000_000
 """The highest watermark of a backfill: more than a lane may hold."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-MINUTE = 60
+WINDOW_SECONDS = 60
 """Seconds that a rate is about."""
 
 
@@ -37,7 +37,7 @@ class PermitDemand:
 
 
 @dataclass(frozen=True, slots=True)
-class RoomRequest:
+class PermitRequest:
     """A worker wants to run a job, and asks for all that it needs in one step."""
 
     hold: str
@@ -64,7 +64,7 @@ class RoomRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class RoomReturn:
+class PermitReturn:
     """A job has ended: others may have its room."""
 
     hold: str
@@ -83,14 +83,14 @@ class WokenJob:
 
 
 @dataclass(frozen=True, slots=True)
-class RoomGiven:
+class PermitGranted:
     """The job may run. The hold is to be renewed, and given back."""
 
     called: tuple[WokenJob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class NoRoom:
+class PermitRefused:
     """The job has to wait."""
 
     name: str
@@ -113,7 +113,7 @@ class NotRunnable:
 
 
 @dataclass(frozen=True, slots=True)
-class RoomFreed:
+class PermitReleased:
     """What a job had is free."""
 
     waited_for: bool
@@ -122,7 +122,7 @@ class RoomFreed:
     """Also by others of its transaction, of whatever limit."""
 
 
-RoomAnswer = RoomGiven | NoRoom | NotRunnable | RoomFreed
+RoomAnswer = PermitGranted | PermitRefused | NotRunnable | PermitReleased
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class RateWindow:
     @classmethod
     def load(cls, text: str, now: float) -> Self:
         """Without what is older than a minute."""
-        oldest = int(now) - MINUTE
+        oldest = int(now) - WINDOW_SECONDS
         return cls(tuple((s, n, t) for s, n, t in json.loads(text) if s >= oldest))
 
     def dump(self) -> str:
@@ -211,10 +211,10 @@ class RateWindow:
                     _minutes(used_jobs + jobs, room.per_minute),
                     _minutes(used_tokens + tokens, room.tokens_per_minute),
                 )
-                return seconds + MINUTE * minutes
+                return seconds + WINDOW_SECONDS * minutes
             second, gone_jobs, gone_tokens = left.pop(0)
             used_jobs, used_tokens = used_jobs - gone_jobs, used_tokens - gone_tokens
-            seconds = max(seconds, second + 1 + MINUTE - now)
+            seconds = max(seconds, second + 1 + WINDOW_SECONDS - now)
 
     def _changed(self, second: int, jobs: int, tokens: int) -> RateWindow:
         by_second = {each[0]: each for each in self.bins}
@@ -231,7 +231,7 @@ def _minutes(used: int, most: int | None) -> int:
     return 0 if most is None else math.ceil(used / most) - 1
 
 
-def put_off(request: RoomRequest, times: int) -> float:
+def backoff_level(request: PermitRequest, times: int) -> float:
     """The level by which a job without room is put off that was so many times before. One that will
     be called needs to come back by itself only when its call gets lost."""
     levels = request.levels

@@ -41,17 +41,17 @@ from switchyard.services.engine.records.requests import DeadLetterFilter, DeadLe
 from switchyard.services.engine.records.results import DeadLetter
 from switchyard.services.engine.records.states import DeadLetterState, State
 
-LOOK = 5.0
+RETURN_INTERVAL = 5.0
 """Seconds between looks whether there are any, and room for them."""
-MOST = 1_000
+MAX_PER_TURN = 1_000
 """Letters that one look takes up."""
-MOST_PAGES = 100
-"""So many times MOST letters are looked through for those that have room."""
+MAX_PAGES = 100
+"""So many times MAX_PER_TURN letters are looked through for those that have room."""
 DEFAULT_EXCHANGE = ""
 """Through which a message goes into the queue that its routing key names."""
-TOGETHER = 200
+BATCH_SIZE = 200
 """Letters published and confirmed together."""
-GONE_SECONDS = 60.0
+ABSENCE_GRACE_SECONDS = 60.0
 """A letter that was indexed so long ago and is not in `jobs.dead` is there no more."""
 
 _WAITING = (DeadLetterState.WAITING.value,)
@@ -59,7 +59,7 @@ _DISPLACED = DeadLetterFilter(reason=str(Reason.DISPLACED))
 
 
 @dataclass(frozen=True, slots=True)
-class _Fitting:
+class _ReturnableLetter:
     """A letter whose queue has room for it."""
 
     letter: DeadLetter
@@ -75,7 +75,7 @@ class DisplacedJobReturner:
     ledger: Ledger
     publisher: Publisher
     lanes: tuple[Lane, ...] = LANES
-    look: float = LOOK
+    look: float = RETURN_INTERVAL
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("displaced jobs")
@@ -98,8 +98,8 @@ class DisplacedJobReturner:
         sent = 0
         async with scanning_in_turn(self.settings, self.ledger) as scan:
             found = [letter async for letter in scan.letters() if letter.id in wanted]
-            for start in range(0, len(found), TOGETHER):
-                sent += await self._send(found[start : start + TOGETHER], wanted)
+            for start in range(0, len(found), BATCH_SIZE):
+                sent += await self._send(found[start : start + BATCH_SIZE], wanted)
         letters = [each.letter for each in wanted.values()]
         await self._give_up(letters, {letter.id for letter in found})
         if sent:
@@ -108,14 +108,14 @@ class DisplacedJobReturner:
             )
         return sent
 
-    async def _with_room(self) -> dict[str, _Fitting]:
+    async def _with_room(self) -> dict[str, _ReturnableLetter]:
         """Those that fit into their queues, the oldest first, by id."""
-        fitting: dict[str, _Fitting] = {}
+        fitting: dict[str, _ReturnableLetter] = {}
         left: dict[str, int] = {}
         after: tuple[float, str] | None = None
-        for _ in range(MOST_PAGES):
+        for _ in range(MAX_PAGES):
             letters = await self.ledger.dead_letters.letters_in(
-                _DISPLACED, states=_WAITING, after=after, limit=MOST
+                _DISPLACED, states=_WAITING, after=after, limit=MAX_PER_TURN
             )
             queues = {letter.id: self._queue_of(letter) for letter in letters}
             left |= await self._room_in({each for each in queues.values() if each not in left})
@@ -123,10 +123,10 @@ class DisplacedJobReturner:
                 queue = queues[letter.id]
                 if left[queue] > 0:
                     left[queue] -= 1
-                    fitting[letter.id] = _Fitting(letter, queue)
-                    if len(fitting) == MOST:
+                    fitting[letter.id] = _ReturnableLetter(letter, queue)
+                    if len(fitting) == MAX_PER_TURN:
                         return fitting
-            if len(letters) < MOST:
+            if len(letters) < MAX_PER_TURN:
                 return fitting
             after = letters[-1].dead_at, letters[-1].id
         return fitting
@@ -154,7 +154,7 @@ class DisplacedJobReturner:
         }
 
     async def _send(
-        self, letters: Sequence[QueuedDeadLetter], wanted: Mapping[str, _Fitting]
+        self, letters: Sequence[QueuedDeadLetter], wanted: Mapping[str, _ReturnableLetter]
     ) -> int:
         """Publish, record, acknowledge; what its job does not need any more is taken away."""
         known = await self.ledger.redrives.job_generations([letter.id for letter in letters])
@@ -221,7 +221,7 @@ class DisplacedJobReturner:
         gone = [
             each
             for each in wanted
-            if each.id not in found and each.updated_at < moment - GONE_SECONDS
+            if each.id not in found and each.updated_at < moment - ABSENCE_GRACE_SECONDS
         ]
         if not gone:
             return

@@ -25,11 +25,11 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.redrive.redrive_pass import RedrivePass
-from switchyard.services.engine.redrive.run import LOOK, Halted, RedriveRun
+from switchyard.services.engine.redrive.run import STATE_POLL_INTERVAL, Halted, RedriveRun
 from switchyard.services.engine.redrive.sending import LetterSender, QueueCapacity
 from switchyard.services.engine.redrive.spec import KIND, RedriveSpec
 
-HOLD = 120.0
+HOLD_SECONDS = 120.0
 """Seconds that a pass may hold letters: RabbitMQ closes a channel that holds one for 30 minutes,
 and other redrives wait for their turn meanwhile."""
 
@@ -47,7 +47,7 @@ class RedriveHandler:
         *,
         traffic: HotTraffic | None = None,
         lanes: tuple[Lane, ...] = LANES,
-        hold: float = HOLD,
+        hold: float = HOLD_SECONDS,
     ) -> None:
         self._settings = settings
         self._registry = registry
@@ -81,7 +81,9 @@ class RedriveHandler:
                         )
                         if await one.go(letters):
                             break
-                    await session.sleep(LOOK)  # others have waited for their turn meanwhile
+                    await session.sleep(
+                        STATE_POLL_INTERVAL
+                    )  # others have waited for their turn meanwhile
             await run.drain()
         except Halted as halted:
             await run.note_down(force=True)

@@ -26,9 +26,9 @@ from switchyard.services.engine.redrive.sending import (
 )
 from switchyard.services.engine.redrive.spec import RedriveSpec, only_in_ledger
 
-SHOWN = 5
+MAX_SHOWN = 5
 """Letters of which it is shown what would change."""
-COMPARED = 256 * 1024
+MAX_COMPARED_BYTES = 256 * 1024
 """Bytes of a message up to which that is shown: to compare takes time, and the answer room."""
 
 Letters = AsyncGenerator[DeadLetterLike, None]
@@ -58,7 +58,7 @@ async def plan_redrive(
         _note(await sender.prepare(batch, tally, drop=False), spec.change, tally)
         batch.clear()
 
-    async with _fitting(settings, ledger, spec, wait) as letters:
+    async with _matching_letters(settings, ledger, spec, wait) as letters:
         async for letter in letters:
             tally.matched += 1
             batch.append(letter)
@@ -76,7 +76,7 @@ async def plan_redrive(
     return tally
 
 
-def _fitting(
+def _matching_letters(
     settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Sleep
 ) -> AbstractAsyncContextManager[Letters]:
     """The letters that are meant, oldest first: those on the broker, or the ledger's."""
@@ -115,13 +115,13 @@ def _note(copies: Sequence[RedriveMessage], change: Change, tally: RedriveCounts
     for copy in copies:
         tally.routes[copy.routing_key] = tally.routes.get(copy.routing_key, 0) + 1
         tally.note(f"{copy.letter.id}: would go to {copy.routing_key}")
-        if not change.is_empty and len(tally.differences) < SHOWN:
+        if not change.is_empty and len(tally.differences) < MAX_SHOWN:
             tally.differences.append(_difference(copy))
 
 
 def _difference(copy: RedriveMessage) -> LetterDifference:
     size = len(copy.letter.body)
-    if size > COMPARED:
+    if size > MAX_COMPARED_BYTES:
         return LetterDifference(copy.letter.id, (f"not compared: it has {size:,} bytes",))
     before = json.loads(copy.letter.body)
     after = json.loads(copy.message.encode())

@@ -12,7 +12,7 @@ from switchyard.broker.lanes import HOT, lane_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.engine.dead.letters import DeadLetterLike
 from switchyard.services.engine.records.bulk import BulkState
-from switchyard.services.engine.redrive.run import LOOK, RedriveRun
+from switchyard.services.engine.redrive.run import STATE_POLL_INTERVAL, RedriveRun
 from switchyard.services.engine.redrive.sending import (
     BATCH,
     LetterSender,
@@ -20,7 +20,7 @@ from switchyard.services.engine.redrive.sending import (
     RedriveMessage,
 )
 
-LONGEST_SLOT = 5.0
+MAX_SLOT_WAIT = 5.0
 """Seconds to wait with letters in hand for the next one to be sent by the rate. Where it is longer,
 the pass ends: others want to go through `jobs.dead`, too."""
 
@@ -75,14 +75,14 @@ class RedrivePass:
             await self._session.move(BulkState.RUNNING, why)
             if allowed == 0:
                 await self._run.note_down()
-                await self._session.sleep(LOOK)
+                await self._session.sleep(STATE_POLL_INTERVAL)
                 continue
-            if self._session.slot_wait > LONGEST_SLOT:
+            if self._session.slot_wait > MAX_SLOT_WAIT:
                 self._ends_at = time.monotonic()  # letters are not held for so long
                 return
             wanted = await self._run.traffic.room(min(len(waiting), allowed or BATCH))
             number = await self._session.take_slots(
-                wanted, until=self._session.clock.time() + LONGEST_SLOT
+                wanted, until=self._session.clock.time() + MAX_SLOT_WAIT
             )
             await self._send([waiting.popleft() for _ in range(number)])
             await self._run.note_down()
@@ -125,7 +125,7 @@ class RedrivePass:
             queues = ", ".join(sorted(self._held))
             await self._run.note_down()
             await self._session.move(BulkState.WAITING, f"waits for room in {queues}")
-            await self._session.sleep(LOOK)
+            await self._session.sleep(STATE_POLL_INTERVAL)
             self._room.look_again()
             for queue in list(self._held):
                 await self._send_held(queue)
@@ -138,7 +138,9 @@ class RedrivePass:
         most = min(len(held), BATCH if allowed is None else allowed)
         if most > 0:
             most = await self._run.traffic.room(most)
-            most = await self._session.take_slots(most, until=self._session.clock.time() + LOOK)
+            most = await self._session.take_slots(
+                most, until=self._session.clock.time() + STATE_POLL_INTERVAL
+            )
         while len(fitting) < most and await self._room.take(queue):
             fitting.append(held.popleft())
         if not held:

@@ -17,12 +17,12 @@ from switchyard.services.engine.records.states import RedriveOutcome
 from switchyard.services.engine.redrive.sending import RedriveCounts, RedriveMessage
 from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, only_in_ledger
 
-LOOK = 0.3
+STATE_POLL_INTERVAL = 0.3
 """Seconds between looks at what became of letters, or whether a lane has room."""
-NOTE_SECONDS = 0.5
+NOTE_INTERVAL = 0.5
 """Seconds between two notes of how far it has come."""
-KEPT_NOTES = 20
-LEAST_SAMPLE = 10
+MAX_KEPT_NOTES = 20
+MIN_SAMPLE = 10
 """As if so many letters had ended, where fewer have: one failure of the first three is no sign."""
 
 
@@ -79,7 +79,9 @@ class RedriveRun:
         while (wait := self.session.slot_wait) > 0:
             rate = self.session.operation.rate
             await self.session.move(BulkState.RUNNING, f"sends {rate:g} a second, by its rate")
-            await self.session.sleep(min(wait, LOOK))  # the rate may change meanwhile
+            await self.session.sleep(
+                min(wait, STATE_POLL_INTERVAL)
+            )  # the rate may change meanwhile
 
     async def not_sent_before(self, batch: Sequence[DeadLetterLike]) -> list[DeadLetterLike]:
         """Those of a batch that are to be sent: not what this redrive has sent, and died again."""
@@ -115,12 +117,12 @@ class RedriveRun:
 
     async def look(self, *, now: bool = False) -> None:
         """See what became of what was sent. Raises Halted."""
-        if time.monotonic() - self._looked >= LOOK or now:
+        if time.monotonic() - self._looked >= STATE_POLL_INTERVAL or now:
             await self._look()
         done, failed = self._since_baseline()
         if self.spec.canary is not None and failed and done <= self.spec.canary:
             raise self._halted(f"canary: {failed} of {done} failed again")
-        if self.spec.halt_on is not None and failed >= self.spec.halt_on * max(done, LEAST_SAMPLE):
+        if self.spec.halt_on is not None and failed >= self.spec.halt_on * max(done, MIN_SAMPLE):
             raise self._halted(f"{failed} of {done} failed again ({failed / done:.0%})")
 
     def _halted(self, why: str) -> Halted:
@@ -137,7 +139,7 @@ class RedriveRun:
                 return
             await self.session.move(BulkState.DRAINING, "all are sent; waits for their ends")
             await self.note_down()
-            await self.session.sleep(LOOK)
+            await self.session.sleep(STATE_POLL_INTERVAL)
 
     @property
     def last_word(self) -> str | None:
@@ -175,7 +177,7 @@ class RedriveRun:
 
     async def note_down(self, *, force: bool = False) -> None:
         """Note how far it is, now and then. Ends the run when it is not to go on."""
-        if not force and time.monotonic() - self._noted < NOTE_SECONDS:
+        if not force and time.monotonic() - self._noted < NOTE_INTERVAL:
             return self.session.check()
         self._noted = time.monotonic()
         progress = replace(
@@ -193,7 +195,7 @@ class RedriveRun:
         return None
 
     def _notes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self._before.notes, *self.tally.notes)))[:KEPT_NOTES]
+        return tuple(dict.fromkeys((*self._before.notes, *self.tally.notes)))[:MAX_KEPT_NOTES]
 
     async def _look(self) -> None:
         self._ended = dict(await self._ledger.redrives.settle_redriven(self.session.id))

@@ -30,7 +30,7 @@ from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.outcomes import begun_too_often, joined_died
 from switchyard.services.engine.runtime.running_job import RunningJob
 
-LONGEST_WAIT = timedelta(seconds=LONGEST_RETRY_DELAY)
+MAX_WAIT = timedelta(seconds=LONGEST_RETRY_DELAY)
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Claims:
         """
         moment = self.ledger.clock.now()
         not_before = message.metadata.not_before
-        if not_before is not None and moment < not_before <= moment + LONGEST_WAIT:
+        if not_before is not None and moment < not_before <= moment + MAX_WAIT:
             # The rest of a wait that is longer than its level. Nobody here asks for a longer one.
             await self._wait_on(delivery, message, (not_before - moment).total_seconds())
             return None

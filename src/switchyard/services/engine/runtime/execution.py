@@ -37,7 +37,7 @@ from switchyard.services.engine.runtime.process_start import start_method
 from switchyard.services.engine.runtime.running_job import is_from_outside
 from switchyard.services.engine.runtime.shared_memory import SharedProgressReader, open_page
 
-LOOK = 0.5
+PROCESS_POLL_INTERVAL = 0.5
 """Seconds between looks at what a job in a process of its own says of itself."""
 LOST_AFTER = 1.0
 """Seconds between looks at whether the pool that has a job still works; it tells of all that it
@@ -289,7 +289,7 @@ def _handing_on(page: SharedProgressReader, notebook: ProgressBuffer) -> Iterato
 
     def look() -> None:
         page.hand_on(notebook)
-        coming[:] = [loop.call_later(LOOK, look)]
+        coming[:] = [loop.call_later(PROCESS_POLL_INTERVAL, look)]
 
     look()
     try:

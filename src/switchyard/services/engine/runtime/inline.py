@@ -43,7 +43,7 @@ from switchyard.services.engine.records.errors import (
     RowRejected,
     SchemaOutdated,
 )
-from switchyard.services.engine.records.limits import NoRoom, RoomRequest
+from switchyard.services.engine.records.limits import PermitRefused, PermitRequest
 from switchyard.services.engine.records.requests import ClaimRequest, NewJob
 from switchyard.services.engine.records.results import Claimed, Existing, HeldBy, JobRecord
 from switchyard.services.engine.records.states import FINISHED, State
@@ -62,10 +62,10 @@ from switchyard.services.engine.runtime.outcomes import (
 from switchyard.services.engine.runtime.progress_writer import ProgressWriter
 from switchyard.services.engine.runtime.running_job import is_from_outside
 
-PATIENCE = 60.0
+RETRY_TIMEOUT = 60.0
 """Seconds that one job may wait for its retries in all: somebody waits for the answer."""
 
-LOOK = 0.5
+LIMIT_POLL_INTERVAL = 0.5
 """Seconds between looks for room in a job's limits."""
 
 
@@ -81,7 +81,7 @@ class InlineRunner(AsyncCloseable):
         registry: Registry,
         ledger: Ledger,
         *,
-        patience: float = PATIENCE,
+        patience: float = RETRY_TIMEOUT,
         slots: int | None = None,
         shared_ledger: bool = False,
         hear: Callable[[str, str, int], None] | None = None,
@@ -275,7 +275,7 @@ class InlineRunner(AsyncCloseable):
         if not needs:
             yield usage
             return
-        request = RoomRequest(
+        request = PermitRequest(
             hold=f"{self.worker_id}/{next(self._claims)}",
             holder=self.worker_id,
             needs=needs,
@@ -284,12 +284,12 @@ class InlineRunner(AsyncCloseable):
             attempts=message.metadata.attempts,
             queue="",
             body=None,
-            levels=(LOOK,),
+            levels=(LIMIT_POLL_INTERVAL,),
             expires_at=float("inf"),
-            life=job_type.timeout + PATIENCE,
+            life=job_type.timeout + RETRY_TIMEOUT,
         )
         answer = await self._ledger.limits.take_room(request)
-        while isinstance(answer, NoRoom):
+        while isinstance(answer, PermitRefused):
             left = self._time_left(job)
             if left <= 0:
                 yield usage  # it is not run any more

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 
 from switchyard.services.engine.records.limits import PermitDemand
 
-KNOWN_FOR = 1.0
+REFUSAL_MEMORY_SECONDS = 1.0
 """Seconds for which a limit counts as full after it was found so."""
-LONGEST_WAIT = 0.025
+MAX_BATCH_WAIT = 0.025
 """Seconds that a job waits for others to ask with."""
 SHARE = 4
 """One slot in so many may be taken by jobs that wait for others to ask with."""
-MOST_KNOWN = 10_000
+MAX_KNOWN = 10_000
 """Limits, each key of one by itself, that are known to be full."""
 
 
@@ -45,7 +45,7 @@ class PermitRequestBatcher:
             return
         if self._leave is None:
             self._leave = asyncio.Event()
-            asyncio.get_running_loop().call_later(LONGEST_WAIT, self._leave_if, self._leave)
+            asyncio.get_running_loop().call_later(MAX_BATCH_WAIT, self._leave_if, self._leave)
         await self._leave.wait()
 
     def leave(self) -> None:
@@ -60,9 +60,9 @@ class PermitRequestBatcher:
             self.leave()
 
     def found_full(self, name: str, key: str) -> None:
-        if len(self._full) >= MOST_KNOWN:
+        if len(self._full) >= MAX_KNOWN:
             self._full.clear()  # then they ask at once, once
-        self._full[name, key] = time.monotonic() + KNOWN_FOR
+        self._full[name, key] = time.monotonic() + REFUSAL_MEMORY_SECONDS
 
     def found_room(self, needs: Iterable[PermitDemand]) -> None:
         for each in needs:

@@ -36,11 +36,11 @@ from switchyard.services.engine.jobs.retry import Delayed, Died, Failure
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.limits import (
-    NoRoom,
     PermitDemand,
+    PermitGranted,
+    PermitRefused,
+    PermitRequest,
     RoomAnswer,
-    RoomGiven,
-    RoomRequest,
     WokenJob,
 )
 from switchyard.services.engine.runtime.events import Counters
@@ -48,11 +48,11 @@ from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.permit_batching import PermitRequestBatcher
 from switchyard.services.engine.runtime.running_job import RunningJob
 
-HOLD_LIFE = 15.0
+PERMIT_TTL = 15.0
 """Seconds after which what a process held that has died is free again."""
-LARGEST_KEPT = 64 * 1024
+MAX_KEPT_BYTES = 64 * 1024
 """Bytes of a message that is kept to be called; a larger job comes back when its time is over."""
-NO_ROOM = "NoRoom"
+NO_ROOM = "PermitRefused"
 """The error type of jobs that wait for a limit."""
 
 
@@ -108,7 +108,7 @@ class PermitClient:
         if not _may_be_called(delivery):
             await self.gathering.join(needs)
         answer = await self._take(entry, message, delivery.queue, delivery.body)
-        if isinstance(answer, NoRoom):
+        if isinstance(answer, PermitRefused):
             self.gathering.found_full(answer.name, answer.key)
             self._log.info("no room", limit=answer.name, key=answer.key, delay=answer.seconds)
             await self.follow_up.put_off(delivery, message, answer.seconds)
@@ -129,7 +129,7 @@ class PermitClient:
             answer = await self._take(
                 entry, job.message, job.delivery.queue, job.message.encode(), claimed=True
             )
-            if isinstance(answer, NoRoom):
+            if isinstance(answer, PermitRefused):
                 job.verdict = Delayed(
                     self.follow_up.policy.levels[0],
                     job.message.metadata.attempts,
@@ -166,7 +166,7 @@ class PermitClient:
     ) -> RoomAnswer:
         hold = f"{self._holder}/{next(self._numbers)}"
         metadata = message.metadata
-        request = RoomRequest(
+        request = PermitRequest(
             hold=hold,
             holder=self._holder,
             needs=entry.needs,
@@ -174,10 +174,10 @@ class PermitClient:
             redrives=metadata.redrives,
             attempts=metadata.attempts,
             queue=queue,
-            body=body if len(body) <= LARGEST_KEPT else None,
+            body=body if len(body) <= MAX_KEPT_BYTES else None,
             levels=self.follow_up.policy.levels,
             expires_at=entry.expires_at,
-            life=HOLD_LIFE,
+            life=PERMIT_TTL,
             claimed=claimed,
         )
         self._held.add(hold)
@@ -186,14 +186,14 @@ class PermitClient:
         try:
             answer = await self.ledger.limits.take_room(request)
         finally:
-            if not isinstance(answer, RoomGiven):
+            if not isinstance(answer, PermitGranted):
                 self._held.discard(hold)
                 entry.hold = None
         await self._call(answer.called)
         return answer
 
     async def _call(self, called: Sequence[WokenJob]) -> None:
-        await call(self.follow_up.publisher, called, self._log)
+        await wake(self.follow_up.publisher, called, self._log)
 
     # --- the process ------------------------------------------------------------------------
 
@@ -208,20 +208,20 @@ class PermitClient:
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(HOLD_LIFE / 3)
+            await asyncio.sleep(PERMIT_TTL / 3)
             if self._held:
                 try:
-                    await self.ledger.limits.renew_room(sorted(self._held), HOLD_LIFE)
+                    await self.ledger.limits.renew_room(sorted(self._held), PERMIT_TTL)
                 except LedgerError as error:
                     self._log.warning("room in limits could not be renewed", error=str(error))
 
 
 def _may_be_called(delivery: Delivery) -> bool:
-    """Whether it has come as `call` sends it: room is kept for it."""
+    """Whether it has come as `wake` sends it: room is kept for it."""
     return delivery.exchange == "" and delivery.priority == MAX_PRIORITY
 
 
-async def call(publisher: Publisher, called: Sequence[WokenJob], log: FilteringBoundLogger) -> None:
+async def wake(publisher: Publisher, called: Sequence[WokenJob], log: FilteringBoundLogger) -> None:
     """Send those that have room now ahead of their queues. One that can't be sent now is called
     again, or comes by itself."""
     for each in called:

@@ -20,7 +20,7 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.progress import NoteRequest, ReportedProgress
 
-PAUSE = 1.0
+WRITE_INTERVAL = 1.0
 """Seconds between two writes for one job."""
 
 Heard = Callable[[ReportedProgress], None]
@@ -35,7 +35,7 @@ class ProgressWriter:
     """Takes the notes of the jobs that run in this process."""
 
     ledger: Ledger
-    pause: float = PAUSE
+    pause: float = WRITE_INTERVAL
 
     def notebook_of(
         self, message: JobMessage, claim_id: str, heard: Heard = _no_one

@@ -39,13 +39,13 @@ from switchyard.services.engine.runtime.permit_batching import PermitRequestBatc
 from switchyard.services.engine.runtime.permits import PermitClient
 from switchyard.services.engine.runtime.runner import Runner
 
-LAST_WORDS = 2.0
+FINAL_DRAIN_TIMEOUT = 2.0
 """Seconds after the grace in which what follows from ended handlers is published and recorded."""
-UNHELD_LOOK = 20.0
+UNHELD_CHECK_INTERVAL = 20.0
 """Seconds between looks for claims of this worker under which nothing runs."""
-LEDGER_PROBE = 0.5
+LEDGER_PROBE_INTERVAL = 0.5
 """Seconds between looks at a ledger that is away."""
-MOST_HELPERS = 4
+MAX_HELPERS = 4
 """Processes of a worker, on a small host, whose job types all run in its event loop."""
 LANE_WORKER_PRIORITY = 10
 """Consumer priority of a worker that was started for one lane of several: it gets that lane's
@@ -112,7 +112,7 @@ def _processes(share: WorkerPlan, registry: Registry) -> int:
     one: jobs that only wait for servers are many more than this host could bear."""
     if any(each.worker == share.kind and each.isolation == "process" for each in registry):
         return share.slots
-    return min(share.slots, max(MOST_HELPERS, os.cpu_count() or 1))
+    return min(share.slots, max(MAX_HELPERS, os.cpu_count() or 1))
 
 
 class Worker:
@@ -245,7 +245,7 @@ class Worker:
             if self._retires:
                 await self._let_all_end(background.failed)
             await self._drain()
-            await asyncio.wait(consuming, timeout=LAST_WORDS)
+            await asyncio.wait(consuming, timeout=FINAL_DRAIN_TIMEOUT)
             await background.close()
             await end_tasks(*consuming)
         for ended in (*consuming, background.failed):
@@ -313,9 +313,15 @@ class Worker:
         self._log.warning("JOBS_SHUTDOWN_GRACE is over: running jobs are returned to their queues")
         for runner in self._runners:
             runner.interrupt()
-        if all(await asyncio.gather(*(consumer.drain(LAST_WORDS) for consumer in self._consumers))):
+        if all(
+            await asyncio.gather(
+                *(consumer.drain(FINAL_DRAIN_TIMEOUT) for consumer in self._consumers)
+            )
+        ):
             return
-        ended = await asyncio.gather(*(consumer.abort(LAST_WORDS) for consumer in self._consumers))
+        ended = await asyncio.gather(
+            *(consumer.abort(FINAL_DRAIN_TIMEOUT) for consumer in self._consumers)
+        )
         if not all(ended):
             self._log.error("jobs that do not stop are abandoned", running=self.running)
 
@@ -357,7 +363,7 @@ class Worker:
 
     async def _keep_releasing(self) -> None:
         while True:
-            await asyncio.sleep(UNHELD_LOOK)
+            await asyncio.sleep(UNHELD_CHECK_INTERVAL)
             try:
                 await self.release_unheld()
             except LedgerError as error:
@@ -396,7 +402,7 @@ class Worker:
                 consumer.pause()
             self._log.warning("paused until the ledger is back")
             while self._ledger_away.is_set():
-                await asyncio.sleep(LEDGER_PROBE)
+                await asyncio.sleep(LEDGER_PROBE_INTERVAL)
                 try:
                     await self._ledger.check()
                 except LedgerError as error:

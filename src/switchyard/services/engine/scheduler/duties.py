@@ -20,8 +20,11 @@ from switchyard.services.engine.identity.broker import advance_broker
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.engine.redrive.displaced_returner import LOOK, DisplacedJobReturner
-from switchyard.services.engine.runtime.permits import call
+from switchyard.services.engine.redrive.displaced_returner import (
+    RETURN_INTERVAL,
+    DisplacedJobReturner,
+)
+from switchyard.services.engine.runtime.permits import wake
 from switchyard.services.engine.schedules.firing import ScheduleRunner
 from switchyard.services.engine.wings import brought
 
@@ -43,7 +46,7 @@ class SchedulerIntervals:
     silent: float = 60.0
     """Running jobs of a worker that has been silent for so long are published again, for the
     case that the broker has lost them; otherwise the ledger lets only one copy run."""
-    displaced: float = LOOK
+    displaced: float = RETURN_INTERVAL
     """Between looks for what the broker threw out of full lanes."""
     answers: float = 600.0
     """Between looks for answers of models and catalogues that are too old, or too many."""
@@ -129,7 +132,7 @@ async def _advance(context: DutyContext) -> None:
 async def _call_waiting(context: DutyContext) -> None:
     """Wake jobs that wait for a named limit in which time alone makes room."""
     log = structlog.get_logger("scheduler")
-    await call(context.publisher, await context.ledger.limits.call_waiting(), log)
+    await wake(context.publisher, await context.ledger.limits.call_waiting(), log)
 
 
 async def _forget_limits(context: DutyContext) -> None:

@@ -13,7 +13,7 @@ from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, U
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.schedules import ScheduleRecord
-from switchyard.services.engine.schedules.rule import CronRule, InvalidSchedule, put_off
+from switchyard.services.engine.schedules.rule import CronRule, InvalidSchedule, with_jitter
 
 DAY = 24 * 3600.0
 
@@ -108,5 +108,5 @@ class ScheduleEntry(BaseModel):
             created_at=now,
             paused_at=None,
             next_at=due,
-            fire_at=put_off(self.name, due, self.jitter),
+            fire_at=with_jitter(self.name, due, self.jitter),
         )

@@ -26,16 +26,16 @@ from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.file import mark_of
-from switchyard.services.engine.schedules.rule import AT_ONCE, InvalidSchedule, put_off
+from switchyard.services.engine.schedules.rule import CATCH_UP_WINDOW, InvalidSchedule, with_jitter
 from switchyard.services.engine.schedules.service import Schedules, due_firing
 
 BATCH = 200
 """Entries, and firings, that one turn looks at."""
-CLOCK_CHECK = 60.0
+CLOCK_CHECK_INTERVAL = 60.0
 """Seconds between looks whether the ledger's clock was ahead."""
-AGAIN = 5.0
+RETRY_INTERVAL = 5.0
 """Seconds until a job is tried again that was refused."""
-SAID = 20
+MAX_LOGGED = 20
 """Names of schedules that one line of the log has."""
 
 
@@ -71,7 +71,7 @@ class ScheduleRunner:
         while True:
             try:
                 await self.follow_file()
-                if time.monotonic() - checked_at > CLOCK_CHECK:
+                if time.monotonic() - checked_at > CLOCK_CHECK_INTERVAL:
                     await self.move_back()
                     checked_at = time.monotonic()
                 await self.turn()
@@ -106,13 +106,15 @@ class ScheduleRunner:
                 due = ScheduleEntry.recorded(entry).rule().after(now)
             except InvalidSchedule:
                 continue  # said when it is due
-            fire_at = put_off(entry.name, due, entry.jitter)
+            fire_at = with_jitter(entry.name, due, entry.jitter)
             if entry.next_at > due and await self._ledger.schedules.decide_due(
                 entry, (), due, fire_at
             ):
                 moved.append(entry.name)
         if moved:
-            self._log.warning("the clock was ahead: due earlier again", schedules=moved[:SAID])
+            self._log.warning(
+                "the clock was ahead: due earlier again", schedules=moved[:MAX_LOGGED]
+            )
         return moved
 
     async def follow_file(self) -> None:
@@ -132,7 +134,9 @@ class ScheduleRunner:
             self._log.error("the schedules of JOBS_SCHEDULES could not be loaded", error=str(error))
         else:
             if changed or gone:
-                self._log.info("schedules taken over", changed=changed[:SAID], gone=gone[:SAID])
+                self._log.info(
+                    "schedules taken over", changed=changed[:MAX_LOGGED], gone=gone[:MAX_LOGGED]
+                )
         self._taken = (mark,)
 
     async def _decide(self, entry: ScheduleRecord, now: float) -> None:
@@ -150,14 +154,14 @@ class ScheduleRunner:
         if passed.missed is not None:
             first, times = passed.missed
             missed = Firing(name, first, FiringOutcome.MISSED, None, now, times)
-            late = now - put_off(name, first, entry.jitter)
+            late = now - with_jitter(name, first, entry.jitter)
             why = (
                 "the latest of the times that passed meanwhile is fired instead"
                 if passed.fired
                 else f"more than the grace of {entry.grace:g} s"
             )
             firings.append(replace(missed, note=f"no scheduler was there for {late:,.0f} s: {why}"))
-        fire_at = put_off(name, passed.next_at, entry.jitter)
+        fire_at = with_jitter(name, passed.next_at, entry.jitter)
         if not await self._ledger.schedules.decide_due(entry, firings, passed.next_at, fire_at):
             return  # somebody else has, or has changed it
         if passed.missed is not None:
@@ -168,8 +172,8 @@ class ScheduleRunner:
         again_at, why = self._refused.get(key, (0.0, ""))
         if now < again_at:
             return False
-        late = now - put_off(entry.name, firing.due_at, entry.jitter)
-        if why and late > max(entry.grace, AT_ONCE):
+        late = now - with_jitter(entry.name, firing.due_at, entry.jitter)
+        if why and late > max(entry.grace, CATCH_UP_WINDOW):
             await self._give_up(firing, now, why)
             return False
         try:
@@ -183,7 +187,7 @@ class ScheduleRunner:
             await self._give_up(firing, now, str(error))
             return False
         except (SwitchyardError, PublishError) as error:
-            self._refused[key] = (now + AGAIN, str(error))
+            self._refused[key] = (now + RETRY_INTERVAL, str(error))
             if str(error) != why:  # for whoever asks why it is late
                 note = f"was refused: {error}"
                 await self._ledger.schedules.settle_firing(

@@ -20,12 +20,12 @@ from cronsim import CronSim, CronSimError
 
 from switchyard.services.common.errors import InvalidInput
 
-AT_ONCE = 60.0
+CATCH_UP_WINDOW = 60.0
 """Seconds for which every due time that has passed is fired: as long as one scheduler may take to
 notice that another has died, and more."""
-COUNTED = 5_000
+MAX_COUNTED = 5_000
 """Due times that are gone through one by one, when nobody was there for long."""
-TRIED = 1_000
+MAX_TRIED = 1_000
 """Times that are passed over because they come again: in autumn there are 60 minutes of them."""
 
 
@@ -77,7 +77,7 @@ class CronRule:
         # UTC itself is told by identity in there.
         local = start if self.zone.key == "UTC" else start.astimezone(self.zone)
         try:
-            times = islice(CronSim(self.cron, local), TRIED)
+            times = islice(CronSim(self.cron, local), MAX_TRIED)
             due = next((at for at in (each.timestamp() for each in times) if at > moment), None)
         except (CronSimError, ValueError, OverflowError) as error:
             hint = _right_form(self.cron)
@@ -114,26 +114,26 @@ class CronRule:
     ) -> DueTimes:
         """What becomes of the due times from `since`, which is one, until now.
 
-        Those of the last AT_ONCE seconds are fired, each of them. Where there are none, the last
-        one is, unless it is older than `grace`. The rest are missed.
+        Those of the last CATCH_UP_WINDOW seconds are fired, each of them. Where there are none, the
+        last one is, unless it is older than `grace`. The rest are missed.
         """
         fired: list[float] = []
         first_missed, missed = since, 0
         for number, due in enumerate(self._from(since)):
-            age = now - put_off(name, due, jitter)
+            age = now - with_jitter(name, due, jitter)
             if age < 0:
                 return DueTimes(tuple(fired), (first_missed, missed) if missed else None, due)
-            if fired and now - put_off(name, fired[-1], jitter) > AT_ONCE:
+            if fired and now - with_jitter(name, fired[-1], jitter) > CATCH_UP_WINDOW:
                 fired.pop()  # it was the last one until now
                 missed += 1
-            if age <= max(grace, AT_ONCE):
+            if age <= max(grace, CATCH_UP_WINDOW):
                 fired.append(due)
             else:
                 missed += 1
-            if number >= COUNTED:
+            if number >= MAX_COUNTED:
                 break
         # Nobody was there for long: what is left of it is not gone through.
-        recent = self.after(max(now - AT_ONCE - jitter, since))
+        recent = self.after(max(now - CATCH_UP_WINDOW - jitter, since))
         rest = self.passed(recent, now, jitter=jitter, grace=grace, name=name)
         return DueTimes(rest.fired, (first_missed, missed + len(fired)), rest.next_at)
 
@@ -204,7 +204,7 @@ def _value(word: str, place: int) -> int | None:
     return names.index(word.upper()) + _RANGES[place][0] if word.upper() in names else None
 
 
-def put_off(name: str, due: float, jitter: float) -> float:
+def with_jitter(name: str, due: float, jitter: float) -> float:
     """When a due time is fired: put off by up to `jitter` seconds, by as much for whoever asks, so
     that all schedulers agree, and by something else for other entries and other times."""
     if not jitter:

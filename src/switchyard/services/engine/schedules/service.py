@@ -15,9 +15,9 @@ from switchyard.services.engine.records.schedules import Firing, FiringOutcome, 
 from switchyard.services.engine.schedules.defaults import defaults
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.file import read_file
-from switchyard.services.engine.schedules.rule import put_off
+from switchyard.services.engine.schedules.rule import with_jitter
 
-MOST = 1_000
+MAX_SCHEDULES = 1_000
 """Schedules that a system has at most."""
 ADDED = "added"
 FILE = "file"
@@ -59,9 +59,9 @@ class Schedules:
         entry.check(self._registry, remote=remote)
         now = await self._now()
         record = entry.record(now, origin=ADDED, remote=remote, created_by=created_by)
-        added = await self._ledger.schedules.add_schedule(record, most=MOST)
+        added = await self._ledger.schedules.add_schedule(record, most=MAX_SCHEDULES)
         if added is None:
-            raise ScheduleConflict(f"there are {MOST:,} schedules: remove one first")
+            raise ScheduleConflict(f"there are {MAX_SCHEDULES:,} schedules: remove one first")
         if not added:
             raise ScheduleConflict(
                 f"there is a schedule {entry.name!r}: choose another name, or remove it first"
@@ -92,7 +92,7 @@ class Schedules:
         record = await self.get(name)
         if record.paused_at is not None:
             due = ScheduleEntry.recorded(record).rule().after(await self._now())
-            fire_at = put_off(name, due, record.jitter)
+            fire_at = with_jitter(name, due, record.jitter)
             await self._ledger.schedules.pause_schedule(name, None, due, fire_at)
             record = replace(record, paused_at=None, next_at=due, fire_at=fire_at)
         return record
@@ -162,7 +162,7 @@ class Schedules:
                     record = replace(
                         record,
                         next_at=before.next_at,
-                        fire_at=put_off(entry.name, before.next_at, record.jitter),
+                        fire_at=with_jitter(entry.name, before.next_at, record.jitter),
                     )
             if record != before:
                 changed.append(record)

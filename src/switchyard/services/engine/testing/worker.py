@@ -35,7 +35,7 @@ from switchyard.services.engine.testing.running import own_settings
 RETRY_DELAYS = (0.1, 0.2, 0.4)
 """Seconds: a test need not wait as long as production does."""
 SLOTS = 4
-LOOK = 0.02
+STATE_POLL_INTERVAL = 0.02
 """Seconds between looks at the ledger."""
 
 
@@ -92,7 +92,7 @@ class TestWorker:
                 pipeline = await self.ledger.job_reads.pipeline(job_id)
                 if pipeline and all(job.state in FINISHED for job in pipeline):
                     break
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(STATE_POLL_INTERVAL)
             else:
                 self._working.result()
                 raise RuntimeError("the worker has ended")
@@ -178,7 +178,7 @@ async def _working(
                 if task.done():
                     task.result()
                     raise RuntimeError("the worker has ended")
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(STATE_POLL_INTERVAL)
             jobs = JobPublisher(registry, ledger, publisher)
             yield TestWorker(settings, ledger, jobs, task, ran)
         finally:

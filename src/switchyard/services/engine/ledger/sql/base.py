@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.ledger.sql.committer import GroupCommitter
 from switchyard.services.engine.ledger.sql.database import Database
-from switchyard.services.engine.ledger.sql.limiting import RoomBatch
+from switchyard.services.engine.ledger.sql.limiting import PermitBatch
 from switchyard.services.engine.ledger.sql.operations import JobChange
 from switchyard.services.engine.ledger.sql.transaction import JobWriter
 from switchyard.services.engine.records.limits import RoomAnswer
@@ -42,7 +42,7 @@ class LedgerCore:
         return await self.database.write(lambda connection: self.writer.run(connection, operations))
 
     async def _commit_permits(self, changes: Sequence[Any]) -> Sequence[RoomAnswer]:
-        return await self.database.write(lambda connection: RoomBatch(connection, changes).run())
+        return await self.database.write(lambda connection: PermitBatch(connection, changes).run())
 
 
 class Repository:

@@ -20,7 +20,7 @@ from switchyard.services.engine.ledger.sql.dialect import db_now
 
 T = TypeVar("T")
 
-MEASURED_EVERY = 10.0
+MEASURE_INTERVAL = 10.0
 """Seconds after which the offset is measured again, with the next use of the ledger."""
 TOLERANCE = 0.25
 """Seconds that a host may differ and still count as right: a measurement is no more exact, and
@@ -56,7 +56,7 @@ class Clock:
         return run
 
     def _is_due(self) -> bool:
-        if self._measured_at is None or time.monotonic() - self._measured_at > MEASURED_EVERY:
+        if self._measured_at is None or time.monotonic() - self._measured_at > MEASURE_INTERVAL:
             return True
         # Somebody has set the host's clock meanwhile.
         return abs(time.time() - time.monotonic() - self._host_was_ahead) > TOLERANCE

@@ -51,19 +51,19 @@ BUSY_TIMEOUT = 30.0
 CONNECT_TIMEOUT = 10.0
 """Seconds that PostgreSQL gets to answer a new connection."""
 
-PROMPT = 0.9
+PROMPT_TIMEOUT = 0.9
 """Seconds, in the place of both, for a ledger that is to answer soon; twice that at most, as a
 write may come behind one that has just begun to wait."""
 
-OLDEST_SQLITE = (3, 35)
+MIN_SQLITE_VERSION = (3, 35)
 """The first with RETURNING and materialised common table expressions."""
 
-READERS = 4
+MAX_READERS = 4
 WRITER_CACHE, READER_CACHE = 8 * 1024, 1024
 """KiB of pages that a connection to SQLite keeps; each of them keeps its own. Twice and four times
 as much made a backfill and a worker's jobs no faster, and a process 17 MB larger: behind it, the
 system keeps the file."""
-RACES = 10
+MAX_RACES = 10
 """How often a transaction is run again that another process has crossed."""
 
 
@@ -91,7 +91,7 @@ class Database(Protocol):
 
 
 def connect(url: str, *, prompt: bool = False, create: bool = False) -> Database:
-    """The database of that SQLAlchemy address; a `prompt` one gives up waiting after PROMPT
+    """The database of that SQLAlchemy address; a `prompt` one gives up waiting after PROMPT_TIMEOUT
     seconds. A file of SQLite is made only with `create`; else whoever uses one that is not there
     gets LedgerMissing. Raises LedgerError for an address of another kind."""
     servers = servers_of(url)
@@ -124,7 +124,7 @@ class SqliteDatabase:
     def __init__(self, url: URL, *, prompt: bool = False, create: bool = False) -> None:
         if not url.database or url.database == ":memory:":
             raise LedgerMisconfigured(f"the ledger needs a file to outlive the process: {FORMS}")
-        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
             raise LedgerMisconfigured(
                 f"SQLite {sqlite3.sqlite_version} is too old: use 3.35 or later, or PostgreSQL"
             )
@@ -132,12 +132,12 @@ class SqliteDatabase:
         self._owner = Owner()
         file = Path(url.database).absolute()
         self.where = str(file)
-        busy = PROMPT if prompt else BUSY_TIMEOUT
+        busy = PROMPT_TIMEOUT if prompt else BUSY_TIMEOUT
         opener = partial(_open_file, file, busy, create)
         self._write_engine = _sqlite_engine(opener, "BEGIN IMMEDIATE", 1, WRITER_CACHE, busy)
-        self._read_engine = _sqlite_engine(opener, "BEGIN", READERS, READER_CACHE, busy)
+        self._read_engine = _sqlite_engine(opener, "BEGIN", MAX_READERS, READER_CACHE, busy)
         self._writer = ThreadPoolExecutor(1, "ledger-writer")
-        self._readers = ThreadPoolExecutor(READERS, "ledger-reader")
+        self._readers = ThreadPoolExecutor(MAX_READERS, "ledger-reader")
 
     async def read(self, work: TransactionBody[T]) -> T:
         return await self._run(self._readers, self._read_engine, work)
@@ -217,7 +217,7 @@ class PostgresDatabase:
             max_overflow=MORE_CONNECTIONS,
             pool_use_lifo=True,
             connect_args={
-                "timeout": PROMPT if prompt else CONNECT_TIMEOUT,
+                "timeout": PROMPT_TIMEOUT if prompt else CONNECT_TIMEOUT,
                 "command_timeout": BUSY_TIMEOUT,
                 **several,
                 **connection_options(),
@@ -229,7 +229,7 @@ class PostgresDatabase:
         return await self._run(work, commit=False)
 
     async def write(self, work: TransactionBody[T]) -> T:
-        for _ in range(RACES):
+        for _ in range(MAX_RACES):
             try:
                 return await self._run(work, commit=True)
             except TransactionRaced:
@@ -246,7 +246,7 @@ class PostgresDatabase:
             return await self._patiently(work, commit=commit)
         task = asyncio.create_task(self._patiently(work, commit=commit))
         try:
-            await asyncio.wait((task,), timeout=PROMPT)
+            await asyncio.wait((task,), timeout=PROMPT_TIMEOUT)
             # A long query is no outage: what tells is whether the server answers a short one.
             if not task.done() and not await self._answers() and not task.done():
                 raise LedgerUnavailable("the ledger's database does not answer")
@@ -267,7 +267,7 @@ class PostgresDatabase:
         probe = asyncio.create_task(self._patiently(nothing, commit=False))
         self._given_up.add(probe)
         probe.add_done_callback(self._forget)
-        await asyncio.wait((probe,), timeout=PROMPT)
+        await asyncio.wait((probe,), timeout=PROMPT_TIMEOUT)
         if not probe.done():
             probe.cancel()
             return False

@@ -94,7 +94,7 @@ class MarkDead:
         row = rows.jobs.get(self.job_id)
         if row is None and letter.job is not None:
             row = rows.jobs[self.job_id] = new_row(job_columns(letter.job))
-        if row is None or not rules.buries(row, letter):
+        if row is None or not rules.may_record_dead(row, letter):
             return False
         error_type, error_message = clean(letter.error_type), clean(letter.error_message)
         if row.state is State.RUNNING:

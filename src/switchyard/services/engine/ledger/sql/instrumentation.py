@@ -16,7 +16,7 @@ Observe = Callable[[str, float, bool], None]
 """Told of every transaction: `read` or `write`, its seconds, and whether it came to its end."""
 OnWait = Callable[[str], None]
 """Told where the database is."""
-LONG_WAIT = 3.0
+LONG_WAIT_SECONDS = 3.0
 """Seconds of a transaction after which whoever waits for it is told."""
 
 
@@ -67,7 +67,7 @@ class TimedDatabase(_AroundDatabase):
 
 class SlowTransactionNotifier(_AroundDatabase):
     """Another database, and somebody who is told where it is when a transaction has taken
-    LONG_WAIT: it is frozen, locked or busy, and whoever waits sees nothing else of that."""
+    LONG_WAIT_SECONDS: it is frozen, locked or busy, and whoever waits sees nothing else of that."""
 
     def __init__(self, database: Database, on_wait: OnWait) -> None:
         super().__init__(database)
@@ -76,7 +76,7 @@ class SlowTransactionNotifier(_AroundDatabase):
     @contextmanager
     def _around(self, kind: str) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        telling = loop.call_later(LONG_WAIT, self._on_wait, self.where)
+        telling = loop.call_later(LONG_WAIT_SECONDS, self._on_wait, self.where)
         try:
             yield
         finally:

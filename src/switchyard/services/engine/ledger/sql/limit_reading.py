@@ -46,7 +46,7 @@ from switchyard.services.engine.ledger.sql.dialect import (
     list_value,
 )
 from switchyard.services.engine.ledger.sql.limit_tables import (
-    WAS_CALLED,
+    WAS_WOKEN,
     limit_holds,
     limit_waits,
     limits,
@@ -189,7 +189,7 @@ def _counts(now: ColumnElement[float]) -> Select[Any]:
     """What runs, and what was called, of each limit; the time; and since when somebody waits."""
     held = (limit_holds.c.name == limits.c.name, limit_holds.c.key == limits.c.key)
     mine = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
-    called = (*mine, WAS_CALLED, limit_waits.c.called_until > now)
+    called = (*mine, WAS_WOKEN, limit_waits.c.called_until > now)
     in_use = select(func.count()).where(*held, limit_holds.c.expires_at > now)
     tokens = func.coalesce(func.sum(limit_waits.c.tokens), 0)
     # The first of an index, where a minimum would read all of them.

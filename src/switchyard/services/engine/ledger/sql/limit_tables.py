@@ -60,13 +60,13 @@ limit_waits = Table(
     Column("body", LargeBinary),
 )
 Index("ix_limit_waits_limit", limit_waits.c.name, limit_waits.c.key, limit_waits.c.since)
-WAS_CALLED = limit_waits.c.called_until > literal_column("0")
+WAS_WOKEN = limit_waits.c.called_until > literal_column("0")
 """Those few of many; said with it, the index is used."""
 Index(
     "ix_limit_waits_called",
     limit_waits.c.name,
     limit_waits.c.key,
     limit_waits.c.called_until,
-    sqlite_where=WAS_CALLED,
-    postgresql_where=WAS_CALLED,
+    sqlite_where=WAS_WOKEN,
+    postgresql_where=WAS_WOKEN,
 )

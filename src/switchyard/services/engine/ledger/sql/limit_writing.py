@@ -33,19 +33,19 @@ from switchyard.services.engine.ledger.sql.dialect import among_listed, is_sqlit
 from switchyard.services.engine.ledger.sql.limit_tables import limit_holds, limit_waits, limits
 from switchyard.services.engine.records.limits import WokenJob
 
-CALLED_FOR = 5.0
+WAKE_TTL = 5.0
 """Seconds for which room is kept for a job that was called."""
-LONGEST_CALL = 300.0
+MAX_WAKE_TTL = 300.0
 """Seconds until a job is called again that does not come, as its queue is long, or nobody works it:
 twice as long each time, up to this. Meanwhile it stands in nobody's way."""
 
 _Values = dict[str, Any]
 _DOUBLED_AT_MOST = 6
-"""2 to this power times CALLED_FOR is more than LONGEST_CALL."""
+"""2 to this power times WAKE_TTL is more than MAX_WAKE_TTL."""
 
 
 @dataclass
-class RoomWrites:
+class PermitWrites:
     """All that one transaction changes. No row stands in two of these."""
 
     limits: list[_Values] = field(default_factory=list)
@@ -168,13 +168,13 @@ def _call(mine: ColumnElement[bool]) -> Update:
     now = bindparam("now", type_=Double)
     calls = limit_waits.c.calls
     times = case((calls < _DOUBLED_AT_MOST, calls), else_=_DOUBLED_AT_MOST)
-    pause = CALLED_FOR * literal(1).bitwise_lshift(times)
+    pause = WAKE_TTL * literal(1).bitwise_lshift(times)
     return (
         update(limit_waits)
         .where(mine)
         .values(
-            called_until=now + CALLED_FOR,
-            call_after=now + case((pause < LONGEST_CALL, pause), else_=LONGEST_CALL),
+            called_until=now + WAKE_TTL,
+            call_after=now + case((pause < MAX_WAKE_TTL, pause), else_=MAX_WAKE_TTL),
             calls=calls + 1,
         )
         .returning(limit_waits.c.job_id, limit_waits.c.queue, limit_waits.c.body)

@@ -17,40 +17,40 @@ from sqlalchemy import Connection, Row, select
 from switchyard.services.engine.ledger.sql.dialect import db_now
 from switchyard.services.engine.ledger.sql.limit_reading import read_locked
 from switchyard.services.engine.ledger.sql.limit_tables import limit_waits, limits
-from switchyard.services.engine.ledger.sql.limit_writing import RoomWrites
+from switchyard.services.engine.ledger.sql.limit_writing import PermitWrites
 from switchyard.services.engine.ledger.sql.locked_limits import LockedLimit, PermitQueue
 from switchyard.services.engine.records.limits import (
     LimitSize,
-    NoRoom,
     NotRunnable,
     PermitDemand,
+    PermitGranted,
+    PermitRefused,
+    PermitReleased,
+    PermitRequest,
+    PermitReturn,
     RoomAnswer,
-    RoomFreed,
-    RoomGiven,
-    RoomRequest,
-    RoomReturn,
     WokenJob,
-    put_off,
+    backoff_level,
 )
 from switchyard.services.engine.records.states import FINISHED, State
 
-RoomChange = RoomRequest | RoomReturn
+RoomChange = PermitRequest | PermitReturn
 
-INSTANT = 1e-6
+ORDER_EPSILON = 1e-6
 """Seconds by which two that came together are told apart; a transaction takes longer than all of
 its own together."""
 
 
-class RoomBatch:
+class PermitBatch:
     """What many callers ask of limits, in one transaction: each limit is loaded and locked once,
     and what becomes of each job is decided in memory."""
 
     def __init__(self, connection: Connection, changes: Sequence[RoomChange]) -> None:
         self._connection = connection
         self._changes = changes
-        self._takes = [each for each in changes if isinstance(each, RoomRequest)]
+        self._takes = [each for each in changes if isinstance(each, PermitRequest)]
         self._here = {each.job_id for each in self._takes}
-        self._writes = RoomWrites()
+        self._writes = PermitWrites()
         self._new_waits: dict[str, dict[str, Any]] = {}
         self._no_waits: set[str] = set()
         needs = {(need.name, need.key): need for each in changes for need in each.needs}
@@ -59,7 +59,7 @@ class RoomBatch:
             needs,
             come=self._here,
             claimed={each.job_id for each in self._takes if each.claimed},
-            holds={each.hold for each in changes if isinstance(each, RoomReturn)},
+            holds={each.hold for each in changes if isinstance(each, PermitReturn)},
         )
         self._limits = {place: LockedLimit.of(needs[place], self._found) for place in sorted(needs)}
         self._waiting = PermitQueue(connection, self._limits, self._here)
@@ -67,7 +67,7 @@ class RoomBatch:
     def run(self) -> list[RoomAnswer]:
         """The answers, in order. Those that have room now stand in the first."""
         returns = {
-            each.hold: each.used_tokens for each in self._changes if isinstance(each, RoomReturn)
+            each.hold: each.used_tokens for each in self._changes if isinstance(each, PermitReturn)
         }
         self._end([row for row in self._found.holds if row.id in returns], returns)
         for wait in self._found.waits.values():
@@ -81,7 +81,7 @@ class RoomBatch:
             self._waiting.call(limit)
         called = self._write()
         found = [
-            self._freed(each) if isinstance(each, RoomReturn) else answers[each.hold]
+            self._freed(each) if isinstance(each, PermitReturn) else answers[each.hold]
             for each in self._changes
         ]
         return [replace(found[0], called=tuple(called)), *found[1:]]
@@ -102,13 +102,13 @@ class RoomBatch:
         self._end(held, {})
         return bool(held)
 
-    def _freed(self, change: RoomReturn) -> RoomFreed:
+    def _freed(self, change: PermitReturn) -> PermitReleased:
         limits = [self._limits[need.name, need.key] for need in change.needs]
-        return RoomFreed(any(each.somebody_waits or each.called for each in limits))
+        return PermitReleased(any(each.somebody_waits or each.called for each in limits))
 
     # --- what begins ------------------------------------------------------------------------
 
-    def _turn(self, request: RoomRequest) -> tuple[bool, bool, float]:
+    def _turn(self, request: PermitRequest) -> tuple[bool, bool, float]:
         """First those that are claimed, then those that were called, then who has waited longest,
         and then the others."""
         wait = self._found.waits.get(request.job_id)
@@ -116,7 +116,7 @@ class RoomBatch:
             return (not request.claimed, True, float("inf"))
         return (not request.claimed, wait.until == 0, wait.at)
 
-    def _take(self, request: RoomRequest) -> RoomAnswer:
+    def _take(self, request: PermitRequest) -> RoomAnswer:
         if not request.claimed and not self._is_to_run(request):
             self._no_waits.add(request.job_id)
             return NotRunnable()
@@ -147,9 +147,9 @@ class RoomBatch:
                 }
             )
         self._no_waits.add(request.job_id)
-        return RoomGiven()
+        return PermitGranted()
 
-    def _is_to_run(self, request: RoomRequest) -> bool:
+    def _is_to_run(self, request: PermitRequest) -> bool:
         """Whether a claim may succeed; the claim itself decides. Nobody takes room for a copy of a
         job that runs, or has ended, or is here twice."""
         if request.job_id in self._no_waits or request.job_id in self._new_waits:
@@ -165,13 +165,13 @@ class RoomBatch:
         return state != State.RUNNING and state not in FINISHED
 
     def _put_off(
-        self, request: RoomRequest, limit: LockedLimit, need: PermitDemand, why: str
-    ) -> NoRoom:
+        self, request: PermitRequest, limit: LockedLimit, need: PermitDemand, why: str
+    ) -> PermitRefused:
         wait = self._found.waits.get(request.job_id)
         times = 0 if wait is None else wait.second
         # Those that came in one transaction keep their order, too.
-        since = limit.now + len(self._new_waits) * INSTANT if wait is None else wait.at
-        level = put_off(request, times)
+        since = limit.now + len(self._new_waits) * ORDER_EPSILON if wait is None else wait.at
+        level = backoff_level(request, times)
         self._new_waits[request.job_id] = {
             "job_id": request.job_id,
             "name": need.name,
@@ -187,7 +187,7 @@ class RoomBatch:
             "call_after": 0.0,
             "body": request.body,
         }
-        return NoRoom(need.name, need.key, why, level)
+        return PermitRefused(need.name, need.key, why, level)
 
     # --- what is kept -----------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class RoomBatch:
         return writes.execute(self._connection, self._found.now)
 
 
-def call_waiting(connection: Connection, at_most: int) -> list[WokenJob]:
+def wake_waiting(connection: Connection, at_most: int) -> list[WokenJob]:
     """Those that wait and have room, as a rate or a lease has run out; and those that have grown
     too old, which their workers say. The limits that were looked at longest ago come first."""
     now = db_now(connection)
@@ -213,7 +213,7 @@ def call_waiting(connection: Connection, at_most: int) -> list[WokenJob]:
         limit_waits.c.body.is_not(None),
     )
     too_old = list(connection.execute(old.limit(at_most)).scalars())
-    called = RoomWrites(called=too_old).execute(connection, now)
+    called = PermitWrites(called=too_old).execute(connection, now)
     waited_for = (
         select(limit_waits.c.job_id)
         .where(limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
@@ -232,7 +232,7 @@ def call_waiting(connection: Connection, at_most: int) -> list[WokenJob]:
         found = read_locked(connection, needs)
         locked = {place: LockedLimit.of(needs[place], found) for place in sorted(needs)}
         waiting = PermitQueue(connection, locked, ())
-        writes = RoomWrites()
+        writes = PermitWrites()
         for limit in locked.values():
             waiting.call(limit)
             writes.limits.append(limit.row())

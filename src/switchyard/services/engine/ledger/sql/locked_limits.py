@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row
 from switchyard.services.engine.ledger.sql.limit_reading import LockedLimitRows, Place, read_waiting
 from switchyard.services.engine.records.limits import LimitSize, PermitDemand, RateWindow
 
-CALLED_AT_ONCE = 20
+MAX_WOKEN = 20
 """Jobs that are called together at most."""
 
 
@@ -138,7 +138,7 @@ class PermitQueue:
                 for each, one in self._limits.items()
                 if one.somebody_waits and not self._waiting.get(each) and one.lacks(0) is None
             }
-            most = CALLED_AT_ONCE + len(self._here) + max(len(one.called) for one in asked.values())
+            most = MAX_WOKEN + len(self._here) + max(len(one.called) for one in asked.values())
             found = read_waiting(self._connection, asked, limit.now, most)
             for each, one in asked.items():
                 known = {*self._here, *one.called}

@@ -91,7 +91,7 @@ class InsertJob:
         if rules.is_held_by(row, self._receipt):
             # Its first answer was lost on the way.
             return Created(row.id, self._receipt, self._notice_id)
-        _share(row)
+        _pin(row)
         return Existing(row.id, row.state)
 
     @property
@@ -111,7 +111,7 @@ class PinJob:
         row = rows.jobs.get(self.job_id)
         if row is None:
             return None
-        _share(row)
+        _pin(row)
         return row.state
 
 
@@ -166,7 +166,7 @@ def _delete(rows: Rows, row: JobRow) -> None:
         rows.deleted.append(row)
 
 
-def _share(row: JobRow) -> None:
+def _pin(row: JobRow) -> None:
     if rules.is_held(row):
         row.claim_id = None
         row.changed = True

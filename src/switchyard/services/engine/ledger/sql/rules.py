@@ -91,7 +91,7 @@ def may_overflow(row: JobRow | None) -> bool:
     return row is not None and row.state in WAITING - {State.RETRYING}
 
 
-def buries(row: JobRow | None, letter: DeadLetterRecord) -> bool:
+def may_record_dead(row: JobRow | None, letter: DeadLetterRecord) -> bool:
     """Whether a dead letter is the end of the job, or of an old or stray copy only."""
     if row is None or row.state in FINISHED or letter.reason == GOES_BACK:
         return False

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from switchyard.broker.addresses import checked, nodes_of
-from switchyard.broker.happy_eyeballs import HEAD_START, AllAttemptsFailed, first_connected
+from switchyard.broker.happy_eyeballs import ATTEMPT_DELAY, AllAttemptsFailed, first_connected
 from switchyard.broker.wire.tcp_timeout import set_tcp_user_timeout
 from switchyard.services.engine.records.errors import LedgerMisconfigured
 
@@ -119,7 +119,7 @@ async def open_writable(hosts: Sequence[tuple[str, int]], **options: Any) -> Any
     try:
         return await first_connected(
             [attempt(*each) for each in hosts],
-            head_start=HEAD_START,
+            head_start=ATTEMPT_DELAY,
             failures=(OSError, asyncpg.PostgresError, asyncpg.InternalClientError),
             close=_terminate,
         )

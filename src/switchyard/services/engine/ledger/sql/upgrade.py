@@ -20,7 +20,7 @@ LOCK = 0x5377697463687964
 
 ID_BYTES = 6
 """Of a system's id: its digits are twice as many."""
-LONGEST = 40
+MAX_NAME_LENGTH = 40
 """Characters of a system's name."""
 
 
@@ -56,7 +56,9 @@ def _name(where: str) -> str:
         folder = Path(where).parent
         place = (folder.parent if folder.name.startswith(".") else folder).name
         host = socket.gethostname()
-    return re.sub(r"[^A-Za-z0-9@_-]", "-", f"{place or 'root'}@{host.partition(':')[0]}")[:LONGEST]
+    return re.sub(r"[^A-Za-z0-9@_-]", "-", f"{place or 'root'}@{host.partition(':')[0]}")[
+        :MAX_NAME_LENGTH
+    ]
 
 
 def _migrate(name: str, connection: Connection) -> bool:

@@ -17,7 +17,7 @@ CONNECTION = "doctor"
 """The name under which the broker shows its connections."""
 WITHOUT_VHOST = "it refuses the vhost"
 """What is said where user and password are right, and the vhost is not."""
-LEAST_VERSION = {"classic": (3, 10), "quorum": (4, 3)}
+MIN_VERSION = {"classic": (3, 10), "quorum": (4, 3)}
 """The first release with all that a profile needs."""
 
 
@@ -95,9 +95,9 @@ async def version(system: DoctorContext) -> list[Diagnostic]:
     text = value.decode() if isinstance(value, bytes) else str(value)
     numbers = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
     profile = system.settings.profile
-    if numbers >= LEAST_VERSION[profile]:
+    if numbers >= MIN_VERSION[profile]:
         return [ok("version", f"RabbitMQ {text} with the profile {profile}")]
-    needed = ".".join(map(str, LEAST_VERSION[profile]))
+    needed = ".".join(map(str, MIN_VERSION[profile]))
     return [
         failure(
             "version",

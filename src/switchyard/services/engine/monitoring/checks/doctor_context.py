@@ -18,7 +18,7 @@ from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.results import JobSummary, WorkerRecord
 from switchyard.services.engine.records.states import State
 
-LOOKED_AT = 1000
+MAX_EXAMINED = 1000
 """Running jobs at most."""
 
 
@@ -84,6 +84,6 @@ class DoctorContext:
 
     async def _running(self) -> Sequence[JobSummary]:
         page = await self.need_ledger().job_reads.list_jobs(
-            JobFilter(state=State.RUNNING), limit=LOOKED_AT
+            JobFilter(state=State.RUNNING), limit=MAX_EXAMINED
         )
         return page.items

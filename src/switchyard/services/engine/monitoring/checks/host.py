@@ -34,7 +34,7 @@ LOW, LOW_PART = 10 * 1024 * MIB, 0.1
 STORAGE_TIMEOUT, MEASURE_TIMEOUT = 2.0, 5.0
 """Seconds for a file to be put, and for all files to be counted."""
 QUOTA_NEAR = 0.9
-LEAST_KEY = 24
+MIN_KEY_LENGTH = 24
 """Characters of a key that nobody guesses."""
 
 
@@ -154,11 +154,10 @@ async def keys(system: DoctorContext) -> list[Diagnostic]:
     """Keys that somebody has thought of; those of `jobctl keys` are made at random."""
     setting = system.settings.api_keys
     listed = [] if setting is None else setting.get_secret_value().split(",")
-    short = [each for each in listed if 0 < len(each.partition(":")[0].strip()) < LEAST_KEY]
+    short = [each for each in listed if 0 < len(each.partition(":")[0].strip()) < MIN_KEY_LENGTH]
     if not short:
         return []
-    detail = (
-        f"{pluralize(len(short), 'key')} in JOBS_API_KEYS with fewer than {LEAST_KEY} characters"
-    )
+    count = pluralize(len(short), "key")
+    detail = f"{count} in JOBS_API_KEYS with fewer than {MIN_KEY_LENGTH} characters"
     remedy = "make better ones: `jobctl keys create NAME --scope read`"
     return [warning("keys", Finding.KEY_WEAK, some([detail]), remedy)]

@@ -15,14 +15,14 @@ from switchyard.services.engine.monitoring.check import (
     some,
     warning,
 )
-from switchyard.services.engine.monitoring.checks.doctor_context import LOOKED_AT, DoctorContext
+from switchyard.services.engine.monitoring.checks.doctor_context import MAX_EXAMINED, DoctorContext
 from switchyard.services.engine.monitoring.checks.processes import advice
 from switchyard.services.engine.monitoring.lane_report import unlisted_letters
 from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter
 from switchyard.services.engine.records.results import JobSummary
 from switchyard.services.engine.records.states import State
 
-RECENT = 3600.0
+RECENT_SECONDS = 3600.0
 """Seconds in which a time-out is news."""
 OVER = 30.0
 """Seconds beyond its limit after which a job that still runs is one that nothing ends."""
@@ -38,7 +38,7 @@ JUST_NOW, MANY = 900.0, 20
 async def timeouts(system: DoctorContext) -> list[Diagnostic]:
     """Types whose jobs run into their time limit."""
     ledger = system.need_ledger()
-    found = await ledger.job_reads.timed_out(ledger.clock.time() - RECENT)
+    found = await ledger.job_reads.timed_out(ledger.clock.time() - RECENT_SECONDS)
     if not found:
         return [ok("time limits", "no job has run into its limit within an hour")]
     told = some(
@@ -67,7 +67,7 @@ def _limit(system: DoctorContext, name: str) -> str:
 async def overdue(system: DoctorContext) -> list[Diagnostic]:
     """Jobs that run although their limit should have ended them."""
     ledger = system.need_ledger()
-    page = await ledger.job_reads.list_jobs(JobFilter(state=State.RUNNING), limit=LOOKED_AT)
+    page = await ledger.job_reads.list_jobs(JobFilter(state=State.RUNNING), limit=MAX_EXAMINED)
     late = [job for job in page.items if _is_late(system, job, ledger.clock.time())]
     if not late:
         return [ok("running jobs", "none runs longer than its type may")]
@@ -93,7 +93,7 @@ async def cancels(system: DoctorContext) -> list[Diagnostic]:
     """Jobs that somebody has called off, and that run on."""
     ledger = system.need_ledger()
     now = ledger.clock.time()
-    running = await ledger.job_reads.unheeded_cancels(now - CANCELLED_FOR, LOOKED_AT)
+    running = await ledger.job_reads.unheeded_cancels(now - CANCELLED_FOR, MAX_EXAMINED)
     if not running:
         return [ok("cancelled jobs", "none runs on")]
     told = some(
@@ -127,7 +127,7 @@ def _is_late(system: DoctorContext, job: JobSummary, now: float) -> bool:
 
 async def joins(system: DoctorContext) -> list[Diagnostic]:
     """Jobs that wait for dead ones alone."""
-    stuck = await system.need_ledger().joins.stuck_joins(LOOKED_AT)
+    stuck = await system.need_ledger().joins.stuck_joins(MAX_EXAMINED)
     if not stuck:
         return [ok("joins", "no job waits for dead ones alone")]
     told = some([f"{each.id} waits for {each.dead:,} dead of {each.total:,}" for each in stuck])

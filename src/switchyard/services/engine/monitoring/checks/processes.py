@@ -17,7 +17,7 @@ from switchyard.services.engine.monitoring.checks.doctor_context import DoctorCo
 from switchyard.services.engine.monitoring.worker_status import BEATS_PER_TAKEOVER
 from switchyard.services.engine.records.results import LoopBlock, WorkerRecord
 
-NAMED = 3
+MAX_LISTED = 3
 """Processes that are named with what to do about them."""
 LATE = 1.5
 """Times its interval for which a heartbeat is waited for."""
@@ -53,7 +53,7 @@ async def advice(
             f"first mend what is told above of {' and '.join(causes)}: workers wait for that and "
             "go on by themselves; end none of them, and look again with `jobctl doctor`"
         )
-    named = workers[:NAMED]
+    named = workers[:MAX_LISTED]
     states = {each.worker_id: state_of_process(each.pid, each.mark) for each in named}
     here = [each for each in named if states[each.worker_id] is ProcessState.RUNS]
     beating = await _beating(system, here)

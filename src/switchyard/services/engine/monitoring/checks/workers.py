@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from switchyard.broker.wording import pluralize
 from switchyard.services.common.instance import ProcessState, state_of_process
-from switchyard.services.engine.ledger.leases import AHEAD, LEASE, SCHEDULER
+from switchyard.services.engine.ledger.leases import LEASE_SECONDS, MAX_CLOCK_SKEW, SCHEDULER
 from switchyard.services.engine.monitoring.check import (
     Diagnostic,
     Finding,
@@ -33,7 +33,11 @@ OVER_AFTER = 900.0
 
 async def scheduler(system: DoctorContext) -> list[Diagnostic]:
     """One has to be active."""
-    if 0 < await system.need_ledger().leases.lease_remaining(SCHEDULER) < LEASE + AHEAD:
+    if (
+        0
+        < await system.need_ledger().leases.lease_remaining(SCHEDULER)
+        < LEASE_SECONDS + MAX_CLOCK_SKEW
+    ):
         return [ok("scheduler", "one is active")]
     detail = "none is active: delayed jobs are not published, and what a crash left is not healed"
     return [failure("scheduler", Finding.SCHEDULER_NONE, detail, "start `jobctl scheduler`")]
