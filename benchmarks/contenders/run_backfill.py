@@ -51,7 +51,7 @@ async def publish(file: Path) -> dict[str, float]:
     settings = Settings()
     registry = Registry.load([MODULE])
     async with await Ledger.open(settings.ledger_url) as ledger:
-        backfills = Backfills.of(settings, registry, ledger)
+        backfills = Backfills.from_settings(settings, registry, ledger)
         key = await store_input(backfills.storage, _parts(file), FileFormat.JSONL)
         options = {"key": key, "format": "jsonl"}
         wanted = {"source": "file", "options": options, "job_type": "noop", "high": MAX_WAITING}
@@ -61,7 +61,7 @@ async def publish(file: Path) -> dict[str, float]:
         started = time.perf_counter()
         running = asyncio.create_task(runner.run_one(operation.id))
         while not running.done():
-            counts = Counts.of((await require_bulk(ledger, operation.id)).counts)
+            counts = Counts.from_json((await require_bulk(ledger, operation.id)).counts)
             if counts.exhausted:
                 break
             await asyncio.sleep(LOOK)

@@ -99,7 +99,7 @@ async def redrive(
     ended = await BulkRunner(ledger, [handler]).run_one(operation.id)
     seconds = time.perf_counter() - started
     assert ended.state is BulkState.COMPLETED, ended
-    return {"redriven": RedriveProgress.of(ended).redriven, "seconds": seconds}
+    return {"redriven": RedriveProgress.from_operation(ended).redriven, "seconds": seconds}
 
 
 async def main() -> None:

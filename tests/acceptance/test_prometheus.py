@@ -204,7 +204,7 @@ async def test_what_goes_wrong_makes_its_alert_fire_and_nothing_else_does(
                 # It was due an hour ago, and its last job was refused.
                 entry = {"name": "tidy", "cron": "0 3 * * *", "job": "hot.noop"}
                 book = Schedules(system.ledger, system.registry)
-                await book.add(ScheduleEntry.of(entry), remote=False, created_by="a test")
+                await book.add(ScheduleEntry.from_fields(entry), remote=False, created_by="a test")
                 await change(system, "UPDATE schedules SET fire_at = :past", past=past)
                 await change(
                     system,

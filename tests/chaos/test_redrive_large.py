@@ -118,7 +118,7 @@ async def test_one_cause_of_twenty_is_redriven_though_it_is_killed(
 
         ended = await _run_when_free(system, operation.id)
         assert ended.state is BulkState.COMPLETED
-        assert RedriveProgress.of(ended).redriven == each
+        assert RedriveProgress.from_operation(ended).redriven == each
         others = set(everything) - set(chosen)
         await _are(system, [job_id for job_id in in_order if job_id in others])
 

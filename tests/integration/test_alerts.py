@@ -116,7 +116,7 @@ async def test_a_finding_is_told_once_and_again_when_it_is_over(
     await system.publish("hot.noop", {})
 
     async def is_kept() -> bool:
-        return "queue-unworked" in await system.ledger.alerts.told_alerts()
+        return "queue-unworked" in await system.ledger.alerts.sent_alerts()
 
     async with scheduler_of(system):
         await eventually(is_kept)  # which follows its delivery
@@ -140,8 +140,8 @@ async def test_an_operation_that_ended_is_told_once(system: System, receiver: Re
         "backfill-1", BulkState.CANCELLED, among=[BulkState.WAITING], note="enough"
     )
     alerter = Alerter(system.settings, system.ledger)
-    await alerter.look()
-    await alerter.look()
+    await alerter.check()
+    await alerter.check()
     ended = [each for each in receiver.bodies if each["status"] == "ended"]
     assert [each["detail"] for each in ended] == ["all of it: enough"]
     assert ended[0]["remedy"] == "`jobctl backfill show backfill-1`"
@@ -172,7 +172,7 @@ async def test_what_else_the_server_says_is_not_listened_to(
     receiver.status, receiver.is_endless = 200, True
     try:
         async with asyncio.timeout(10):
-            await Alerter(system.settings, system.ledger).look()
+            await Alerter(system.settings, system.ledger).check()
     finally:
         receiver.is_endless = False
 
@@ -188,10 +188,10 @@ async def test_a_message_that_is_refused_holds_up_no_other(
             f"backfill-{number}", BulkState.CANCELLED, among=[BulkState.WAITING]
         )
     receiver.refused = "backfill-1.cancelled"
-    await Alerter(system.settings, system.ledger).look()
+    await Alerter(system.settings, system.ledger).check()
     assert receiver.of("ended") == ["backfill-0.cancelled"]
     receiver.refused = ""
-    await Alerter(system.settings, system.ledger).look()
+    await Alerter(system.settings, system.ledger).check()
     assert receiver.of("ended") == ["backfill-0.cancelled", "backfill-1.cancelled"]
 
 
@@ -203,7 +203,7 @@ async def test_slack_gets_a_text_in_which_nobody_is_mentioned(
         "backfill-2", kind="backfill", title="<!channel>", spec={}, created_by="me"
     )
     await system.ledger.bulk.move_bulk("backfill-2", BulkState.CANCELLED, among=[BulkState.WAITING])
-    await Alerter(settings, system.ledger).look()
+    await Alerter(settings, system.ledger).check()
     (message,) = receiver.bodies
     assert list(message) == ["text"]
     assert "&lt;!channel&gt;" in message["text"]

@@ -42,7 +42,7 @@ def jobs(system: System, pressure: LanePressure) -> JobPublisher:
 async def put_off(system: System, number: int) -> None:
     """So many jobs wait for a limit in which one is running."""
     for each in range(number + 1):
-        await system.ledger.limits.take_room(
+        await system.ledger.limits.take_permits(
             PermitRequest(
                 hold=f"hold-{each}",
                 holder="worker",
@@ -122,7 +122,7 @@ async def test_jobs_that_wait_for_a_named_limit_count_as_if_they_were_in_their_q
     assert (depth.ready, depth.put_off, depth.pressure) == (0, 4, Pressure.FULL)
     with pytest.raises(LaneFull):
         await jobs.publish(NOOP)
-    await system.ledger.limits.wait_no_longer("limited-1")
+    await system.ledger.limits.cancel_wait("limited-1")
     await pressure.snapshot()
     assert (await jobs.publish(NOOP)).pressure is Pressure.SLOW
 

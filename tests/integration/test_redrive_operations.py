@@ -61,7 +61,7 @@ async def test_a_redrive_sends_what_fits_and_keeps_a_record(
         ended = await run(system, operation)
         assert (ended.state, ended.reason) == (BulkState.COMPLETED, "the route is back")
         assert ended.finished_at is not None
-        progress = RedriveProgress.of(ended)
+        progress = RedriveProgress.from_operation(ended)
         assert (progress.total, progress.redriven, progress.invalid) == (350, 350, 0)
         await system.wait_until_all(everything[::2], State.SUCCEEDED)
         assert await ids(system) == everything[1::2]
@@ -82,7 +82,7 @@ async def test_what_is_not_valid_or_needs_no_redrive_is_counted(
         await bury_all(system, ["d"], "backfill.noop")
         change = Change(values={"payload.steps": "no list"})
         ended = await run(system, await start(system, change=change))
-        progress = RedriveProgress.of(ended)
+        progress = RedriveProgress.from_operation(ended)
         assert (progress.redriven, progress.invalid, progress.dropped) == (1, 2, 1)
         assert any("steps: Input should be a valid list" in note for note in progress.notes)
         assert await ids(system) == ["a", "b"]
@@ -92,7 +92,10 @@ async def test_limit_takes_the_oldest(broker310: TestBroker, sqlite_url: str) ->
     async with open_system(broker310, sqlite_url) as system:
         everything = await bury_all(system, names(300), recorded=False)
         ended = await run(system, await start(system, limit=250))
-        assert (ended.state, RedriveProgress.of(ended).redriven) == (BulkState.COMPLETED, 250)
+        assert (ended.state, RedriveProgress.from_operation(ended).redriven) == (
+            BulkState.COMPLETED,
+            250,
+        )
         assert await ids(system) == everything[250:]
         assert await system.ready("backfill.llm") == 250
 
@@ -107,7 +110,7 @@ async def test_what_dies_again_is_left_alone(broker: TestBroker, sqlite_url: str
         assert ended.state is BulkState.COMPLETED
         await system.wait_until_all(everything, State.DEAD)
         assert {journal.runs(job_id) for job_id in everything} == {1}
-        assert RedriveProgress.of(ended).redriven == 30
+        assert RedriveProgress.from_operation(ended).redriven == 30
 
         async def all_failed() -> bool:
             return await system.ledger.redrives.settle_redriven(operation.id) == {"failed": 30}
@@ -182,7 +185,7 @@ async def test_too_many_failures_halt_it(broker: TestBroker, sqlite_url: str) ->
         operation = await start(system, halt_on=0.2)
         ended = await run(system, operation)
         assert ended.state is BulkState.HALTED
-        progress = RedriveProgress.of(ended)
+        progress = RedriveProgress.from_operation(ended)
         assert progress.failed >= 0.2 * (progress.succeeded + progress.failed)
         # What may be out at once bounds what goes wrong.
         assert 100 < progress.redriven <= 100 + 25 + 200
@@ -303,7 +306,10 @@ async def test_pause_leaves_the_rest_and_resume_goes_on(
         await resume_redrive(system.ledger, operation.id)
         await system.ledger.bulk.set_bulk_limits(operation.id, {"rate": None})
         ended = await run(system, operation)
-        assert (ended.state, RedriveProgress.of(ended).redriven) == (BulkState.COMPLETED, 200)
+        assert (ended.state, RedriveProgress.from_operation(ended).redriven) == (
+            BulkState.COMPLETED,
+            200,
+        )
         assert await system.ready("backfill.llm") == 200
 
 
@@ -336,7 +342,7 @@ async def test_two_redrives_of_other_letters_both_get_all(
             await start(system, LetterFilter(job_type=name)) for name in ("noop", "scripted")
         ]
         ended = await asyncio.gather(*(run(system, each) for each in operations))
-        assert [RedriveProgress.of(each).redriven for each in ended] == [400, 400]
+        assert [RedriveProgress.from_operation(each).redriven for each in ended] == [400, 400]
         assert await system.ready("backfill.llm") == 800
         assert await ids(system) == []
 

@@ -93,7 +93,7 @@ async def test_what_the_broker_has_no_longer_goes_back_from_the_ledger(
         await lose(system, *gone)
         by_id = LetterFilter(ids=frozenset(gone))
         plain = await run(system, await start(system, by_id))
-        assert RedriveProgress.of(plain).redriven == 0
+        assert RedriveProgress.from_operation(plain).redriven == 0
         told = "10 letters of these can't be found on the broker any more: `--from-ledger` sends"
         assert (plain.note or "").startswith(told)
         assert (await planned(system, by_id)).notes[0].startswith(told)
@@ -107,7 +107,10 @@ async def test_what_the_broker_has_no_longer_goes_back_from_the_ledger(
         assert await letter_state(system, gone[0]) == "waiting"
 
         ended = await run(system, await start(system, from_ledger=True))
-        assert (ended.state, RedriveProgress.of(ended).redriven) == (BulkState.COMPLETED, 10)
+        assert (ended.state, RedriveProgress.from_operation(ended).redriven) == (
+            BulkState.COMPLETED,
+            10,
+        )
         assert await ids(system) == everything[1::2]
         await system.start_worker()
         await system.wait_until_all(gone, State.SUCCEEDED)
@@ -135,7 +138,10 @@ async def test_part_of_what_the_broker_has_lost_goes_back_and_the_rest_waits_to_
         assert told.detail == "8 wait for somebody; the broker has lost 8 of these"
         assert told.remedy.endswith("`jobctl dead redrive --all --from-ledger`")
         ended = await run(system, await start(system, limit=2, from_ledger=True))
-        assert (ended.state, RedriveProgress.of(ended).redriven) == (BulkState.COMPLETED, 2)
+        assert (ended.state, RedriveProgress.from_operation(ended).redriven) == (
+            BulkState.COMPLETED,
+            2,
+        )
         assert await waiting() == everything[2:]
         [group, other] = await system.ledger.dead_letters.dead_groups()
         assert (group.count, other.count) == (4, 2)
@@ -170,7 +176,10 @@ async def test_redrive_from_the_ledger_that_is_killed_leaves_what_it_has_not_sen
         await system.wait_until_all(everything[:2], State.SUCCEEDED)
 
         ended = await run(system, await start(system, from_ledger=True))
-        assert (RedriveProgress.of(ended).redriven, RedriveProgress.of(ended).dropped) == (2, 2)
+        assert (
+            RedriveProgress.from_operation(ended).redriven,
+            RedriveProgress.from_operation(ended).dropped,
+        ) == (2, 2)
         await system.wait_until_all(everything, State.SUCCEEDED)
         assert {journal.runs(job_id) for job_id in everything} == {1}
         assert [await letter_state(system, each) for each in everything] == [
@@ -189,7 +198,7 @@ async def test_letter_that_was_redriven_before_waits_no_longer(
         assert await letter_state(system, "job") == "waiting"
         again = await start(system, LetterFilter(ids=frozenset({"job"})), from_ledger=True)
         await lose(system, "job")
-        assert RedriveProgress.of(await run(system, again)).dropped == 1
+        assert RedriveProgress.from_operation(await run(system, again)).dropped == 1
         assert await letter_state(system, "job") == "redriven"
         journal.release_all()
         await system.wait_for_state("job", State.SUCCEEDED)
@@ -210,7 +219,7 @@ async def test_job_whose_letter_nobody_has_goes_back_from_its_record(
             FinishRequest("lost", "claim", State.DEAD, 3, now().timestamp(), reason="exhausted")
         )
         ended = await run(system, await start(system, from_ledger=True))
-        assert RedriveProgress.of(ended).redriven == 1
+        assert RedriveProgress.from_operation(ended).redriven == 1
         await system.start_worker()
         record = await system.wait_for_state("lost", State.SUCCEEDED)
         assert (record.result, record.source, record.redrives) == ({"n": 8}, "arxiv", 1)
@@ -226,10 +235,10 @@ async def test_purged_letters_go_back_only_by_their_id(
             everything[:2], DeadLetterState.PURGED, 1.0
         )
         ended = await run(system, await start(system, from_ledger=True))
-        assert RedriveProgress.of(ended).redriven == 1
+        assert RedriveProgress.from_operation(ended).redriven == 1
         one = LetterFilter(ids=frozenset(everything[:1]))
         ended = await run(system, await start(system, one, from_ledger=True))
-        assert RedriveProgress.of(ended).redriven == 1
+        assert RedriveProgress.from_operation(ended).redriven == 1
 
 
 async def test_index_notes_when_the_brokers_time_for_a_letter_is_over(

@@ -159,7 +159,7 @@ async def test_what_was_taken_back_before_the_outbox_came_to_it_is_not_sent(
 
     async def and_then_it_goes(*arguments, **options):
         found = await fetch(*arguments, **options)
-        await system.ledger.jobs.take_back([made])
+        await system.ledger.jobs.rollback_inserts([made])
         return found
 
     monkeypatch.setattr(system.ledger.job_reads, "due_pending", and_then_it_goes)

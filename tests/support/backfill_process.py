@@ -46,14 +46,14 @@ class TellingHandler(BackfillHandler):
 
     async def run(self, session: BulkSession) -> None:
         os.write(self._pipe, b"!")
-        record = session.record
+        record = session.save_progress
 
         async def record_and_tell(**noted: Any) -> None:
             await record(**noted)
             if noted.get("cursor") is not None:
                 os.write(self._pipe, b"!")
 
-        with patch.object(session, "record", record_and_tell):
+        with patch.object(session, "save_progress", record_and_tell):
             await super().run(session)
 
 

@@ -37,12 +37,12 @@ async def called(payload: Call, ctx: JobContext) -> Outcome:
 async def counted(payload: Call, ctx: JobContext) -> Outcome:
     """Uses half as many tokens as were estimated."""
     journal.note_start(ctx)
-    ctx.used(tokens=payload.tokens // 2)
+    ctx.report_usage(tokens=payload.tokens // 2)
     return Done()
 
 
 @job("counted_apart", worker="llm", lanes=("hot",), isolation="process", limits=[TOKENS])
 def counted_apart(payload: Call, ctx: JobContext) -> Outcome:
     """The same in a process of its own."""
-    ctx.used(tokens=payload.tokens // 2)
+    ctx.report_usage(tokens=payload.tokens // 2)
     return Done()

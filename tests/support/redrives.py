@@ -38,7 +38,7 @@ async def redrive(
     """Send back what fits, as `jobctl dead redrive` does; what has become of it."""
     spec = RedriveSpec(which, change, remote=False, **options)
     operation = await start_redrive(system.ledger, spec, created_by="test")
-    return RedriveProgress.of(await runner_of(system).run_one(operation.id))
+    return RedriveProgress.from_operation(await runner_of(system).run_one(operation.id))
 
 
 async def plan(

@@ -31,7 +31,7 @@ def book(system: System) -> Schedules:
 
 
 def entry(name: str = "tidy", cron: str = "* * * * *", **changes: Any) -> ScheduleEntry:
-    return ScheduleEntry.of({"name": name, "cron": cron, "job": "hot.noop"} | changes)
+    return ScheduleEntry.from_fields({"name": name, "cron": cron, "job": "hot.noop"} | changes)
 
 
 async def add(system: System, *entries: ScheduleEntry) -> None:

@@ -61,19 +61,19 @@ class Made:
 
 async def test_room_that_was_not_used_is_still_there() -> None:
     gate = Made(50, 100).gate
-    assert await gate.room(500, None) == 100
+    assert await gate.allowance(500, None) == 100
     gate.let_through(2)  # all that its rate allowed
-    assert await gate.room(500, None) == 98
+    assert await gate.allowance(500, None) == 98
     gate.let_through(98)
-    assert await gate.room(500, None) == 0
+    assert await gate.allowance(500, None) == 0
 
 
 async def test_what_is_under_way_takes_room_and_does_not_close_it() -> None:
     made = Made(50, 100)
     made.broker.depth = 60  # with some of those under way, or without them
-    assert await made.gate.room(500, None, under_way=40) == 0
+    assert await made.gate.allowance(500, None, under_way=40) == 0
     made.gate.refused()  # look again
-    assert await made.gate.room(500, None, under_way=0) == 40
+    assert await made.gate.allowance(500, None, under_way=0) == 40
 
 
 async def test_closed_it_opens_at_the_low_watermark() -> None:
@@ -81,44 +81,44 @@ async def test_closed_it_opens_at_the_low_watermark() -> None:
     for depth, room in ((100, 0), (51, 0), (50, 50), (99, 1)):
         made.broker.depth = depth
         made.gate.refused()
-        assert await made.gate.room(500, None) == room
+        assert await made.gate.allowance(500, None) == room
 
 
 async def test_jobs_that_are_done_make_room_at_once() -> None:
     made = Made(500, 1_000)
-    assert await made.gate.room(500, 10) == 10
+    assert await made.gate.allowance(500, 10) == 10
     made.gate.let_through(10)  # and all are done before the next look at the queues
-    assert await made.gate.room(500, 10) == 10
+    assert await made.gate.allowance(500, 10) == 10
     made.open_jobs = 10
     made.gate.let_through(10)
-    assert await made.gate.room(500, 10) == 0
+    assert await made.gate.allowance(500, 10) == 0
     assert made.gate.why == "10 of its jobs are not finished"
 
 
 async def test_depths_that_were_used_before_do_not_make_room_again() -> None:
     made = Made(50, 100)
-    assert await made.gate.room(80, None) == 80
+    assert await made.gate.allowance(80, None) == 80
     made.gate.let_through(80)
     made.broker.fresh = False
     made.gate.refused()
-    assert await made.gate.room(80, None) == 20
+    assert await made.gate.allowance(80, None) == 20
 
 
 async def test_while_hot_jobs_come_in_there_is_room_for_a_small_step_only() -> None:
     made = Made(500, 1_000)
     made.workers.idle = 1.0
-    assert await made.gate.room(500, None) == STEP
+    assert await made.gate.allowance(500, None) == STEP
     assert made.gate.why == "slow: hot jobs come in"
 
 
 async def test_a_hot_job_of_long_ago_slows_nothing_down() -> None:
     made = Made(500, 1_000)
     made.workers.idle = 60.0
-    assert await made.gate.room(500, None) == 500
+    assert await made.gate.allowance(500, None) == 500
     assert made.gate.why is None
 
 
 async def test_a_backfill_of_hot_jobs_does_not_give_way_to_itself() -> None:
     made = Made(500, 1_000, lane="hot")
     made.workers.idle = 0.0
-    assert await made.gate.room(500, None) == 500
+    assert await made.gate.allowance(500, None) == 500

@@ -425,7 +425,7 @@ INTERNAL = "ACCESS_REFUSED - cannot publish to internal exchange 'jobs.topic' in
 def test_a_refusal_is_told_apart_from_an_outage_and_its_message_from_others(
     reason: str, size: int, alone: bool, error: type, perhaps_refused: bool | None
 ) -> None:
-    told = Loss(reason).error_of("jobs.topic", "hot.crawl", size, alone=alone)
+    told = Loss(reason).as_error("jobs.topic", "hot.crawl", size, alone=alone)
     assert type(told) is error
     assert getattr(told, "perhaps_refused", None) is perhaps_refused
 

@@ -156,7 +156,7 @@ async def fed(stream: bytes) -> list[Incoming]:
 
 
 def delivery_of(message: Incoming) -> Delivery:
-    return Delivery.of(message, "hot.llm", None)  # type: ignore[arg-type]
+    return Delivery.from_incoming(message, "hot.llm", None)  # type: ignore[arg-type]
 
 
 @given(

@@ -52,15 +52,15 @@ class Work:
 @pytest.mark.parametrize(("idle", "room"), [(None, 500), (0.0, STEP), (4.0, STEP), (6.0, 500)])
 async def test_steps_are_small_while_hot_jobs_come_in(idle: float | None, room: int) -> None:
     traffic = Work(idle).traffic
-    assert await traffic.room(500) == room
-    assert await traffic.room(3) == 3
+    assert await traffic.allowance(500) == room
+    assert await traffic.allowance(3) == 3
     assert (traffic.why is None) == (room == 500)
 
 
 async def test_the_ledger_is_asked_twice_a_second() -> None:
     work = Work(None)
     for _ in range(100):
-        await work.traffic.room(500)
+        await work.traffic.allowance(500)
         work.now += 0.01
     assert work.workers.asked == 2
 
@@ -116,7 +116,7 @@ async def test_who_waits_goes_on_when_no_more_hot_jobs_come_in() -> None:
 
 async def test_what_is_shown_is_what_was_seen_lately() -> None:
     work = Work(0.0)
-    await work.traffic.room(500)
+    await work.traffic.allowance(500)
     assert work.traffic.why == "slow: hot jobs come in"
     work.now += 10
     assert work.traffic.why is None

@@ -35,7 +35,7 @@ class Ask(BaseModel):
 def needs(limit: Limit, payload: Ask | None = None, **numbers: Any) -> list[tuple[Any, ...]]:
     given = {limit.name: LimitNumbers.model_validate(numbers)} if numbers else {}
     found = needs_of([limit], payload or Ask(), given)
-    return [(each.key, each.room, each.tokens) for each in found]
+    return [(each.key, each.size, each.tokens) for each in found]
 
 
 # --- what a job needs -----------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_settings_give_other_numbers_lift_them_and_know_single_keys() -> None:
 
 def declared(*limits: Limit, name: str = "asks") -> Any:
     async def handler(payload: Ask, ctx: JobContext) -> Outcome:
-        ctx.used(tokens=7)
+        ctx.report_usage(tokens=7)
         return Done()
 
     handler.__annotations__ = {"payload": Ask, "ctx": JobContext}

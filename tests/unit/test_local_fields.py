@@ -202,7 +202,7 @@ def test_a_worker_takes_no_key_but_that_of_a_waiting_upload(job_type: str, key: 
 
 def plan(source: type[Source], **spec: Any) -> Plan:
     wanted = BackfillSpec.model_validate({"source": source.name, **spec})
-    return Plan.of("backfill-1", wanted, source, REGISTRY)
+    return Plan.from_spec("backfill-1", wanted, source, REGISTRY)
 
 
 def test_a_server_of_the_settings_vouches_for_its_items_and_a_file_does_not() -> None:

@@ -138,8 +138,8 @@ async def test_a_look_that_fails_or_hangs_leaves_the_other_metrics(monkeypatch) 
         await asyncio.Event().wait()
 
     metrics = Metrics()
-    metrics.look(fails)
-    metrics.look(hangs)
+    metrics.refresh(fails)
+    metrics.refresh(hangs)
     watch_ledger(metrics)
     assert b"switchyard_ledger_seconds" in await metrics.scraped()
 

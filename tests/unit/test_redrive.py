@@ -61,7 +61,7 @@ def letter(
         _tag=1,
         _channel=cast("PipelinedChannel", None),
     )
-    return QueuedDeadLetter.of(delivery)
+    return QueuedDeadLetter.from_delivery(delivery)
 
 
 # --- filters ----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from switchyard.services.engine.jobs.retry import (
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 POLICY = RetryPolicy.over()
-ERROR = Failure.of(RuntimeError("boom"))
+ERROR = Failure.from_error(RuntimeError("boom"))
 CRASH = Failure("ProcessCrashed", "killed", crashed=True)
 
 
@@ -71,7 +71,7 @@ def test_the_last_failed_attempt_is_exhausted(ended) -> None:
 @pytest.mark.parametrize(
     ("ended", "error_type"),
     [
-        (Failure.of(PermanentError("corrupt")), "PermanentError"),
+        (Failure.from_error(PermanentError("corrupt")), "PermanentError"),
         (Discard("not wanted"), "Discard"),
         (None, "InvalidOutcome"),
         (42, "InvalidOutcome"),
@@ -166,7 +166,7 @@ def int_of_page(text: str) -> int:
 def test_a_failure_keeps_what_is_needed_to_understand_it() -> None:
     with pytest.raises(ValueError, match="no such page") as raised:
         int_of_page("no such page")
-    failure = Failure.of(raised.value)
+    failure = Failure.from_error(raised.value)
     assert (failure.error_type, failure.message) == ("ValueError", "no such page")
     assert "in int_of_page" in failure.traceback
     assert not failure.permanent
@@ -174,7 +174,7 @@ def test_a_failure_keeps_what_is_needed_to_understand_it() -> None:
 
 
 def test_an_error_without_words_is_called_by_its_type() -> None:
-    assert Failure.of(TimeoutError()).message == "TimeoutError"
+    assert Failure.from_error(TimeoutError()).message == "TimeoutError"
 
 
 def test_an_error_that_can_not_be_read_is_a_failure_all_the_same() -> None:
@@ -182,7 +182,7 @@ def test_an_error_that_can_not_be_read_is_a_failure_all_the_same() -> None:
         def __str__(self) -> str:
             raise RuntimeError
 
-    assert Failure.of(Broken()).error_type == "Broken"
+    assert Failure.from_error(Broken()).error_type == "Broken"
 
 
 def http_error(status: int, **headers: str) -> httpx.HTTPStatusError:
@@ -192,14 +192,14 @@ def http_error(status: int, **headers: str) -> httpx.HTTPStatusError:
 
 
 def test_the_retry_after_of_an_http_answer_is_honoured() -> None:
-    assert Failure.of(http_error(429, **{"Retry-After": "42"})).after == 42
-    assert Failure.of(http_error(503)).after is None
-    assert Failure.of(RetryableError("busy", after=9)).after == 9
-    assert Failure.of(httpx.ConnectError("refused")).after is None
+    assert Failure.from_error(http_error(429, **{"Retry-After": "42"})).after == 42
+    assert Failure.from_error(http_error(503)).after is None
+    assert Failure.from_error(RetryableError("busy", after=9)).after == 9
+    assert Failure.from_error(httpx.ConnectError("refused")).after is None
 
 
 @pytest.mark.parametrize(
     "error", [http_error(500), http_error(404), httpx.ReadTimeout("slow"), MemoryError(), OSError()]
 )
 def test_answers_time_outs_and_exhausted_resources_are_retried(error: Exception) -> None:
-    assert isinstance(decided(Failure.of(error)), Delayed)
+    assert isinstance(decided(Failure.from_error(error)), Delayed)

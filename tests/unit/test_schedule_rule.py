@@ -30,7 +30,7 @@ def at(text: str, zone: ZoneInfo = BERLIN, *, fold: int = 0) -> float:
 
 
 def dues(cron: str, first: float, last: float, zone: str = "Europe/Berlin") -> list[str]:
-    rule = CronRule.of(cron, zone)
+    rule = CronRule.parse(cron, zone)
     found = []
     due = rule.after(first)
     while due <= last:
@@ -86,7 +86,7 @@ def test_due_times_are_the_same_from_wherever_one_begins(
     cron: str, zone: str, start: int, pause: int
 ) -> None:
     """So a scheduler that takes over is of one mind with the one before."""
-    rule = CronRule.of(cron, zone)
+    rule = CronRule.parse(cron, zone)
     one = rule.after(start)
     two = rule.after(one)
     assert start < one < two
@@ -108,7 +108,7 @@ def test_due_times_are_the_same_from_wherever_one_begins(
 )
 def test_what_is_no_rule_is_refused_with_a_reason(cron: str, zone: str, why: str) -> None:
     with pytest.raises(InvalidSchedule, match=why):
-        CronRule.of(cron, zone)
+        CronRule.parse(cron, zone)
 
 
 @pytest.mark.parametrize(
@@ -126,15 +126,15 @@ def test_what_is_no_rule_is_refused_with_a_reason(cron: str, zone: str, why: str
 )
 def test_what_was_meant_is_named_where_a_rule_is_refused(cron: str, meant: str) -> None:
     with pytest.raises(InvalidSchedule) as refused:
-        CronRule.of(cron, "UTC")
+        CronRule.parse(cron, "UTC")
     assert f"write '{meant}'" in str(refused.value)
-    CronRule.of(meant, "UTC")
+    CronRule.parse(meant, "UTC")
 
 
 @pytest.mark.parametrize("cron", ["@reboot", "* * * *", "0 99 * * *", "0 0 30 2 ?", "x-y * * * *"])
 def test_no_form_is_named_that_would_be_refused_as_well(cron: str) -> None:
     with pytest.raises(InvalidSchedule) as refused:
-        CronRule.of(cron, "UTC")
+        CronRule.parse(cron, "UTC")
     assert "write '" not in str(refused.value)
 
 
@@ -149,7 +149,7 @@ def test_no_form_is_named_that_would_be_refused_as_well(cron: str) -> None:
 def test_how_days_of_month_and_of_week_go_together_is_told(
     cron: str, said: str | None, days: list[str]
 ) -> None:
-    rule = CronRule.of(cron, "UTC")
+    rule = CronRule.parse(cron, "UTC")
     note = rule.days_note
     assert (note is None) if said is None else (note is not None and said in note)
     start = datetime(2026, 11, 25, tzinfo=UTC).timestamp()
@@ -161,8 +161,8 @@ def test_how_days_of_month_and_of_week_go_together_is_told(
 
 
 def test_a_change_of_schedulers_misses_nothing() -> None:
-    rule = CronRule.of("*/10 * * * * *", "UTC")
-    passed = rule.passed(1000.0, 1045.0, jitter=0, grace=0, name="x")
+    rule = CronRule.parse("*/10 * * * * *", "UTC")
+    passed = rule.due_between(1000.0, 1045.0, jitter=0, grace=0, name="x")
     assert (passed.fired, passed.missed, passed.next_at) == (
         (1000.0, 1010.0, 1020.0, 1030.0, 1040.0),
         None,
@@ -171,16 +171,16 @@ def test_a_change_of_schedulers_misses_nothing() -> None:
 
 
 def test_after_an_outage_the_last_one_is_fired_and_the_others_are_missed() -> None:
-    rule = CronRule.of("0 * * * *", "UTC")
-    passed = rule.passed(3600.0, 5 * 3600 + 1200.0, jitter=0, grace=3600, name="x")
+    rule = CronRule.parse("0 * * * *", "UTC")
+    passed = rule.due_between(3600.0, 5 * 3600 + 1200.0, jitter=0, grace=3600, name="x")
     assert (passed.fired, passed.missed, passed.next_at) == ((18000.0,), (3600.0, 4), 21600.0)
-    late = rule.passed(3600.0, 5 * 3600 + 1200.0, jitter=0, grace=600, name="x")
+    late = rule.due_between(3600.0, 5 * 3600 + 1200.0, jitter=0, grace=600, name="x")
     assert (late.fired, late.missed, late.next_at) == ((), (3600.0, 5), 21600.0)
 
 
 def test_after_a_long_outage_nobody_goes_through_every_second_of_it() -> None:
-    rule = CronRule.of("* * * * * *", "UTC")
-    passed = rule.passed(1000.0, 1_000_000_000.5, jitter=0, grace=3600, name="x")
+    rule = CronRule.parse("* * * * * *", "UTC")
+    passed = rule.due_between(1000.0, 1_000_000_000.5, jitter=0, grace=3600, name="x")
     assert len(passed.fired) == CATCH_UP_WINDOW
     assert passed.next_at == 1_000_000_001.0
     assert passed.missed is not None
@@ -192,11 +192,11 @@ def test_jitter_is_the_same_for_everybody_and_another_for_each() -> None:
     assert len(offsets) == 4
     assert all(0 <= each < 600 for each in offsets)
     assert with_jitter("a", 60.0, 600) == with_jitter("a", 60.0, 600)
-    rule = CronRule.of("0 * * * *", "UTC")
+    rule = CronRule.parse("0 * * * *", "UTC")
     fire_at = with_jitter("a", 3600.0, 600)
-    before = rule.passed(3600.0, fire_at - 1, jitter=600, grace=0, name="a")
+    before = rule.due_between(3600.0, fire_at - 1, jitter=600, grace=0, name="a")
     assert (before.fired, before.next_at) == ((), 3600.0)
-    after = rule.passed(3600.0, fire_at, jitter=600, grace=0, name="a")
+    after = rule.due_between(3600.0, fire_at, jitter=600, grace=0, name="a")
     assert (after.fired, after.next_at) == ((3600.0,), 7200.0)
 
 
@@ -210,10 +210,10 @@ def test_jitter_is_the_same_for_everybody_and_another_for_each() -> None:
 def test_each_due_time_is_fired_missed_or_to_come(
     since: int, away: int, grace: int, jitter: int
 ) -> None:
-    rule = CronRule.of("*/5 * * * *", "UTC")
+    rule = CronRule.parse("*/5 * * * *", "UTC")
     first = rule.after(since)
     now = first + away
-    passed = rule.passed(first, now, jitter=jitter, grace=grace, name="x")
+    passed = rule.due_between(first, now, jitter=jitter, grace=grace, name="x")
     missed = passed.missed[1] if passed.missed else 0
     assert first + 300 * (len(passed.fired) + missed) == passed.next_at
     assert with_jitter("x", passed.next_at, jitter) > now
@@ -275,7 +275,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_year_has_each_night_once_in_every_zone_with_summer_time() -> None:
     days: list[date]
     for zone in ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Santiago"):
-        rule = CronRule.of("30 2 * * *", zone)
+        rule = CronRule.parse("30 2 * * *", zone)
         due = at("2026-01-01", ZoneInfo(zone))
         days = []
         while len(days) < 365:

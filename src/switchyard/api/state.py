@@ -191,7 +191,7 @@ async def _open_broker(
     background.start("event feed", feed.run)
     # Now, and not with the first request: that is to be answered within two seconds.
     background.start("publisher", publisher.keep_connected)
-    pressure.begin()
+    pressure.start()
     try:
         # Remote: whatever an endpoint publishes, it has not written the payload itself.
         jobs = JobPublisher(

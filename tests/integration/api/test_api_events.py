@@ -228,7 +228,7 @@ async def test_memory_of_events_is_bounded_in_bytes_whatever_they_hold(system: S
     said = b'{"event": "started", "job_id": "job", "at": %d, "x": [%s[]]}'
     with feed.subscribed(lambda event: True) as fast, feed.subscribed(lambda event: True) as slow:
         for number in range(REMEMBERED):
-            event = JobEvent.of(said % (number, b"[]," * 5_000))
+            event = JobEvent.from_body(said % (number, b"[]," * 5_000))
             feed.heard(event)
             assert await fast.next(0) == event
         assert not fast.is_over
@@ -251,4 +251,4 @@ async def test_memory_of_events_is_bounded_in_bytes_whatever_they_hold(system: S
 )
 def test_what_is_no_event_is_told_apart(body: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - JSON's own, or ours
-        JobEvent.of(body)
+        JobEvent.from_body(body)

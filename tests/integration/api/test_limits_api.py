@@ -10,7 +10,7 @@ async def test_limits_are_shown_with_what_runs_and_what_waits(
     system: System, api: RunningApi
 ) -> None:
     for number, name in enumerate(["openai", "openai", "free"]):
-        await system.ledger.limits.take_room(
+        await system.ledger.limits.take_permits(
             PermitRequest(
                 hold=f"hold-{number}",
                 holder="worker",

@@ -325,7 +325,7 @@ async def test_on_the_host_all_of_it_works(
     spec = parse_spec(
         {"source": "file", "options": options, "job_type": "convert", "remote": False}
     )
-    backfills = Backfills.of(system.settings, system.registry, system.ledger)
+    backfills = Backfills.from_settings(system.settings, system.registry, system.ledger)
     operation = await backfills.start(spec, created_by="somebody")
     await system.start_worker()
     assert (await run(system, operation.id)).state == "completed"

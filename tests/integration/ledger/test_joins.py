@@ -302,7 +302,7 @@ async def test_a_joined_job_whose_record_is_taken_back_is_waited_for_no_longer(
     (made,) = await ledger.jobs.record_many([new_job("one", join_id=THEN)])
     assert isinstance(made, Created)
     assert await counts(ledger) == (1, 1, 0, 0)
-    assert await ledger.jobs.take_back([made]) == [None]
+    assert await ledger.jobs.rollback_inserts([made]) == [None]
     assert await counts(ledger) == (0, 0, 0, 0)
 
 
@@ -312,24 +312,24 @@ async def test_a_joined_job_whose_record_is_taken_back_is_waited_for_no_longer(
 async def test_a_join_that_is_held_waits_until_it_is_released(ledger: Ledger) -> None:
     await ledger.joins.record_joined(joined(1, held=True))
     assert await run(ledger, "then-0") == []
-    assert await ledger.joins.release_join(THEN, NOW)
+    assert await ledger.joins.seal(THEN, NOW)
     assert await state_of(ledger) is State.PENDING
-    assert await ledger.joins.release_join(THEN, NOW) is None
+    assert await ledger.joins.seal(THEN, NOW) is None
 
 
 async def test_a_released_join_waits_for_what_has_not_ended(ledger: Ledger) -> None:
     await ledger.joins.record_joined(joined(1, held=True))
-    assert await ledger.joins.release_join(THEN, NOW) is False
+    assert await ledger.joins.seal(THEN, NOW) is False
     assert await run(ledger, "then-0") == [THEN]
 
 
 async def test_one_that_waits_for_the_dead_may_be_told_to_go_on(ledger: Ledger) -> None:
     await ledger.joins.record_joined(joined(1))
     await run(ledger, "then-0", State.DEAD)
-    assert await ledger.joins.release_join(THEN, NOW) is False
-    assert await ledger.joins.release_join(THEN, NOW, when_dead="go_on")
+    assert await ledger.joins.seal(THEN, NOW) is False
+    assert await ledger.joins.seal(THEN, NOW, when_dead="go_on")
     assert await state_of(ledger) is State.PENDING
-    assert await ledger.joins.release_join("nothing", NOW) is None
+    assert await ledger.joins.seal("nothing", NOW) is None
 
 
 # --- nested -----------------------------------------------------------------------------------

@@ -52,11 +52,11 @@ def request(
 
 
 async def take(ledger: Ledger, job_id: str, *needs: PermitDemand) -> RoomAnswer:
-    return await ledger.limits.take_room(request(job_id, *needs))
+    return await ledger.limits.take_permits(request(job_id, *needs))
 
 
 def called(answer: RoomAnswer | Sequence[object]) -> list[str]:
-    found = answer if isinstance(answer, Sequence) else answer.called
+    found = answer if isinstance(answer, Sequence) else answer.woken
     return [each.job_id for each in found]  # type: ignore[attr-defined]
 
 
@@ -78,13 +78,13 @@ async def test_no_more_jobs_than_may_have_room_whoever_asks(
             done = 0
             for number in range(20):
                 asked = request(f"{name}-{number}", need)
-                if isinstance(await each.limits.take_room(asked), PermitGranted):
+                if isinstance(await each.limits.take_permits(asked), PermitGranted):
                     in_use += 1
                     most = max(most, in_use)
                     await asyncio.sleep(0)
                     in_use -= 1
                     done += 1
-                    await each.limits.give_room_back(asked.hold, asked.needs, None)
+                    await each.limits.return_permits(asked.hold, asked.needs, None)
             return done
 
         workers = [work(each, f"{n}-{id(each)}") for each in (ledger, other) for n in range(4)]
@@ -95,21 +95,21 @@ async def test_no_more_jobs_than_may_have_room_whoever_asks(
 
 async def test_room_goes_to_those_that_have_waited_longest(ledger: Ledger) -> None:
     first = request("first")
-    assert isinstance(await ledger.limits.take_room(first), PermitGranted)
+    assert isinstance(await ledger.limits.take_permits(first), PermitGranted)
     for name in ("second", "third"):
         assert isinstance(await take(ledger, name), PermitRefused)
-    assert called(await ledger.limits.give_room_back(first.hold, first.needs, None)) == ["second"]
+    assert called(await ledger.limits.return_permits(first.hold, first.needs, None)) == ["second"]
     # Its room is kept for it.
     assert isinstance(await take(ledger, "newcomer"), PermitRefused)
     second = request("second")
-    assert isinstance(await ledger.limits.take_room(second), PermitGranted)
-    assert called(await ledger.limits.give_room_back(second.hold, second.needs, None)) == ["third"]
+    assert isinstance(await ledger.limits.take_permits(second), PermitGranted)
+    assert called(await ledger.limits.return_permits(second.hold, second.needs, None)) == ["third"]
 
 
 async def test_a_newcomer_does_not_overtake_those_that_wait(ledger: Ledger) -> None:
     assert isinstance(await take(ledger, "first"), PermitGranted)
     assert isinstance(await take(ledger, "second"), PermitRefused)
-    await ledger.limits.release_room("worker-1")  # which calls nobody
+    await ledger.limits.release_permits("worker-1")  # which calls nobody
     answer = await take(ledger, "newcomer")
     assert isinstance(answer, PermitRefused)
     assert called(answer) == ["second"]
@@ -119,10 +119,10 @@ async def test_one_that_is_called_and_does_not_come_holds_nobody_up_for_long(
     ledger: Ledger,
 ) -> None:
     first = request("first")
-    await ledger.limits.take_room(first)
+    await ledger.limits.take_permits(first)
     await take(ledger, "lost")
     await take(ledger, "second")
-    assert called(await ledger.limits.give_room_back(first.hold, first.needs, None)) == ["lost"]
+    assert called(await ledger.limits.return_permits(first.hold, first.needs, None)) == ["lost"]
     await change(ledger, "UPDATE limit_waits SET called_until = 1, call_after = 1 WHERE calls > 0")
     assert called(await take(ledger, "newcomer")) == ["lost"]
     # Its room was kept for as long as before, and it is called again later than that.
@@ -139,8 +139,8 @@ async def test_room_of_one_that_died_comes_back(ledger: Ledger) -> None:
 
 async def test_renewed_room_stays(ledger: Ledger) -> None:
     first = replace(request("first"), life=0.0)
-    await ledger.limits.take_room(first)
-    assert await ledger.limits.renew_room([first.hold], LIFE) == 1
+    await ledger.limits.take_permits(first)
+    assert await ledger.limits.renew_permits([first.hold], LIFE) == 1
     assert isinstance(await take(ledger, "second"), PermitRefused)
 
 
@@ -172,7 +172,7 @@ async def test_room_is_taken_in_all_limits_or_in_none(ledger: Ledger) -> None:
 async def test_tokens_are_reserved_before_and_corrected_after(ledger: Ledger) -> None:
     need = PermitDemand("openai", "", LimitSize(tokens_per_minute=100), tokens=60)
     first = request("first", need)
-    assert isinstance(await ledger.limits.take_room(first), PermitGranted)
+    assert isinstance(await ledger.limits.take_permits(first), PermitGranted)
     full = await take(ledger, "second", need)
     assert isinstance(full, PermitRefused)
     assert "60 of 100 tokens were used in the last minute" in full.why
@@ -180,7 +180,7 @@ async def test_tokens_are_reserved_before_and_corrected_after(ledger: Ledger) ->
     (report,) = await ledger.limits.limit_reports()
     assert report.next_room is not None
     assert 0 < report.next_room <= 61
-    assert called(await ledger.limits.give_room_back(first.hold, first.needs, 10)) == ["second"]
+    assert called(await ledger.limits.return_permits(first.hold, first.needs, 10)) == ["second"]
     (report,) = await ledger.limits.limit_reports()
     assert report.tokens_last_minute == 10
     assert isinstance(await take(ledger, "second", need), PermitGranted)
@@ -194,19 +194,19 @@ async def test_who_waits_for_a_rate_is_called_when_there_is_room(ledger: Ledger)
     wait = await ledger.limits.limit_wait("second")
     assert wait is not None
     assert (wait.name, wait.times) == ("openai", 1)
-    assert await ledger.limits.waiting_for_room() == {"hot.llm": 2}
-    assert called(await ledger.limits.call_waiting()) == []
+    assert await ledger.limits.waiting_for_permits() == {"hot.llm": 2}
+    assert called(await ledger.limits.wake_waiting()) == []
     await change(ledger, "UPDATE limits SET bins = '[]'")  # a minute later
-    assert called(await ledger.limits.call_waiting()) == ["second"]
-    assert called(await ledger.limits.call_waiting()) == []
+    assert called(await ledger.limits.wake_waiting()) == ["second"]
+    assert called(await ledger.limits.wake_waiting()) == []
 
 
 async def test_who_waits_until_it_is_too_old_is_called_to_be_told_so(ledger: Ledger) -> None:
     assert isinstance(await take(ledger, "first"), PermitGranted)
-    await ledger.limits.take_room(replace(request("second"), expires_at=5.0))
-    assert called(await ledger.limits.call_waiting()) == ["second"]
-    await ledger.limits.wait_no_longer("second")
-    assert called(await ledger.limits.call_waiting()) == []
+    await ledger.limits.take_permits(replace(request("second"), expires_at=5.0))
+    assert called(await ledger.limits.wake_waiting()) == ["second"]
+    await ledger.limits.cancel_wait("second")
+    assert called(await ledger.limits.wake_waiting()) == []
 
 
 async def test_room_of_a_dead_worker_is_given_on_although_nothing_else_happens(
@@ -215,7 +215,7 @@ async def test_room_of_a_dead_worker_is_given_on_although_nothing_else_happens(
     assert isinstance(await take(ledger, "first"), PermitGranted)
     assert isinstance(await take(ledger, "second"), PermitRefused)
     await change(ledger, "UPDATE limit_holds SET expires_at = 1")
-    assert called(await ledger.limits.call_waiting()) == ["second"]
+    assert called(await ledger.limits.wake_waiting()) == ["second"]
 
 
 async def test_a_copy_of_a_job_that_has_ended_or_runs_takes_no_room(ledger: Ledger) -> None:
@@ -230,11 +230,11 @@ async def test_a_copy_of_a_job_that_has_ended_or_runs_takes_no_room(ledger: Ledg
 async def test_a_job_that_waited_and_was_cancelled_makes_way(ledger: Ledger) -> None:
     await ledger.jobs.record(new_job("job-1"))
     first = request("first")
-    await ledger.limits.take_room(first)
+    await ledger.limits.take_permits(first)
     await take(ledger, "job-1")
     await take(ledger, "second")
     await ledger.jobs.cancel("job-1", 1.0)
-    assert called(await ledger.limits.give_room_back(first.hold, first.needs, None)) == ["job-1"]
+    assert called(await ledger.limits.return_permits(first.hold, first.needs, None)) == ["job-1"]
     gone = await take(ledger, "job-1")
     assert isinstance(gone, NotRunnable)
     assert called(gone) == ["second"]
@@ -243,27 +243,27 @@ async def test_a_job_that_waited_and_was_cancelled_makes_way(ledger: Ledger) -> 
 async def test_who_takes_a_job_over_takes_its_room_over(ledger: Ledger) -> None:
     assert isinstance(await take(ledger, "first"), PermitGranted)
     heir = replace(request("first", claimed=True), holder="worker-2")
-    assert isinstance(await ledger.limits.take_room(heir), PermitGranted)
+    assert isinstance(await ledger.limits.take_permits(heir), PermitGranted)
     (report,) = await ledger.limits.limit_reports()
     assert report.in_use == 1
-    assert called(await ledger.limits.give_room_back(heir.hold, heir.needs, None)) == []
+    assert called(await ledger.limits.return_permits(heir.hold, heir.needs, None)) == []
     assert isinstance(await take(ledger, "second"), PermitGranted)
 
 
 async def test_a_large_job_is_not_called_and_stands_in_nobodys_way(ledger: Ledger) -> None:
     first = request("first")
-    await ledger.limits.take_room(first)
-    assert isinstance(await ledger.limits.take_room(request("large", large=True)), PermitRefused)
-    assert called(await ledger.limits.give_room_back(first.hold, first.needs, None)) == []
+    await ledger.limits.take_permits(first)
+    assert isinstance(await ledger.limits.take_permits(request("large", large=True)), PermitRefused)
+    assert called(await ledger.limits.return_permits(first.hold, first.needs, None)) == []
     assert isinstance(await take(ledger, "second"), PermitGranted)
 
 
 async def test_limits_that_nobody_uses_are_forgotten(ledger: Ledger) -> None:
     first = request("first")
-    await ledger.limits.take_room(first)
+    await ledger.limits.take_permits(first)
     await change(ledger, "UPDATE limits SET updated_at = 1")
     assert await ledger.limits.forget_idle_limits() == 0
-    await ledger.limits.release_room("worker-1")
+    await ledger.limits.release_permits("worker-1")
     assert await ledger.limits.forget_idle_limits() == 1
     assert await ledger.limits.limit_reports() == []
 
@@ -277,8 +277,8 @@ async def test_jobs_that_share_several_limits_do_not_lock_each_other(
 
     async def work(number: int) -> None:
         asked = request(f"job-{order[0]}-{number}", *needs)
-        if isinstance(await ledger.limits.take_room(asked), PermitGranted):
-            await ledger.limits.give_room_back(asked.hold, asked.needs, 5)
+        if isinstance(await ledger.limits.take_permits(asked), PermitGranted):
+            await ledger.limits.return_permits(asked.hold, asked.needs, 5)
 
     await asyncio.gather(*(work(number) for number in range(20)))
     assert {each.in_use for each in await ledger.limits.limit_reports()} == {0}
@@ -387,7 +387,7 @@ async def test_those_that_come_together_are_called_as_they_came(ledger: Ledger) 
         answers = await together(ledger, [PermitReturn(ended.hold, ended.needs, None)])
         order += called(answers[0])
         (again,) = [each for each in waiting if each.job_id == order[-1]]
-        assert isinstance(await ledger.limits.take_room(again), PermitGranted)
+        assert isinstance(await ledger.limits.take_permits(again), PermitGranted)
     assert order == ["d", "b", "e", "a", "c"]
 
 

@@ -27,33 +27,33 @@ async def made(ledger: Ledger, job_id: str = "job-1", **changes: object) -> Crea
 
 async def test_a_refused_job_is_taken_back_by_who_recorded_it(ledger: Ledger) -> None:
     created = await made(ledger)
-    assert await ledger.jobs.take_back([created]) == [None]
+    assert await ledger.jobs.rollback_inserts([created]) == [None]
     assert await ledger.job_reads.get("job-1") is None
-    assert await ledger.jobs.take_back([created]) == [None]
+    assert await ledger.jobs.rollback_inserts([created]) == [None]
 
 
 async def test_what_another_request_found_is_kept_by_both(ledger: Ledger, other: Ledger) -> None:
     first = await made(ledger, idempotency_key="k")
     again = new_job(message("job-2"), idempotency_key="k")
     assert await other.jobs.record(again) == Existing("job-1", State.PENDING)
-    assert await ledger.jobs.take_back([first]) == [State.PENDING]
-    assert await other.jobs.take_back([Created("job-1", "")]) == [State.PENDING]
+    assert await ledger.jobs.rollback_inserts([first]) == [State.PENDING]
+    assert await other.jobs.rollback_inserts([Created("job-1", "")]) == [State.PENDING]
     assert await ledger.jobs.mark_queued(["job-1"], NOW) == 1
 
 
 async def test_a_receipt_is_of_one_recording_only(ledger: Ledger) -> None:
     first = await made(ledger)
-    await ledger.jobs.take_back([first])
+    await ledger.jobs.rollback_inserts([first])
     second = await made(ledger)
-    assert await ledger.jobs.take_back([first]) == [State.PENDING]
-    assert await ledger.jobs.take_back([second]) == [None]
+    assert await ledger.jobs.rollback_inserts([first]) == [State.PENDING]
+    assert await ledger.jobs.rollback_inserts([second]) == [None]
 
 
 async def test_what_somebody_relies_on_is_kept(ledger: Ledger) -> None:
     first, second = await made(ledger), await made(ledger, "job-2")
-    assert await ledger.jobs.rely_on(["job-1", "nobody"]) == {"job-1": State.PENDING}
-    assert await ledger.jobs.take_back([first, second]) == [State.PENDING, None]
-    assert await ledger.jobs.rely_on(["job-2"]) == {}
+    assert await ledger.jobs.pin(["job-1", "nobody"]) == {"job-1": State.PENDING}
+    assert await ledger.jobs.rollback_inserts([first, second]) == [State.PENDING, None]
+    assert await ledger.jobs.pin(["job-2"]) == {}
 
 
 async def test_a_job_that_has_gone_on_is_kept(ledger: Ledger) -> None:
@@ -62,7 +62,7 @@ async def test_a_job_that_has_gone_on_is_kept(ledger: Ledger) -> None:
     await ledger.jobs.claim(claim())
     await ledger.jobs.mark_queued(["job-2"], NOW)
     await ledger.jobs.cancel("job-3", NOW)
-    assert await ledger.jobs.take_back([running, queued, cancelled, scheduled]) == [
+    assert await ledger.jobs.rollback_inserts([running, queued, cancelled, scheduled]) == [
         State.RUNNING,
         State.QUEUED,
         State.CANCELLED,
@@ -74,7 +74,7 @@ async def test_one_job_twice_in_a_batch_is_kept_for_the_second(ledger: Ledger) -
     first, second = await ledger.jobs.record_many([new_job(), new_job()])
     assert isinstance(first, Created)
     assert second == Existing("job-1", State.PENDING)
-    assert await ledger.jobs.take_back([first]) == [State.PENDING]
+    assert await ledger.jobs.rollback_inserts([first]) == [State.PENDING]
 
 
 async def test_a_record_that_is_written_again_after_a_lost_answer_is_its_makers_still(
@@ -88,7 +88,7 @@ async def test_a_record_that_is_written_again_after_a_lost_answer_is_its_makers_
 
     monkeypatch.setattr(ledger.core.committer, "_commit", twice)
     created = await made(ledger)
-    assert await ledger.jobs.take_back([created]) == [None]
+    assert await ledger.jobs.rollback_inserts([created]) == [None]
 
 
 async def test_of_requests_at_the_same_time_none_loses_what_it_was_told_of(
@@ -104,7 +104,7 @@ async def test_of_requests_at_the_same_time_none_loses_what_it_was_told_of(
         answer = await mine.jobs.record(new_job(job_id, idempotency_key=f"k-{job_id}"))
         if isinstance(answer, Existing):
             told.add(job_id)
-        elif await mine.jobs.take_back([answer]) == [None]:
+        elif await mine.jobs.rollback_inserts([answer]) == [None]:
             gone.add(job_id)
         else:
             told.add(job_id)

@@ -102,7 +102,7 @@ async def test_the_job_says_how_far_it_is_and_leaves_no_ranges_behind(
     done = extract_text(ExtractText(key=key), ctx)
     assert isinstance(done, Done)
     assert (done.result or {})["pages_read"] == PAGES
-    notes = ctx.notebook.take()
+    notes = ctx.progress_buffer.take()
     assert notes is not None
     assert notes.progress == ReportedProgress(1.0, f"page {PAGES} of {PAGES}")
     left = [stored.key async for stored in pipeline.storage.list_async("intermediate")]

@@ -180,7 +180,7 @@ async def test_what_is_slow_is_waited_for_and_a_store_asked_whether_it_answers(
 @pytest.mark.parametrize("away", [StorageUnavailable("away"), IndexUnavailable("away")])
 def test_a_job_waits_for_a_store_without_using_up_an_attempt(away: RetryableError):
     decision = decide(
-        Failure.of(away),
+        Failure.from_error(away),
         attempts=2,
         max_attempts=3,
         policy=RetryPolicy.over(),

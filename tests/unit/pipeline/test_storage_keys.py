@@ -85,7 +85,7 @@ def test_hashes_do_not_depend_on_the_order_of_fields():
 
 
 def test_an_invalid_key_is_no_reason_to_try_again():
-    assert Failure.of(InvalidKey("..")).permanent
+    assert Failure.from_error(InvalidKey("..")).permanent
 
 
 def test_links_that_lead_in_a_circle_are_no_reason_to_try_again(tmp_path: Path):

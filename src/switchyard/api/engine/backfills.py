@@ -181,7 +181,7 @@ async def cancel(
 
 
 def _backfills(state: ApiState) -> Backfills:
-    return Backfills.of(state.settings, state.registry, state.ledger, patience=PATIENCE)
+    return Backfills.from_settings(state.settings, state.registry, state.ledger, patience=PATIENCE)
 
 
 def _allowed(state: ApiState, body: BackfillPlan, asks: Principal) -> Backfills:

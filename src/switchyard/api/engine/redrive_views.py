@@ -52,5 +52,5 @@ async def view_of(ledger: Ledger, operation: BulkOperation) -> RedriveView:
         finished_at=moment(operation.finished_at),
         rate=operation.rate,
         spec=dict(operation.spec),
-        **RedriveProgress.of(operation).to_json(),
+        **RedriveProgress.from_operation(operation).to_json(),
     )

@@ -50,7 +50,7 @@ async def add(
     body: models.NewSchedule, request: Request, response: Response, state: Shared
 ) -> models.ScheduleView:
     """Add a schedule. The rules for its payload are those of `POST /jobs`."""
-    entry = ScheduleEntry.of(body.model_dump())
+    entry = ScheduleEntry.from_fields(body.model_dump())
     by = starter_of(request)
     try:
         record = await _book(state).add(entry, remote=True, created_by=by)

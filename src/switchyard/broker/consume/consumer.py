@@ -144,7 +144,7 @@ class LaneConsumer:
         self, queue: LaneQueue, connection: Connection, hears: Callable[[], None]
     ) -> None:
         channel: PipelinedChannel | None = None
-        self._slots.hold_lower(queue)
+        self._slots.block_lower_lanes(queue)
         try:
             channel = queue.channel = await open_channel(connection, confirms=False)
             await channel.basic_qos(prefetch_count=queue.prefetch)
@@ -159,7 +159,7 @@ class LaneConsumer:
             queue.channel = None
             if channel is not None:
                 self._slots.forget(channel)
-            self._slots.let_lower_start(queue)
+            self._slots.unblock_lower_lanes(queue)
             if channel is not None and not self._stopping.is_set():
                 await closed(channel)
 

@@ -40,7 +40,7 @@ class Delivery:
         self.lane = lane_of(self.queue)
 
     @classmethod
-    def of(cls, message: Incoming, queue: str, channel: PipelinedChannel) -> Self:
+    def from_incoming(cls, message: Incoming, queue: str, channel: PipelinedChannel) -> Self:
         """The delivery of a message that came in on `channel`."""
         return cls(
             body=message.body,
@@ -85,6 +85,6 @@ class Delivery:
         """Whether its channel is gone, so that it can't be settled any more."""
         return self._channel.closed.done()
 
-    def came_on(self, channel: PipelinedChannel) -> bool:
+    def arrived_on(self, channel: PipelinedChannel) -> bool:
         """Whether it is that channel's to settle."""
         return self._channel is channel

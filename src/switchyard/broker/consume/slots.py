@@ -145,7 +145,7 @@ class Slots:
 
     def received(self, queue: LaneQueue, channel: PipelinedChannel, message: Incoming) -> None:
         """A slot for this message, if it may have one; else it waits, or goes back."""
-        delivery = Delivery.of(message, queue.name, channel)
+        delivery = Delivery.from_incoming(message, queue.name, channel)
         queue.arrived += 1
         if not self.is_open:
             delivery.requeue()
@@ -163,7 +163,7 @@ class Slots:
             for queue in self.queues:
                 if not queue.wanted.is_set() and self._has_room(queue):
                     queue.wake()
-                    self.hold_lower(queue)
+                    self.block_lower_lanes(queue)
         while self.waiting and self._may_start(self.queues[self.waiting[0][0]]):
             rank, _, _, delivery = heapq.heappop(self.waiting)
             self.queues[rank].waiting -= 1
@@ -172,7 +172,7 @@ class Slots:
         if self.waiting:
             self._keep_lower_lanes_bounded()
         if self.waiting:
-            self._watch_patience()
+            self._start_wait_timer()
 
     def _has_room(self, queue: LaneQueue) -> bool:
         """Whether a slot is free for that queue, beyond those that what waits will take."""
@@ -191,10 +191,10 @@ class Slots:
         moment = time.monotonic()
         holding = [each for each in self.queues[: queue.rank] if each.holds_until > moment]
         for each in holding:
-            self._inquire(each)
+            self._start_inquiry(each)
         if holding and self._hold_timer is None:
             longest = max(each.holds_until for each in holding) - moment
-            self._hold_timer = asyncio.get_running_loop().call_later(longest, self._held_long)
+            self._hold_timer = asyncio.get_running_loop().call_later(longest, self._on_hold_timeout)
         return not holding
 
     def _start(self, queue: LaneQueue, delivery: Delivery) -> None:
@@ -221,7 +221,7 @@ class Slots:
             delivery.requeue()
         finally:
             if queue.held >= queue.prefetch:
-                self.hold_lower(queue)  # until now the broker could not send more
+                self.block_lower_lanes(queue)  # until now the broker could not send more
             queue.running -= 1
             task = asyncio.current_task()
             if task is not None:
@@ -230,25 +230,25 @@ class Slots:
 
     # --- strictness -------------------------------------------------------------------------
 
-    def hold_lower(self, queue: LaneQueue) -> None:
+    def block_lower_lanes(self, queue: LaneQueue) -> None:
         """Start nothing of the lanes below until the broker has said that `queue` is empty."""
         queue.questions += 1
         queue.holds_until = time.monotonic() + ANSWER_TIMEOUT
 
-    def let_lower_start(self, queue: LaneQueue) -> None:
+    def unblock_lower_lanes(self, queue: LaneQueue) -> None:
         """The lanes below need not wait for `queue` any more."""
         queue.holds_until = 0.0
         self.fill()
 
-    def _held_long(self) -> None:
+    def _on_hold_timeout(self) -> None:
         self._hold_timer = None
         self.fill()
 
-    def _inquire(self, queue: LaneQueue) -> None:
+    def _start_inquiry(self, queue: LaneQueue) -> None:
         if queue.inquiry is None and queue.state == "consuming" and queue.channel is not None:
-            queue.inquiry = asyncio.create_task(self._find_out(queue, queue.channel))
+            queue.inquiry = asyncio.create_task(self._query_urgent_queues(queue, queue.channel))
 
-    async def _find_out(self, queue: LaneQueue, channel: PipelinedChannel) -> None:
+    async def _query_urgent_queues(self, queue: LaneQueue, channel: PipelinedChannel) -> None:
         """Ask the broker until `queue` is empty, or what it has can't come here."""
         try:
             while time.monotonic() < queue.holds_until:
@@ -262,7 +262,7 @@ class Slots:
             self._log.warning("can't ask", queue=queue.name, error=str(error))
         finally:
             queue.inquiry = None
-            self.let_lower_start(queue)
+            self.unblock_lower_lanes(queue)
 
     # --- returning --------------------------------------------------------------------------
 
@@ -274,13 +274,15 @@ class Slots:
     def _held_lower(self) -> int:
         return sum(each.held for each in self.queues[1:])
 
-    def _watch_patience(self) -> None:
+    def _start_wait_timer(self) -> None:
         if self._patience_timer is None:
             oldest = min(entry[3].received_at for entry in self.waiting)
             delay = max(oldest + self._patience - time.monotonic(), 0)
-            self._patience_timer = asyncio.get_running_loop().call_later(delay, self._impatient)
+            self._patience_timer = asyncio.get_running_loop().call_later(
+                delay, self._on_wait_timeout
+            )
 
-    def _impatient(self) -> None:
+    def _on_wait_timeout(self) -> None:
         self._patience_timer = None
         limit = time.monotonic() - self._patience
         for entry in [entry for entry in self.waiting if entry[3].received_at <= limit]:
@@ -297,7 +299,7 @@ class Slots:
 
     def forget(self, channel: PipelinedChannel) -> None:
         """Drop deliveries of a channel that is gone: the broker has taken them back."""
-        self.waiting = [entry for entry in self.waiting if not entry[3].came_on(channel)]
+        self.waiting = [entry for entry in self.waiting if not entry[3].arrived_on(channel)]
         heapq.heapify(self.waiting)
         for queue in self.queues:
             queue.waiting = sum(1 for entry in self.waiting if entry[0] == queue.rank)

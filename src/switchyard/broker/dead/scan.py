@@ -60,7 +60,7 @@ class QueuedDeadLetter:
     """Further letters of the same death, which go when this one does."""
 
     @classmethod
-    def of(cls, delivery: Delivery) -> QueuedDeadLetter:
+    def from_delivery(cls, delivery: Delivery) -> QueuedDeadLetter:
         if delivery.unreadable:
             return cls(delivery, unreadable_properties(delivery), None)
         # What the alternate exchange has brought here was published by anybody, headers and all.
@@ -134,7 +134,7 @@ class _ScanBatch:
         await self._channel.consume(self._queue, self._tag, self._put)
 
     def _put(self, message: Incoming) -> None:
-        self.deliveries.append(Delivery.of(message, self._queue, self._channel))
+        self.deliveries.append(Delivery.from_incoming(message, self._queue, self._channel))
         self._arrived.set()
 
     async def complete(self) -> None:
@@ -230,7 +230,7 @@ class Scan:
             for number, delivery in enumerate(piece.deliveries):
                 if number % ACK_BATCH_SIZE == 0:
                     await asyncio.sleep(0)  # others have their turn, too
-                yield QueuedDeadLetter.of(delivery)
+                yield QueuedDeadLetter.from_delivery(delivery)
 
     async def _fetch(self, left: int) -> _ScanBatch | None:
         if left <= 0:

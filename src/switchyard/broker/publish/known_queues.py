@@ -52,8 +52,8 @@ class KnownQueues:
             return is_there
         asking = self._asking.get(queue)
         if asking is None:
-            asking = self._asking[queue] = asyncio.create_task(self._look(connection, queue))
-            asking.add_done_callback(lambda done: self._asked(queue, done))
+            asking = self._asking[queue] = asyncio.create_task(self._query(connection, queue))
+            asking.add_done_callback(lambda done: self._queried(queue, done))
         # Waited for, and not awaited: somebody who gives up must not end it for the others.
         await asyncio.wait((asking,), timeout=limit)
         if not asking.done() or asking.cancelled():
@@ -63,7 +63,7 @@ class KnownQueues:
             raise error
         return None if error is not None else asking.result()
 
-    async def _look(self, connection: Connection, queue: str) -> bool:
+    async def _query(self, connection: Connection, queue: str) -> bool:
         is_ready = await self._is_there(connection, queue)
         # In this order: the mark is there before the queue, and goes when its bindings are made.
         if is_ready and queue not in self._bound:
@@ -77,7 +77,7 @@ class KnownQueues:
             self._answers[queue] = is_ready, time.monotonic() + kept
         return is_ready
 
-    def _asked(self, queue: str, done: asyncio.Task[bool]) -> None:
+    def _queried(self, queue: str, done: asyncio.Task[bool]) -> None:
         if self._asking.get(queue) is done:
             del self._asking[queue]
         if not done.cancelled():

@@ -173,16 +173,16 @@ class Migration:
         await self.client.delete_binding(Binding(temporary, name))
         await self._rebind(name, temporary)
         if name not in (DEAD_QUEUE, DEAD_LOG_QUEUE):
-            await self._keep_out_retries(name)
+            await self._block_retries(name)
         async with moving(self.connection, name, temporary) as mover:
             try:
                 async with asyncio.timeout(self.wait):
-                    await self._until_nothing_is_left(name)
+                    await self._wait_until_empty(name)
             except TimeoutError:
                 return mover.moved, False
             return mover.moved, True
 
-    async def _keep_out_retries(self, name: str) -> None:
+    async def _block_retries(self, name: str) -> None:
         live = await self.client.fetch()
         policies = {each.name: dict(each.definition) for each in live.policies}
         in_force = next((each.policy for each in live.queues if each.name == name), None)
@@ -196,7 +196,7 @@ class Migration:
             )
         await self._put_policy(name, definition | {"max-length": 0, "overflow": "reject-publish"})
 
-    async def _until_nothing_is_left(self, name: str) -> None:
+    async def _wait_until_empty(self, name: str) -> None:
         clock = asyncio.get_running_loop().time
         since = clock()
         while clock() - since < self.settled:

@@ -42,9 +42,9 @@ class QueueShovel:
 
     async def _start(self) -> None:
         await self._channel.basic_qos(prefetch_count=WINDOW)
-        await self._channel.consume(self._queue, "mover", self._take, priority=BEFORE_WORKERS)
+        await self._channel.consume(self._queue, "mover", self._fetch, priority=BEFORE_WORKERS)
 
-    def _take(self, message: Incoming) -> None:
+    def _fetch(self, message: Incoming) -> None:
         task = asyncio.create_task(self._send(message))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)

@@ -72,7 +72,7 @@ class Unconfirmed(Generic[W]):
         self._returned.clear()
         alone = len(waiting) == 1
         return [
-            (waiter, loss.error_of(exchange, routing_key, size, alone=alone))
+            (waiter, loss.as_error(exchange, routing_key, size, alone=alone))
             for waiter, (_, exchange, routing_key), size in waiting
         ]
 

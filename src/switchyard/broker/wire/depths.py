@@ -124,7 +124,7 @@ class HiddenQueues:
         `fresh`. Raises BrokerUnavailable where they can't be had; that is found out anew after half
         a minute."""
         if time.monotonic() >= self._until or (fresh and self._trouble is None):
-            await self._ask()
+            await self._query()
         if self._trouble is not None:
             raise BrokerUnavailable(
                 "the broker shows this user no depths of queues over AMQP, and the management API "
@@ -133,7 +133,7 @@ class HiddenQueues:
             )
         return self._shown
 
-    async def _ask(self) -> None:
+    async def _query(self) -> None:
         # Here: most users are not refused, and need no HTTP client.
         from switchyard.broker.management.client import ManagementClient
 

@@ -126,7 +126,7 @@ class Loss:
 
     reason: str
 
-    def error_of(self, exchange: str, routing_key: str, size: int, *, alone: bool) -> PublishError:
+    def as_error(self, exchange: str, routing_key: str, size: int, *, alone: bool) -> PublishError:
         """What the loss means for one of the publishes that waited for their confirm; `alone`: it
         was the only one. `size` is that of its body in bytes.
 

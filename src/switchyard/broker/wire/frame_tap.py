@@ -107,7 +107,7 @@ class FrameTap(asyncio.StreamReader):
             at = end
         self._partial = stream[at:]
         if taken:
-            self._show_life(passed)
+            self._note_activity(passed)
         if passed:
             super().feed_data(b"".join(passed))
 
@@ -116,7 +116,7 @@ class FrameTap(asyncio.StreamReader):
             text = frame[7 : 7 + frame[6]]
             self.close_reason = text.decode("utf-8", "replace")
 
-    def _show_life(self, passed: list[memoryview]) -> None:
+    def _note_activity(self, passed: list[memoryview]) -> None:
         # aiormq counts the frames that it sees as signs of life, and a busy broker sends no
         # heartbeats beside them.
         now = time.monotonic()

@@ -158,7 +158,7 @@ class _DemoRunner:
 
         operation = await require_bulk(self.ledger, redrive_id)
         if operation.state not in ACTIVE:
-            self.story.redriven = RedriveProgress.of(operation)
+            self.story.redriven = RedriveProgress.from_operation(operation)
             self.story.strict = await self.ledger.job_reads.get(self.strict_id)
 
     def _progress(self) -> tuple[int, int, int]:

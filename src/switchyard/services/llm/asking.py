@@ -75,7 +75,7 @@ async def _answered(
             fresh=request.fresh,
             by=asked_by(ctx),
             batch=batch and not request.stream,  # somebody reads along
-            speech=ctx.speech if request.stream else None,
+            speech=ctx.output if request.stream else None,
         )
 
     answer, reused = await ask()

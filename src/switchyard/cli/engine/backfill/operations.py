@@ -114,7 +114,9 @@ def cancel(
 
     async def work() -> tuple[str, int]:
         async with open_ledger(settings) as ledger:
-            backfills = Backfills.of(settings, load_registry(settings, include), ledger, include)
+            backfills = Backfills.from_settings(
+                settings, load_registry(settings, include), ledger, include
+            )
             full_id = (await require_bulk(ledger, operation_id, VIEW.kind)).id
             return full_id, await backfills.cancel(full_id, jobs=jobs)
 

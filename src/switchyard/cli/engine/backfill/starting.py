@@ -56,11 +56,11 @@ async def _run(
     async with open_ledger(settings) as ledger:
         await require_same_system(settings, ledger)
         registry = load_registry(settings, common.include)
-        backfills = Backfills.of(settings, registry, ledger, common.include)
+        backfills = Backfills.from_settings(settings, registry, ledger, common.include)
         given = {key: value for key, value in options.items() if value is not None}
         # What is wrong is said before a large file is copied.
         wanted = parse_spec({"source": name, "options": {}, **common.spec})
-        plan = Plan.of("", wanted, backfills.sources.get(name), registry)
+        plan = Plan.from_spec("", wanted, backfills.sources.get(name), registry)
         limits = {"rate": common.rate, "max_open": common.max_open, "budget": common.budget}
         check_limits(limits)
         if name == "file":

@@ -131,7 +131,7 @@ async def _purge(
             counted="scanned",
             stop=lambda operation_id: bulk_control.cancel(ledger, operation_id),
         )
-        return PurgeProgress.of(operation), operation
+        return PurgeProgress.from_operation(operation), operation
 
 
 def purges(limit: LimitOption = 20, as_json: JsonOption = False) -> None:
@@ -174,7 +174,9 @@ def public(operation: BulkOperation) -> dict[str, Any]:
     """A purge as `--json` prints it."""
     from switchyard.services.engine.dead.purge import PurgeProgress
 
-    shown: dict[str, Any] = plain({**record_of(operation), **PurgeProgress.of(operation).to_json()})
+    shown: dict[str, Any] = plain(
+        {**record_of(operation), **PurgeProgress.from_operation(operation).to_json()}
+    )
     return shown
 
 

@@ -246,7 +246,7 @@ def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> Non
     from switchyard.services.engine.records.bulk import BulkState
     from switchyard.services.engine.redrive.spec import RedriveProgress
 
-    progress = RedriveProgress.of(operation)
+    progress = RedriveProgress.from_operation(operation)
     seen = progress.redriven + progress.dropped + progress.invalid
     missing = max(0, len(spec.which.ids) - seen) if spec.which.ids else 0
     if as_json:

@@ -75,7 +75,7 @@ def public(operation: BulkOperation) -> dict[str, Any]:
         {
             **record_of(operation),
             "rate": operation.rate,
-            **RedriveProgress.of(operation).to_json(),
+            **RedriveProgress.from_operation(operation).to_json(),
         }
     )
     return shown
@@ -85,7 +85,7 @@ def print_redrive(operation: BulkOperation) -> None:
     """All that is known of it."""
     from switchyard.services.engine.redrive.spec import RedriveProgress
 
-    progress = RedriveProgress.of(operation)
+    progress = RedriveProgress.from_operation(operation)
     total = f" of {progress.total:,}" if progress.total is not None else ""
     print_rows(
         [

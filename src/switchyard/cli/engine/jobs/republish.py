@@ -56,7 +56,7 @@ async def _waiting(settings: Settings, lane: str | None) -> int:
 
 async def _republish(settings: Settings, lane: str | None) -> int:
     async with open_ledger(settings) as ledger:
-        return await ledger.jobs.publish_again(lane)
+        return await ledger.jobs.requeue_all(lane)
 
 
 def release(job_id: JobIdArgument, as_json: JsonOption = False) -> None:

@@ -127,7 +127,7 @@ def add(
     from switchyard.services.engine.schedules.entry import ScheduleEntry
     from switchyard.services.engine.schedules.rule import CronRule
 
-    entry = ScheduleEntry.of(
+    entry = ScheduleEntry.from_fields(
         {
             "name": name,
             "cron": cron,
@@ -143,7 +143,7 @@ def add(
     record = _with_book(
         include or [], lambda book: book.add(entry, remote=False, created_by=current_user())
     )
-    rule = CronRule.of(record.cron, record.timezone)
+    rule = CronRule.parse(record.cron, record.timezone)
     times = (record.next_at, *rule.next_times(record.next_at, 2))
     told = ", ".join(format_local(each, zoned=True) for each in times)
     note = rule.days_note

@@ -47,25 +47,25 @@ class Alerter:
         """Look again and again, until cancelled."""
         while True:
             try:
-                await self.look()
+                await self.check()
             except LedgerError as error:
                 self._log.warning("alerts could not be checked", error=str(error))
             await asyncio.sleep(self._settings.alert_interval)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Post what is new; what was not taken is posted again by the next look. Raises
         LedgerError."""
         found = {str(each.finding): each for each in await self._findings()}
         lasting = {key: check for key, check in found.items() if key in self._last}
         self._last = found
         system, now = str(await self._ledger.system.system()), self._ledger.clock.time()
-        told = await self._ledger.alerts.told_alerts()
+        told = await self._ledger.alerts.sent_alerts()
         for key, check in lasting.items():
             if key not in told:
-                await self._tell(of_check(check, firing=True, system=system, at=now))
-        for operation in await self._ended(now):
+                await self._send(of_check(check, firing=True, system=system, at=now))
+        for operation in await self._ended_operations(now):
             if operation_key(operation) not in told:
-                await self._tell(of_operation(operation, system=system, at=now))
+                await self._send(of_operation(operation, system=system, at=now))
         for key in (key for key in told if key in set(Finding) and key not in found):
             over = Diagnostic(key, "ok", "it is no more", finding=Finding(key))
             if await self._delivered(of_check(over, firing=False, system=system, at=now)):
@@ -83,11 +83,11 @@ class Alerter:
             and (check.status == "wrong" or check.finding in TELLING_WARNINGS)
         ]
 
-    async def _ended(self, now: float) -> list[BulkOperation]:
+    async def _ended_operations(self, now: float) -> list[BulkOperation]:
         page = await self._ledger.bulk.list_bulk(states=AT_LAST, limit=MAX_EXAMINED)
         return [each for each in page.items if each.updated_at > now - RECENT_SECONDS]
 
-    async def _tell(self, alert: Alert) -> None:
+    async def _send(self, alert: Alert) -> None:
         if await self._delivered(alert):
             await self._ledger.alerts.remember_alert(alert.key, alert.at)
             self._log.info("told", alert=alert.key, status=alert.status)

@@ -90,7 +90,7 @@ class BackfillRun:
         self._jobs = JobPublisher(plan.registry, ledger, publisher, fair_from=fair_from)
         self._plan = plan
         self._source = source
-        self._counts = Counts.of(session.operation.counts)
+        self._counts = Counts.from_json(session.operation.counts)
         self._under_way: deque[_Batch] = deque()
         self._next_sample = float("-inf")
         queue = queue_name(plan.spec.lane, plan.job_type.worker)
@@ -115,15 +115,15 @@ class BackfillRun:
             own, _ = await self._ledger.bulk_jobs.count_bulk_jobs(self._session.id)
             self._counts.conclude(sum(own.values()))
             await self._session.checkpoint(counts=self._counts.to_json())
-        await self._let_go()
+        await self._release()
         await self._drain(note)
 
-    async def _let_go(self) -> None:
+    async def _release(self) -> None:
         """No more jobs will come: the one that follows waits for no more than these."""
         if self._plan.then is None:
             return
         ledger, then_id = self._ledger, self._plan.then.message.job_id
-        if await ledger.joins.release_join(then_id, ledger.clock.time()):
+        if await ledger.joins.seal(then_id, ledger.clock.time()):
             # All had ended before; what fails here, the scheduler makes good.
             then = await ledger.job_reads.get(then_id)
             await publish_recorded(self._publisher, ledger, [then] if then else [])
@@ -145,7 +145,7 @@ class BackfillRun:
                         continue
                     if reader.is_empty:
                         await self._settle_all()
-                    batch = await self._session.unless_gone(reader.take(room))
+                    batch = await self._session.run_until_ended(reader.take(room))
                     self._session.check()
                     if not batch:
                         return None
@@ -166,13 +166,13 @@ class BackfillRun:
     async def _room(self) -> int:
         """Jobs that may be published; 0 after a pause, when there is no room."""
         under_way = sum(each.published for each in self._under_way if not each.publishing.done())
-        room = await self._gate.room(BATCH, self._session.operation.max_open, under_way)
+        room = await self._gate.allowance(BATCH, self._session.operation.max_open, under_way)
         await self._session.move(BulkState.RUNNING, self._gate.why)
         if room == 0:
             await self._settle_all()
             if self._is_sample_due:
                 await self._sample()
-                await self._session.record(counts=self._counts.to_json())
+                await self._session.save_progress(counts=self._counts.to_json())
             await self._session.sleep(CLOSED_PAUSE)
         return room
 
@@ -242,7 +242,7 @@ class BackfillRun:
         counts.notes += batch.skipped[: NOTES - len(counts.notes)]
         if self._is_sample_due:
             await self._sample()
-        await self._session.record(cursor=batch.cursor, counts=counts.to_json())
+        await self._session.save_progress(cursor=batch.cursor, counts=counts.to_json())
 
     @property
     def _is_sample_due(self) -> bool:

@@ -40,7 +40,7 @@ class Counts(BaseModel):
     """Moments of its course, the last one now, the first at its start."""
 
     @classmethod
-    def of(cls, counts: Mapping[str, Any]) -> Counts:
+    def from_json(cls, counts: Mapping[str, Any]) -> Counts:
         return cls.model_validate(counts)
 
     def to_json(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class Gate:
         self._let_through += number
         self._open_jobs += number
 
-    async def room(self, wanted: int, max_open: int | None, under_way: int = 0) -> int:
+    async def allowance(self, wanted: int, max_open: int | None, under_way: int = 0) -> int:
         """Jobs that may be published now, 0 to `wanted`; say `let_through` of those that are.
         The broker may not have `under_way` of those before yet.
 
@@ -87,7 +87,7 @@ class Gate:
         """
         now = time.monotonic()
         if now - self._looked_at >= FRESH_FOR:
-            await self._look(under_way)
+            await self._measure(under_way)
         low, high = self._watermarks
         depth = self._depth + self._let_through / self._part
         room = int((high - depth) * self._part) - self._unsure
@@ -119,7 +119,7 @@ class Gate:
                 return 0
             self._slow_until = now + SLOW_PAUSE
             return min(wanted, room, SLOW_BATCH)
-        room = await self._traffic.room(min(wanted, room))
+        room = await self._traffic.allowance(min(wanted, room))
         self.why = self._traffic.why
         return room
 
@@ -133,7 +133,7 @@ class Gate:
         low = high // 2 if self._low is None else min(self._low, high - 1)
         return low, high
 
-    async def _look(self, under_way: int) -> None:
+    async def _measure(self, under_way: int) -> None:
         snapshot = await self._pressure.snapshot()
         self._looked_at = snapshot.at
         if snapshot.at == self._taken_at:

@@ -59,8 +59,8 @@ class BackfillHandler:
                 Storage(self._settings.files_url),
                 self._sources,
             )
-            source = backfills.open(spec, session.operation.created_at)
-            plan = Plan.of(session.id, spec, type(source), self._registry)
+            source = backfills.open_source(spec, session.operation.created_at)
+            plan = Plan.from_spec(session.id, spec, type(source), self._registry)
             pressure = LanePressure(
                 self._settings,
                 self._registry,

@@ -106,7 +106,7 @@ class BackfillProgress:
 
 async def progress_of(ledger: Ledger, operation: BulkOperation) -> BackfillProgress:
     """Raises LedgerUnavailable."""
-    counts = Counts.of(operation.counts)
+    counts = Counts.from_json(operation.counts)
     own, followers = await ledger.bulk_jobs.count_bulk_jobs(operation.id)
     finished = sum(number for state, number in own.items() if state in FINISHED)
     is_dead = own.get(State.DEAD) or followers.get(State.DEAD)

@@ -98,7 +98,7 @@ class Plan:
     """Tells of its end."""
 
     @classmethod
-    def of(
+    def from_spec(
         cls, operation_id: str, spec: BackfillSpec, source: type[Source], registry: Registry
     ) -> Plan:
         """Raises InvalidBackfill for a job type or lane that does not fit."""

@@ -76,7 +76,7 @@ class Backfills:
     """Seconds to wait for a turn to ask a source."""
 
     @classmethod
-    def of(
+    def from_settings(
         cls,
         settings: Settings,
         registry: Registry,
@@ -90,7 +90,7 @@ class Backfills:
         storage = Storage(settings.files_url)
         return cls(settings, registry, ledger, storage, sources, patience)
 
-    def open(self, spec: BackfillSpec, started_at: float) -> Source:
+    def open_source(self, spec: BackfillSpec, started_at: float) -> Source:
         """The source of a spec. Raises InvalidBackfill."""
         context = SourceContext(self.settings, self.ledger, self.storage, started_at, self.patience)
         return self.sources.open(spec.source, spec.options, context, remote=spec.remote)
@@ -101,8 +101,8 @@ class Backfills:
         Raises InvalidBackfill, also when none of the first items can be made into a job, or there
         are none; SourceAway.
         """
-        source = self.open(spec, self.ledger.clock.time())
-        plan = Plan.of(operation_id, spec, self.sources.get(spec.source), self.registry)
+        source = self.open_source(spec, self.ledger.clock.time())
+        plan = Plan.from_spec(operation_id, spec, self.sources.get(spec.source), self.registry)
         if spec.until is not None and spec.until.timestamp() <= self.ledger.clock.time():
             raise InvalidBackfill("its end lies in the past")
         jobs: list[NewJob] = []
@@ -151,7 +151,7 @@ class Backfills:
                 raise InvalidBackfill(str(error)) from error
         preview = await self.preview(spec)
         operation_id = new_bulk_id(KIND)
-        plan = Plan.of(operation_id, spec, self.sources.get(spec.source), self.registry)
+        plan = Plan.from_spec(operation_id, spec, self.sources.get(spec.source), self.registry)
         return await self.ledger.bulk.create_bulk(
             operation_id,
             kind=KIND,

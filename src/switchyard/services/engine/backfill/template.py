@@ -37,7 +37,7 @@ def render(template: Any, values: Mapping[str, Any]) -> Any:
     Raises MissingField, Overgrown.
     """
     try:
-        return _Filling(values).of(template)
+        return _Filling(values).fill(template)
     except RecursionError as error:
         raise Overgrown("the payload is nested too deeply") from error
 
@@ -51,16 +51,16 @@ class _Filling:
     room: int = MAX_BODY_BYTES
     """Characters that may still be put in."""
 
-    def of(self, template: Any) -> Any:
+    def fill(self, template: Any) -> Any:
         if isinstance(template, str):
             whole = _FIELD.fullmatch(template)
             if whole and whole[1]:
                 return self._as_it_is(whole[1])
             return _FIELD.sub(self._as_text, template)
         if isinstance(template, Mapping):
-            return {key: self.of(value) for key, value in template.items()}
+            return {key: self.fill(value) for key, value in template.items()}
         if isinstance(template, list):
-            return [self.of(value) for value in template]
+            return [self.fill(value) for value in template]
         return template
 
     def _as_it_is(self, path: str) -> Any:

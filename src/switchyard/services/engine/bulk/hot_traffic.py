@@ -44,7 +44,7 @@ class HotTraffic:
         self._step = 0.0
         """Seconds that the last step took."""
 
-    async def comes_in(self) -> bool:
+    async def is_active(self) -> bool:
         """Whether a worker took a hot job within the last seconds. Raises LedgerUnavailable."""
         async with self._looking:  # who asks meanwhile gets the new answer
             if self._clock() - self._looked_at >= TRAFFIC_POLL_INTERVAL:
@@ -53,9 +53,9 @@ class HotTraffic:
                 self._looked_at = self._clock()
             return self._comes_in
 
-    async def room(self, wanted: int) -> int:
+    async def allowance(self, wanted: int) -> int:
         """How many jobs to send in the next turn, at most `wanted`. Raises LedgerUnavailable."""
-        return min(wanted, STEP) if await self.comes_in() else wanted
+        return min(wanted, STEP) if await self.is_active() else wanted
 
     @property
     def why(self) -> str | None:
@@ -70,13 +70,13 @@ class HotTraffic:
         Turns are given out ahead, each as long as the last step and its rest: several operations
         take no more of the time than one. Ends the handler when the operation is not to go on.
         """
-        if not await self.comes_in():
+        if not await self.is_active():
             yield
             return
         begins = max(self._clock(), self._free_at)
         self._free_at = ends = begins + self._step * (1 + PAUSE_RATIO)
         try:
-            while (left := begins - self._clock()) > 0 and await self.comes_in():
+            while (left := begins - self._clock()) > 0 and await self.is_active():
                 await session.sleep(min(left, TRAFFIC_POLL_INTERVAL))
         except BaseException:
             self._end_turn(ends, begins)

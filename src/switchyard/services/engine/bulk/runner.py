@@ -69,7 +69,7 @@ class BulkRunner:
         finally:
             stopped.cancel()
             for session in self._sessions.values():
-                session.let_go("stopping")
+                session.end("stopping")
             if tasks:
                 await asyncio.wait(tasks, timeout=self.hold.seconds)
             await end_tasks(*tasks)
@@ -78,7 +78,7 @@ class BulkRunner:
         """End at the next checkpoints; safe in a signal handler."""
         self._stopping.set()
         for session in self._sessions.values():
-            session.let_go("stopping")
+            session.end("stopping")
 
     async def run_one(self, operation_id: str) -> BulkOperation:
         """Run one operation in the foreground until it ends, is paused or halts, or `stop`.
@@ -109,10 +109,10 @@ class BulkRunner:
         self._sessions[operation.id] = session
         log = self._log.bind(operation=operation.id)
         listening = TaskSupervisor(log)
-        listening.start(f"listen {operation.id}", session.listen)
+        listening.start(f"listen {operation.id}", session.renew_lease)
         log.info("running", title=operation.title)
         try:
-            await self._carry_on(session, log)
+            await self._run_handler(session, log)
         except SessionEnded as gone:
             log.info("let go", why=str(gone))
         finally:
@@ -123,7 +123,7 @@ class BulkRunner:
             except LedgerError as error:
                 log.warning("can't release", error=str(error))
 
-    async def _carry_on(
+    async def _run_handler(
         self, session: BulkSession, log: structlog.typing.FilteringBoundLogger
     ) -> None:
         handler = self._handlers[session.operation.kind]
@@ -152,7 +152,7 @@ class BulkRunner:
             except (asyncio.CancelledError, GeneratorExit):
                 raise
             except BaseException as error:  # a panic of Rust in a source's library, for one
-                failure = Failure.of(error)
+                failure = Failure.from_error(error)
                 text = f"{failure.error_type}: {failure.message}"
                 await self._note(session, BulkState.FAILED, text)
                 # As text: an exception may be one that can't be shown.

@@ -55,10 +55,10 @@ class BulkSession:
         counts: Mapping[str, Any] | None = None,
     ) -> None:
         """Note how far it has come. Ends the handler when the operation is not to go on."""
-        await self.record(cursor=cursor, counts=counts)
+        await self.save_progress(cursor=cursor, counts=counts)
         self.check()
 
-    async def record(
+    async def save_progress(
         self,
         *,
         cursor: Mapping[str, Any] | None = None,
@@ -96,7 +96,7 @@ class BulkSession:
                 break
         self.check()
 
-    async def unless_gone(self, work: Awaitable[T]) -> T:
+    async def run_until_ended(self, work: Awaitable[T]) -> T:
         """What `work` gives, or end the handler as soon as the operation is not to go on."""
         task = asyncio.ensure_future(work)
         try:
@@ -130,17 +130,17 @@ class BulkSession:
         """Seconds until something may be published by the operation's rate, as far as is known."""
         return self._slots.wait(self.operation.rate)
 
-    def let_go(self, why: str) -> None:
+    def end(self, why: str) -> None:
         """End the handler at its next step."""
         self._gone = self._gone or why
         self._changed.set()
 
-    def lose(self) -> NoReturn:
+    def fail_lost(self) -> NoReturn:
         """End the handler: the ledger says that another process holds the operation."""
-        self.let_go(LOST)
+        self.end(LOST)
         raise SessionEnded(LOST)
 
-    async def listen(self) -> None:
+    async def renew_lease(self) -> None:
         """Keep the hold, and hear what people want, until cancelled."""
         lost_at = time.monotonic() + self._lease
         while True:
@@ -151,7 +151,7 @@ class BulkSession:
             except LedgerError:
                 # Somebody else may have it by then; what both do is done once all the same.
                 if time.monotonic() > lost_at:
-                    self.let_go("ledger away")
+                    self.end("ledger away")
 
     async def _write(self, **changes: Any) -> None:
         async with self._writing:  # or an older answer could come last
@@ -159,7 +159,7 @@ class BulkSession:
                 self.id, self.holder, self._lease, **changes
             )
         if seen is None:
-            self.let_go(LOST)
+            self.end(LOST)
             return
         if seen.state is not self.operation.state or seen.rate != self.operation.rate:
             self._changed.set()

@@ -248,12 +248,14 @@ class DeadLetterIndexer:
             await channel.consume(
                 DEAD_LOG_QUEUE,
                 "dead letter index",
-                lambda message: arrived.put_nowait(Delivery.of(message, DEAD_LOG_QUEUE, channel)),
+                lambda message: arrived.put_nowait(
+                    Delivery.from_incoming(message, DEAD_LOG_QUEUE, channel)
+                ),
             )
             while (first := await until_event(over, arrived.get())) is not None:
-                batch = [QueuedDeadLetter.of(first)]
+                batch = [QueuedDeadLetter.from_delivery(first)]
                 while not arrived.empty() and len(batch) < BATCH:
-                    batch.append(QueuedDeadLetter.of(arrived.get_nowait()))
+                    batch.append(QueuedDeadLetter.from_delivery(arrived.get_nowait()))
                 await _index(batch, self._ledger, self._registry)
                 hears()  # only now: with the ledger away, pauses grow
             hears()

@@ -48,7 +48,7 @@ class PurgeProgress:
         return {"scanned": self.scanned, "total": self.total, "purged": self.purged}
 
     @classmethod
-    def of(cls, operation: BulkOperation) -> PurgeProgress:
+    def from_operation(cls, operation: BulkOperation) -> PurgeProgress:
         return cls(**operation.counts)
 
 
@@ -102,7 +102,7 @@ class PurgeHandler:
         which = LetterFilter.from_json(session.operation.spec["filter"])
         moment = datetime.fromtimestamp(session.operation.created_at, UTC)
         # What an earlier process has purged was scanned, and is gone.
-        purged = before = PurgeProgress.of(session.operation).purged
+        purged = before = PurgeProgress.from_operation(session.operation).purged
         batch: list[QueuedDeadLetter] = []
         noted = time.monotonic()
 
@@ -115,11 +115,11 @@ class PurgeHandler:
                 if len(batch) >= BATCH or time.monotonic() - noted > NOTE_INTERVAL:
                     purged += len(batch)
                     progress = PurgeProgress(before + scan.scanned, total, purged)
-                    await self._throw_away(session, batch, progress)
+                    await self._purge_letters(session, batch, progress)
                     batch, noted = [], time.monotonic()
             purged += len(batch)
             progress = PurgeProgress(before + scan.scanned, total, purged)
-            await self._throw_away(session, batch, progress)
+            await self._purge_letters(session, batch, progress)
         await self._forget_refused(which, moment)
         await session.finish()
 
@@ -139,7 +139,7 @@ class PurgeHandler:
             )
             after = (page[-1].dead_at, page[-1].id)
 
-    async def _throw_away(
+    async def _purge_letters(
         self, session: BulkSession, letters: Sequence[QueuedDeadLetter], progress: PurgeProgress
     ) -> None:
         """Mark them, note how far it is then, and acknowledge them: whatever is cut off, what has
@@ -148,11 +148,11 @@ class PurgeHandler:
         if letters:
             ids = [each.id for each in letters]
             moment = self._ledger.clock.time()
-            await self._ledger.dead_letters.bury(
+            await self._ledger.dead_letters.record_dead(
                 [_end_of(each, moment) for each in letters if _goes_back(each)]
             )
             await self._ledger.dead_letters.mark_dead_state(ids, DeadLetterState.PURGED, moment)
-        await session.record(counts=progress.to_json())
+        await session.save_progress(counts=progress.to_json())
         for letter in letters:
             letter.ack()
 

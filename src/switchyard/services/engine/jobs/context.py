@@ -143,11 +143,13 @@ class JobContext:
     """What an earlier attempt at this job has given to `checkpoint` last; None where there is
     nothing. It outlives its worker, but for what was kept in its last second, and goes when the job
     has succeeded, or when its payload is changed."""
-    notebook: ProgressBuffer = field(default_factory=ProgressBuffer, compare=False, repr=False)
+    progress_buffer: ProgressBuffer = field(
+        default_factory=ProgressBuffer, compare=False, repr=False
+    )
     """Where `progress` and `checkpoint` are noted."""
 
-    speech: OutputStream = field(default_factory=OutputStream, compare=False, repr=False)
-    """`ctx.speech.write(text)` tells whoever follows the job (`GET /jobs/{id}/events`) what it
+    output: OutputStream = field(default_factory=OutputStream, compare=False, repr=False)
+    """`ctx.output.write(text)` tells whoever follows the job (`GET /jobs/{id}/events`) what it
     writes, piece by piece, for handlers in the event loop: best effort, and kept nowhere."""
 
     def progress(self, fraction: float | None, note: str = "") -> None:
@@ -157,7 +159,7 @@ class JobContext:
 
         Raises TypeError or ValueError for what is no number, or no text.
         """
-        self.notebook.report(fraction, note)
+        self.progress_buffer.report(fraction, note)
 
     def checkpoint(self, data: Any) -> None:
         """Keep where the job is, as JSON of 64 KiB at most, for the next attempt to go on from:
@@ -165,7 +167,7 @@ class JobContext:
 
         Raises InvalidCheckpoint for what is no JSON, or too large.
         """
-        self.notebook.keep(data)
+        self.progress_buffer.keep(data)
 
     joined_jobs: Sequence[JoinedJob] | None = field(default=None, compare=False)
     """What `joined` gives, where a test says so."""
@@ -199,7 +201,7 @@ class JobContext:
 
     usage: Usage = field(default_factory=Usage, compare=False, repr=False)
 
-    def used(self, *, tokens: int) -> None:
+    def report_usage(self, *, tokens: int) -> None:
         """Say that so many tokens were used, each time some were: in the place of the estimate of
         the job's limits. Raises ValueError for a negative number."""
         if tokens < 0:

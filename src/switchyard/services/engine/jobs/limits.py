@@ -50,14 +50,14 @@ class Limit:
     tokens: str | Callable[[Any], Any] | None = None
 
     @property
-    def room(self) -> LimitSize:
+    def size_for(self) -> LimitSize:
         return LimitSize(self.concurrency, self.per_minute, self.tokens_per_minute)
 
     def need(self, payload: BaseModel, numbers: Mapping[str, LimitNumbers]) -> PermitDemand | None:
         """What a job with that payload needs, by the numbers of JOBS_LIMITS where it has some; None
         where nothing is limited. Raises LimitRefused."""
         key = self._key(payload)
-        room = _overridden(self.room, numbers.get(self.name), key)
+        room = _overridden(self.size_for, numbers.get(self.name), key)
         if room == LimitSize():
             return None
         tokens = 0 if room.tokens_per_minute is None else self._tokens(payload)
@@ -72,7 +72,7 @@ class Limit:
     def _key(self, payload: BaseModel) -> str:
         if self.key is None:
             return ""
-        value = self._told(self.key, payload, "key")
+        value = self._resolved(self.key, payload, "key")
         text = "" if value is None else str(value)
         text = text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
         if len(text) > MAX_KEY:
@@ -82,18 +82,18 @@ class Limit:
     def _tokens(self, payload: BaseModel) -> int:
         if self.tokens is None:
             return -(-len(payload.model_dump_json()) // CHARACTERS_PER_TOKEN)
-        value = self._told(self.tokens, payload, "tokens")
+        value = self._resolved(self.tokens, payload, "tokens")
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise LimitRefused(f"the tokens of the limit {self.name} are {value!r}, not a number")
         return int(min(value, 10**12))
 
-    def _told(self, by: str | Callable[[Any], Any], payload: BaseModel, what: str) -> Any:
+    def _resolved(self, by: str | Callable[[Any], Any], payload: BaseModel, what: str) -> Any:
         if isinstance(by, str):
             return getattr(payload, by)
         try:
             return by(payload)
         except BaseException as error:  # whatever a function of the user's does
-            failure = Failure.of(error)
+            failure = Failure.from_error(error)
             raise LimitRefused(
                 f"the {what} of the limit {self.name} can't be told: "
                 f"{failure.error_type}: {failure.message}"

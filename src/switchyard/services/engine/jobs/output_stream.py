@@ -53,7 +53,7 @@ class OutputStream:
             self._waiting = text[:MAX_BACKLOG]
         self._written += len(text)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SEND_INTERVAL, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(SEND_INTERVAL, self._send)
 
     def end(self) -> None:
         """Nothing more is written: tell a last piece of what waits."""
@@ -62,11 +62,11 @@ class OutputStream:
             self._piece()
         self._waiting = ""
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         self._timer = None
         self._piece()
         if self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(SEND_INTERVAL, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(SEND_INTERVAL, self._send)
 
     def _piece(self) -> None:
         piece, self._waiting = self._waiting[:MAX_PIECE], self._waiting[MAX_PIECE:]

@@ -44,14 +44,14 @@ def _nobody() -> None:
 class ProgressBuffer:
     """The last progress and the last check-point of one run. Safe in any thread."""
 
-    __slots__ = ("_checkpoint", "_lock", "_progress", "_told", "_wake")
+    __slots__ = ("_checkpoint", "_is_announced", "_lock", "_progress", "_wake")
 
     def __init__(self, wake: Callable[[], None] = _nobody) -> None:
         """`wake` is called when there is something to take, once until it is taken; in the
         handler's thread."""
         self._wake = wake
         self._lock = threading.Lock()
-        self._told = False
+        self._is_announced = False
         self._progress: tuple[float | None, str] | None = None
         self._checkpoint: str | None = None
 
@@ -68,9 +68,9 @@ class ProgressBuffer:
             raise TypeError(f"a note is text, not {type(note).__name__}")
         with self._lock:
             self._progress = (fraction, note)
-            if self._told:
+            if self._is_announced:
                 return
-            self._told = True
+            self._is_announced = True
         self._wake()
 
     def keep(self, data: Any) -> None:
@@ -78,14 +78,14 @@ class ProgressBuffer:
         encoded = _encoded(data)
         with self._lock:
             self._checkpoint = encoded
-            news, self._told = not self._told, True
+            news, self._is_announced = not self._is_announced, True
         if news:
             self._wake()
 
     def take(self) -> PendingProgress | None:
         """What is new, which is then nobody's news any more; None where nothing is."""
         with self._lock:
-            self._told = False
+            self._is_announced = False
             if self._progress is None and self._checkpoint is None:
                 return None
             taken = PendingProgress(_reported(self._progress), self._checkpoint)

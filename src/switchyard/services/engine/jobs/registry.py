@@ -213,7 +213,9 @@ class Registry:
         """Types that name the same limit mean the same room. Raises RegistryError."""
         for other in self._types.values():
             for known in other.limits:
-                same = known.room == limit.room and (known.key is None) == (limit.key is None)
+                same = known.size_for == limit.size_for and (known.key is None) == (
+                    limit.key is None
+                )
                 if known.name == limit.name and not same:
                     raise RegistryError(
                         f"the limit {limit.name!r} has other numbers in {job_type.name!r} than in "

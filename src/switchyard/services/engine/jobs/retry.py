@@ -90,7 +90,7 @@ class Failure:
                 object.__setattr__(self, name, kept)
 
     @classmethod
-    def of(cls, error: BaseException) -> Failure:
+    def from_error(cls, error: BaseException) -> Failure:
         """Classify an exception that a handler raised, of whatever class. Never raises."""
         # Not `type(error).__name__`: a metaclass may answer that.
         name = _name_of(type(error))
@@ -138,16 +138,16 @@ class RetryPolicy:
     def first_level(self, seconds: float) -> float:
         """Where a wait until a certain moment begins: a shorter level, from which the job is sent
         on for the rest, where it is back sooner that way than from one that is long enough."""
-        return self._way(seconds)[0]
+        return self._level_path(seconds)[0]
 
-    def _way(self, seconds: float) -> tuple[float, float]:
+    def _level_path(self, seconds: float) -> tuple[float, float]:
         """The first level, and after how many seconds the job is back."""
         whole = self.level(seconds)
         shorter = max((level for level in self.levels if level <= seconds), default=whole)
         rest = seconds - shorter
         if not 0 < rest <= shorter:  # one that is sent on again and again is no gain
             return whole, whole
-        back = shorter + self._way(rest)[1]
+        back = shorter + self._level_path(rest)[1]
         return (shorter, back) if back < whole else (whole, whole)
 
 

@@ -13,7 +13,7 @@ from switchyard.services.engine.ledger.sql.base import Repository
 class SentAlerts(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def told_alerts(self) -> dict[str, float]:
+    async def sent_alerts(self) -> dict[str, float]:
         """When each alert was told that is remembered; seconds since the epoch."""
         query = select(alerts.c.key, alerts.c.told_at)
 

@@ -194,7 +194,7 @@ class BulkRepository(Repository):
             .values(_moved(state, note, self.clock.time()))
             .returning(bulk_operations)
         ).one()
-        self._tell(connection, moved)
+        self._notify(connection, moved)
         return _operation(moved)
 
     async def release_bulk(self, operation_id: str, holder: str) -> None:
@@ -230,7 +230,7 @@ class BulkRepository(Repository):
             .returning(bulk_operations)
         ).one_or_none()
         if moved is not None:
-            self._tell(connection, moved)
+            self._notify(connection, moved)
             return self._take(connection, operation_id, hold) or _operation(moved), True
         return _fetch(connection, operation_id), False
 
@@ -253,11 +253,11 @@ class BulkRepository(Repository):
 
         return await self._database.write(work)
 
-    def _tell(self, connection: Connection, moved: Row[Any]) -> None:
+    def _notify(self, connection: Connection, moved: Row[Any]) -> None:
         """Let its notice go, where it has one, when nothing more happens to it by itself."""
         if BulkState(moved.state) in AT_LAST:
             notice_id, now = notice_id_of(moved.id), self.clock.time()
-            self._writer.joins.let_go(connection, notice_id, now)
+            self._writer.joins.seal(connection, notice_id, now)
 
 
 def _moved(state: BulkState, note: str | None, now: float) -> dict[str, Any]:

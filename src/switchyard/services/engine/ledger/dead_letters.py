@@ -81,7 +81,7 @@ class DeadLetterReads(Repository):
 
         await self._database.write(work)
 
-    async def bury(self, letters: Sequence[DeadLetterRecord]) -> None:
+    async def record_dead(self, letters: Sequence[DeadLetterRecord]) -> None:
         """Mark the jobs of letters dead, as `index_dead` does, without noting the letters."""
         burials = [MarkDead(letter) for letter in letters]
         if burials:

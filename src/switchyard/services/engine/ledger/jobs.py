@@ -57,7 +57,7 @@ class JobRepository(Repository):
             found.append(answer)
         return found
 
-    async def publish_again(self, lane: str | None = None) -> int:
+    async def requeue_all(self, lane: str | None = None) -> int:
         """The broker has lost what waited in its queues: all of it, or all of a lane, is pending
         again, and so published by the scheduler. Returns how many jobs that are. A copy that the
         broker has after all does no harm: of two, one runs."""
@@ -95,14 +95,14 @@ class JobRepository(Repository):
             lambda connection: connection.execute(statement, parameters).rowcount
         )
 
-    async def rely_on(self, job_ids: Sequence[str]) -> dict[str, State]:
+    async def pin(self, job_ids: Sequence[str]) -> dict[str, State]:
         """Rely on jobs that others have recorded: none of these is taken back any more. Returns
         the states of those that are there; one that is missing was taken back before."""
         answers = await self._committer.submit_many([ops.PinJob(job_id) for job_id in job_ids])
         states = zip(job_ids, _all_of(answers), strict=True)
         return {job_id: state for job_id, state in states if state is not None}
 
-    async def take_back(self, made: Sequence[Created]) -> list[State | None]:
+    async def rollback_inserts(self, made: Sequence[Created]) -> list[State | None]:
         """Forget jobs whose publish was refused, as `record` answered for them. In order: None
         for one of which nothing is left, and its state for one that is kept, because somebody
         else has been told of it meanwhile: `pending`, it will be run."""

@@ -49,7 +49,7 @@ class JoinRepository(Repository):
             recorded.append(answer)
         return recorded
 
-    async def release_join(
+    async def seal(
         self, join_id: str, now: float, *, when_dead: WhenDead | None = None
     ) -> bool | None:
         """All jobs of a join are there: it waits for no more than these; `when_dead` changes what

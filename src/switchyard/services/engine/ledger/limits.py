@@ -38,29 +38,31 @@ IDLE_LIMIT_TTL = 3600.0
 class LimitRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def take_room(self, request: PermitRequest) -> RoomAnswer:
+    async def take_permits(self, request: PermitRequest) -> RoomAnswer:
         """Room for a job in all its limits at once, or in none of them."""
-        return await self._ask(request)
+        return await self._commit_permit(request)
 
-    async def give_room_back(
+    async def return_permits(
         self, hold: str, needs: Sequence[PermitDemand], used_tokens: int | None
     ) -> PermitReleased:
         """The job has ended, and used so many tokens; None: as many as were estimated. Those that
         are called may run now, of this limit or another: they are to be sent to their queues."""
-        return cast("PermitReleased", await self._ask(PermitReturn(hold, needs, used_tokens)))
+        return cast(
+            "PermitReleased", await self._commit_permit(PermitReturn(hold, needs, used_tokens))
+        )
 
-    async def _ask(self, change: RoomChange) -> RoomAnswer:
+    async def _commit_permit(self, change: RoomChange) -> RoomAnswer:
         # The committer does not look into what it commits.
         return await self._permit_committer.submit(cast("JobChange[RoomAnswer]", change))
 
-    async def call_waiting(self, at_most: int = 100) -> list[WokenJob]:
+    async def wake_waiting(self, at_most: int = 100) -> list[WokenJob]:
         """Those that have room now although nobody has made any, as a rate or the lease of a dead
         worker has run out; and those that have grown too old. They are to be sent to their queues.
         Looks at so many limits at most."""
         return await self._database.write(lambda connection: wake_waiting(connection, at_most))
 
     @write
-    def renew_room(self, connection: Connection, holds: Sequence[str], ttl: float) -> int:
+    def renew_permits(self, connection: Connection, holds: Sequence[str], ttl: float) -> int:
         """Keep these for `ttl` seconds more; how many there still are, one for each limit."""
         kept = connection.execute(
             update(limit_holds)
@@ -70,13 +72,13 @@ class LimitRepository(Repository):
         return kept.rowcount
 
     @write
-    def release_room(self, connection: Connection, holder: str) -> None:
+    def release_permits(self, connection: Connection, holder: str) -> None:
         """Give back all that a holder has: its process ends."""
         statement = delete(limit_holds).where(limit_holds.c.holder == holder)
         connection.execute(statement)
 
     @write
-    def wait_no_longer(self, connection: Connection, job_id: str) -> None:
+    def cancel_wait(self, connection: Connection, job_id: str) -> None:
         """The job gives up its place among those that wait."""
         statement = delete(limit_waits).where(limit_waits.c.job_id == job_id)
         connection.execute(statement)
@@ -92,7 +94,7 @@ class LimitRepository(Repository):
         return PendingPermit(row.name, row.key, row.since, row.times, row.back_at)
 
     @read
-    def waiting_for_room(self, connection: Connection) -> dict[str, int]:
+    def waiting_for_permits(self, connection: Connection) -> dict[str, int]:
         """Jobs that were put off for want of room, by the queue that they are not in now."""
         away = select(limit_waits.c.queue, func.count()).where(
             limit_waits.c.back_at > db_now(connection)

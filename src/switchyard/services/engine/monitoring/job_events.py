@@ -77,7 +77,7 @@ class JobEvent:
         return fields
 
     @classmethod
-    def of(cls, body: bytes | memoryview) -> JobEvent:
+    def from_body(cls, body: bytes | memoryview) -> JobEvent:
         """Raises ValueError for a body that is no event. Anybody who may publish on the broker
         may have written it, and it goes on to browsers, line by line."""
         raw = bytes(body)
@@ -134,7 +134,7 @@ def announce(
 def text_event(job_id: str, text: str, offset: int, at: float) -> JobEvent:
     """What a job of this process writes, told without a broker."""
     said = {"event": TEXT, "job_id": job_id, "at": at, "text": text, "offset": offset}
-    return JobEvent.of(to_json(said))
+    return JobEvent.from_body(to_json(said))
 
 
 class Subscription:
@@ -290,7 +290,7 @@ class EventFeed(EventHub):
         if not body:
             return  # `Publisher.probe`: whether the broker takes anything in
         try:
-            event = JobEvent.of(body)
+            event = JobEvent.from_body(body)
         except ValueError as error:
             self._log.warning("not an event", error=str(error))
             return

@@ -135,21 +135,21 @@ class LanePressure(AsyncCloseable):
         self._is_hidden = False
         """Our user may not ask for the queues over AMQP."""
         self._snapshot: Snapshot | None = None
-        self._asking: asyncio.Task[Snapshot] | None = None
+        self._query: asyncio.Task[Snapshot] | None = None
         self._limits: Mapping[str, int] = {}
         self._limits_until = 0.0
         self._next_try = 0.0
         self._waited = False
 
     async def close(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        if self._query is not None:
+            self._query.cancel()
+            await asyncio.gather(self._query, return_exceptions=True)
         await self._link.close()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Connect and look for the first time, in the background."""
-        self._ask()
+        self._start_query()
 
     @property
     def is_known(self) -> bool:
@@ -161,7 +161,7 @@ class LanePressure(AsyncCloseable):
         known = self._snapshot
         if known is not None and time.monotonic() - known.at < self._fresh_for:
             return known
-        return await asyncio.shield(self._ask())
+        return await asyncio.shield(self._start_query())
 
     def recent(self, queue: str) -> QueueDepth | None:
         """What is known of a queue without waiting; None where nothing recent is.
@@ -173,7 +173,7 @@ class LanePressure(AsyncCloseable):
         age = float("inf") if known is None else now - known.at
         if age >= FRESH_FOR and now >= self._next_try:
             self._next_try = now + FRESH_FOR  # also where the broker is away
-            self._ask()
+            self._start_query()
         return known.queue(queue) if known is not None and age < USABLE_FOR else None
 
     async def first(self) -> None:
@@ -202,27 +202,27 @@ class LanePressure(AsyncCloseable):
 
     async def probe(self) -> None:
         """One round trip to the broker, on this connection. Raises BrokerUnavailable."""
-        await self._within(self._answer(await self._connection()))
+        await self._within(self._probe_connection(await self._connection()))
 
-    async def _answer(self, connection: Connection) -> None:
+    async def _probe_connection(self, connection: Connection) -> None:
         with suppress(ChannelAccessRefused):  # an answer, too: not every user may see the queue
             await ask_queue(connection, DEAD_QUEUE)
 
-    def _ask(self) -> asyncio.Task[Snapshot]:
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._take(), name="lane pressure")
-            self._asking.add_done_callback(self._asked)
-        return self._asking
+    def _start_query(self) -> asyncio.Task[Snapshot]:
+        if self._query is None or self._query.done():
+            self._query = asyncio.create_task(self._measure(), name="lane pressure")
+            self._query.add_done_callback(self._query_result)
+        return self._query
 
-    def _asked(self, task: asyncio.Task[Snapshot]) -> None:
+    def _query_result(self, task: asyncio.Task[Snapshot]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._log.warning("queue depths are unknown", error=str(error))
 
-    async def _take(self) -> Snapshot:
+    async def _measure(self) -> Snapshot:
         connection = await self._connection()
         limits = await self._limits_in_force()
-        put_off = await self._put_off()
+        put_off = await self._waiting_for_limits()
         depths = await self._within(self._depths(connection, limits))
         lanes = tuple(
             _lane(
@@ -262,12 +262,12 @@ class LanePressure(AsyncCloseable):
             for name in names
         }
 
-    async def _put_off(self) -> Mapping[str, int]:
+    async def _waiting_for_limits(self) -> Mapping[str, int]:
         if self._ledger is None:
             return {}
         try:
             async with asyncio.timeout(ASK_TIMEOUT):
-                put_off = Counter(await self._ledger.limits.waiting_for_room())
+                put_off = Counter(await self._ledger.limits.waiting_for_permits())
                 for count in brought("delayed_jobs"):
                     put_off.update(await count(self._settings, self._ledger))
                 return put_off
@@ -306,7 +306,7 @@ class LanePressure(AsyncCloseable):
     ) -> QueueDepth:
         # None at all has a queue that is being remade, and for a while.
         most = limits.get(name) or lane_named(lane_of(name), self._lanes).max_length
-        marks = PressureThresholds.of(self._settings, name, most)
+        marks = PressureThresholds.from_settings(self._settings, name, most)
         if waiting is None:
             return QueueDepth(name, None, 0, marks.limit, Pressure.OK)
         before = None if self._snapshot is None else self._snapshot.queue(name)

@@ -179,7 +179,9 @@ def _queue(
         ready=(waiting.ready if waiting else 0) + int((stand_in or {}).get("messages_ready") or 0),
         unacked=None if details is None else int(details.get("messages_unacknowledged") or 0),
         consumers=waiting.consumers if waiting else 0,
-        limit=None if most is None else PressureThresholds.of(settings, name, most).limit,
+        limit=None
+        if most is None
+        else PressureThresholds.from_settings(settings, name, most).limit,
         ttl_seconds=ttl,
         oldest_seconds=max(0.0, now - head) if isinstance(head, int | float) else None,
     )

@@ -93,7 +93,7 @@ class LoopWatch:
         """Log, count and note every block for as long as the context lasts."""
         self._thread, self._ticked = threading.get_ident(), time.monotonic()
         ticking = asyncio.create_task(self._tick())
-        looking = threading.Thread(target=self._look, name="loop watch", daemon=True)
+        looking = threading.Thread(target=self._check, name="loop watch", daemon=True)
         looking.start()
         try:
             yield
@@ -116,7 +116,7 @@ class LoopWatch:
 
     # --- in the thread ----------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         looked = time.monotonic()
         awake_since = looked
         while not self._closed.wait(TICK_INTERVAL):
@@ -127,7 +127,7 @@ class LoopWatch:
             looked = now
             began = max(self._ticked, awake_since)
             if now - began - TICK_INTERVAL > BLOCKED_AFTER and (seen := self._what_runs()):
-                self._see_through(began, seen)
+                self._describe(began, seen)
                 looked = time.monotonic()
 
     def _worked(self, seconds: float) -> bool:
@@ -150,7 +150,7 @@ class LoopWatch:
         stack = "".join(traceback.format_stack(frame)[-MAX_SHOWN_FRAMES:])
         return _Seen(bound.get(_JOB_ID), bound.get(_JOB_TYPE), _place(frame), stack)
 
-    def _see_through(self, began: float, seen: _Seen) -> None:
+    def _describe(self, began: float, seen: _Seen) -> None:
         """From its notice to its end."""
         lasted = time.monotonic() - began
         block = LoopBlock(

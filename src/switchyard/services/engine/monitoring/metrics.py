@@ -67,7 +67,7 @@ class Metrics:
                 totals[labels].add_all(part)
         yield from (metric.histogram(totals) for metric, totals in histograms.items())
 
-    def look(self, refresh: Callable[[], Awaitable[None]]) -> None:
+    def refresh(self, refresh: Callable[[], Awaitable[None]]) -> None:
         """Await `refresh` before every scrape. What it raises is logged, and the scrape goes on."""
         self._looks.append(refresh)
 

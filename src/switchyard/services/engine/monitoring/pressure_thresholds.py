@@ -22,7 +22,7 @@ class PressureThresholds:
     full_at: float
 
     @classmethod
-    def of(cls, settings: Settings, queue: str, most: int) -> PressureThresholds:
+    def from_settings(cls, settings: Settings, queue: str, most: int) -> PressureThresholds:
         """Those of a queue for which the broker takes `most` messages."""
         slow, full = most * settings.pressure_slow_at, most * settings.pressure_full_at
         if queue != queue_name(lane_of(queue), LLM_WORKER):

@@ -61,7 +61,7 @@ class SystemMetrics:
 
     def install(self, metrics: Metrics) -> None:
         """Show them there from now on."""
-        metrics.look(self.refresh)
+        metrics.refresh(self.refresh)
         metrics.show(self.shown)
 
     def shown(self) -> Iterable[tuple[Metric, Samples]]:
@@ -74,8 +74,8 @@ class SystemMetrics:
             if time.monotonic() - self._looked_at < FRESH_FOR:
                 return
             up: dict[tuple[str, ...], float] = {}
-            self._broker = await self._look_at_broker(up)
-            self._recorded = await self._look_at_ledger(up)
+            self._broker = await self._read_broker(up)
+            self._recorded = await self._read_ledger(up)
             await self._measure_storage()
             self._broker.append((names.UP, up))
             self._looked_at = time.monotonic()
@@ -101,7 +101,7 @@ class SystemMetrics:
             (names.STORAGE_QUOTA, {(): float(quota)}),
         ]
 
-    async def _look_at_broker(self, up: dict[tuple[str, ...], float]) -> Shown:
+    async def _read_broker(self, up: dict[tuple[str, ...], float]) -> Shown:
         if self._settings.amqp_url is None:
             return []
         try:
@@ -116,7 +116,7 @@ class SystemMetrics:
         up["management",] = report.management is None
         return _queues(report)
 
-    async def _look_at_ledger(self, up: dict[tuple[str, ...], float]) -> Shown:
+    async def _read_ledger(self, up: dict[tuple[str, ...], float]) -> Shown:
         try:
             gauges = await self._ledger.gauges.gauges()
             workers = await self._ledger.workers.list_workers()

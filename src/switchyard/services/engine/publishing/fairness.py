@@ -40,15 +40,15 @@ class FairSources:
         self._open: dict[str, Counter[str]] = {}
         self._next_look: dict[str, float] = {}
 
-    async def placed(self, jobs: Sequence[NewJob]) -> list[NewJob]:
+    async def reprioritised(self, jobs: Sequence[NewJob]) -> list[NewJob]:
         """The same jobs, those of a source with much in flight behind the others. Raises
         LedgerError."""
         for lane in {job.lane for job in jobs}:
             if time.monotonic() >= self._next_look.get(lane, 0.0):
-                await self._look(lane)
-        return [self._placed(job) for job in jobs]
+                await self._refresh(lane)
+        return [self._reprioritised(job) for job in jobs]
 
-    def _placed(self, job: NewJob) -> NewJob:
+    def _reprioritised(self, job: NewJob) -> NewJob:
         counts, source = self._open[job.lane], job.message.metadata.source
         counts[source] += 1
         if counts[source] <= self._most:
@@ -56,7 +56,7 @@ class FairSources:
         behind = {"priority": lower_priority(job.message.priority)}
         return replace(job, message=job.message.model_copy(update=behind))
 
-    async def _look(self, lane: str) -> None:
+    async def _refresh(self, lane: str) -> None:
         began = time.monotonic()
         self._open[lane] = Counter(await self._gauges.open_by_source(lane, sample=SAMPLE))
         ended = time.monotonic()

@@ -167,8 +167,8 @@ class JobPublisher:
 
     async def _publish_traced(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
         refused: dict[str, PublishError] = {
-            **self._refused_as_too_large(jobs),
-            **await self._refused_as_full(jobs),
+            **self._too_large(jobs),
+            **await self._lane_full(jobs),
         }
         outcomes = await self._publish([job for job in jobs if job.message.job_id not in refused])
         rest, depths = iter(outcomes), self._depths(jobs)
@@ -190,7 +190,7 @@ class JobPublisher:
                 found[lane, worker] = depth
         return found
 
-    def _refused_as_too_large(self, jobs: Sequence[NewJob]) -> dict[str, NeverTaken]:
+    def _too_large(self, jobs: Sequence[NewJob]) -> dict[str, NeverTaken]:
         """Those that are to be published later and are known to be refused then, by id. What is
         published now is refused there."""
         refused: dict[str, NeverTaken] = {}
@@ -202,7 +202,7 @@ class JobPublisher:
                     refused[job.message.job_id] = error
         return refused
 
-    async def _refused_as_full(self, jobs: Sequence[NewJob]) -> dict[str, LaneFull]:
+    async def _lane_full(self, jobs: Sequence[NewJob]) -> dict[str, LaneFull]:
         """Those that would enter a full queue, by id. What an earlier request was told of is not
         refused, and what is to run later is not in anybody's way now."""
         if self._pressure is not None:
@@ -220,7 +220,7 @@ class JobPublisher:
     async def _publish(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
         jobs = [each.shifted(self.clock.offset) for each in jobs]
         if self._fair is not None:
-            jobs = await self._fair.placed(jobs)
+            jobs = await self._fair.reprioritised(jobs)
         recorded = await self._ledger.jobs.record_many(jobs)
         outcomes = _known(jobs, recorded)
         due = [index for index in range(len(jobs)) if index not in outcomes]
@@ -230,7 +230,7 @@ class JobPublisher:
         sent = dict(zip(due, results, strict=True))
         outcomes |= {index: _outcome(jobs[index], result) for index, result in sent.items()}
         await self._mark(jobs, sent)
-        outcomes |= await self._take_back(jobs, recorded, sent)
+        outcomes |= await self._rollback_inserts(jobs, recorded, sent)
         return [outcomes[index] for index in range(len(jobs))]
 
     async def _mark(self, jobs: Sequence[NewJob], sent: Mapping[int, Result]) -> None:
@@ -244,7 +244,7 @@ class JobPublisher:
         if accepted:
             await self._ledger.jobs.mark_queued(accepted, self.clock.time())
 
-    async def _take_back(
+    async def _rollback_inserts(
         self,
         jobs: Sequence[NewJob],
         recorded: Sequence[Recorded | IdempotencyConflict],
@@ -261,7 +261,7 @@ class JobPublisher:
         refused = {index: each for index, each in made.items() if isinstance(each, Created)}
         if not refused:
             return {}
-        kept = await self._ledger.jobs.take_back(list(refused.values()))
+        kept = await self._ledger.jobs.rollback_inserts(list(refused.values()))
         return {
             index: Published(jobs[index].message.job_id, jobs[index].routing_key, state)
             for index, state in zip(refused, kept, strict=True)

@@ -35,16 +35,18 @@ class RefusalLog:
     """What the log says of refused jobs: a line for each reason and not for each job, and not with
     every try. An alarm of the broker's disk may last for hours, and the log is on a disk, too."""
 
-    said: dict[str, float] = field(default_factory=dict)
+    logged_at: dict[str, float] = field(default_factory=dict)
     """When each reason was said, in seconds of a clock that only goes on."""
 
-    def say(self, refused: dict[str, list[str]], now: float) -> None:
+    def report(self, refused: dict[str, list[str]], now: float) -> None:
         """Jobs that were refused, by reason."""
         log = structlog.get_logger("publishing")
-        self.said = {why: at for why, at in self.said.items() if now - at < LOG_REPEAT_INTERVAL}
+        self.logged_at = {
+            why: at for why, at in self.logged_at.items() if now - at < LOG_REPEAT_INTERVAL
+        }
         for why, job_ids in refused.items():
-            if why not in self.said:
-                self.said[why] = now
+            if why not in self.logged_at:
+                self.logged_at[why] = now
                 log.warning(
                     "not published", jobs=len(job_ids), job_ids=job_ids[:MAX_LISTED], error=why
                 )
@@ -135,7 +137,7 @@ async def publish_recorded(
         elif isinstance(result, NeverTaken) and record.state is not State.RUNNING:
             hopeless.append(refused_letter(record, message, result, ledger.clock.now()))
     await ledger.dead_letters.index_dead(hopeless)
-    (refusals or RefusalLog()).say(refused, time.monotonic())
+    (refusals or RefusalLog()).report(refused, time.monotonic())
     if accepted:
         await ledger.jobs.mark_queued(accepted, ledger.clock.time())
     return accepted, len(records) - len(accepted)

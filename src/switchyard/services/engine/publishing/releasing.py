@@ -34,7 +34,7 @@ async def release(ledger: Ledger, job_id: str) -> JoinRecord:
         raise WaitsForNone(f"job {job_id} waits for no other")
     if before.held:
         raise WaitsForNone(f"job {job_id} waits for a backfill that goes on: cancel that one")
-    went = await ledger.joins.release_join(job_id, ledger.clock.time(), when_dead="go_on")
+    went = await ledger.joins.seal(job_id, ledger.clock.time(), when_dead="go_on")
     after = await ledger.joins.join(job_id)
     if went is None or after is None:
         raise WaitsForNone(f"job {job_id} does not wait any more: `jobctl jobs show {job_id}`")

@@ -25,7 +25,7 @@ class Joining:
 
     when_dead: WhenDead = "wait"
     held: bool = False
-    """More jobs may come: it waits in any case, until `release_join`."""
+    """More jobs may come: it waits in any case, until `seal`."""
     again: bool = False
     """After it was let go, a job like it is made each time that all have ended again, as after a
     redrive."""

@@ -31,7 +31,7 @@ class PermitDemand:
     name: str
     key: str
     """Whose share it is, as an account's; empty where all share one."""
-    room: LimitSize
+    size: LimitSize
     tokens: int = 0
     """Estimated."""
 
@@ -86,7 +86,7 @@ class WokenJob:
 class PermitGranted:
     """The job may run. The hold is to be renewed, and given back."""
 
-    called: tuple[WokenJob, ...] = ()
+    woken: tuple[WokenJob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class PermitRefused:
     why: str
     seconds: float
     """After which it comes back unless it is called before: one of the levels."""
-    called: tuple[WokenJob, ...] = ()
+    woken: tuple[WokenJob, ...] = ()
 
     def __str__(self) -> str:
         whose = f" of {self.key}" if self.key else ""
@@ -109,7 +109,7 @@ class PermitRefused:
 class NotRunnable:
     """The job runs already, or has ended: it needs no room now."""
 
-    called: tuple[WokenJob, ...] = ()
+    woken: tuple[WokenJob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class PermitReleased:
 
     waited_for: bool
     """Somebody waits for a limit that it needed, or is called to it now."""
-    called: tuple[WokenJob, ...] = ()
+    woken: tuple[WokenJob, ...] = ()
     """Also by others of its transaction, of whatever limit."""
 
 

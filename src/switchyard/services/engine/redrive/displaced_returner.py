@@ -92,7 +92,7 @@ class DisplacedJobReturner:
     async def turn(self) -> int:
         """Send back those for which there is room now; how many. What has no room waits in
         `jobs.dead`. Raises BrokerUnavailable, LedgerError."""
-        wanted = await self._with_room()
+        wanted = await self._returnable()
         if not wanted:
             return 0
         sent = 0
@@ -108,7 +108,7 @@ class DisplacedJobReturner:
             )
         return sent
 
-    async def _with_room(self) -> dict[str, _ReturnableLetter]:
+    async def _returnable(self) -> dict[str, _ReturnableLetter]:
         """Those that fit into their queues, the oldest first, by id."""
         fitting: dict[str, _ReturnableLetter] = {}
         left: dict[str, int] = {}
@@ -118,7 +118,7 @@ class DisplacedJobReturner:
                 _DISPLACED, states=_WAITING, after=after, limit=MAX_PER_TURN
             )
             queues = {letter.id: self._queue_of(letter) for letter in letters}
-            left |= await self._room_in({each for each in queues.values() if each not in left})
+            left |= await self._capacity_of({each for each in queues.values() if each not in left})
             for letter in letters:
                 queue = queues[letter.id]
                 if left[queue] > 0:
@@ -140,7 +140,7 @@ class DisplacedJobReturner:
         except UnknownJobType:
             return died_in or queue_name(lane, letter.worker or "")
 
-    async def _room_in(self, queues: Collection[str]) -> dict[str, int]:
+    async def _capacity_of(self, queues: Collection[str]) -> dict[str, int]:
         """How many messages fit into each queue; none where it is not there."""
         known = {lane.name: lane for lane in self.lanes}
         asked = sorted(each for each in queues if lane_of(each) in known)
@@ -227,7 +227,7 @@ class DisplacedJobReturner:
             return
         ids = [each.id for each in gone]
         self._log.error("displaced jobs are gone from jobs.dead", jobs=len(ids), ids=ids[:5])
-        await self.ledger.dead_letters.bury([_end_of(each, moment) for each in gone])
+        await self.ledger.dead_letters.record_dead([_end_of(each, moment) for each in gone])
         await self.ledger.dead_letters.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
 
 

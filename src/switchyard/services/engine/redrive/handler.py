@@ -79,18 +79,18 @@ class RedriveHandler:
                         one = RedrivePass(
                             run, sender, publisher, QueueCapacity(self._lanes, depth), self._hold
                         )
-                        if await one.go(letters):
+                        if await one.run(letters):
                             break
                     await session.sleep(
                         STATE_POLL_INTERVAL
                     )  # others have waited for their turn meanwhile
             await run.drain()
         except Halted as halted:
-            await run.note_down(force=True)
+            await run.save_notes(force=True)
             await session.finish(BulkState.HALTED, str(halted))
             return
-        await run.note_down(force=True)
-        await session.finish(note=run.last_word)
+        await run.save_notes(force=True)
+        await session.finish(note=run.final_note)
 
     def _source(
         self, spec: RedriveSpec, run: RedriveRun

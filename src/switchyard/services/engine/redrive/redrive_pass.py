@@ -45,7 +45,7 @@ class RedrivePass:
         self._held: dict[str, deque[RedriveMessage]] = {}
         """Copies for which their queue had no room, oldest first."""
 
-    async def go(self, letters: AsyncGenerator[DeadLetterLike, None]) -> bool:
+    async def run(self, letters: AsyncGenerator[DeadLetterLike, None]) -> bool:
         """True when every letter was seen and nothing waits."""
         self._run.next_pass()
         await self._session.move(BulkState.RUNNING)
@@ -58,7 +58,7 @@ class RedrivePass:
                 if self._is_over or self._run.has_enough:
                     return self._run.has_enough and not self._held
         await self._send_all(batch)
-        await self._wait_for_room()
+        await self._wait_for_capacity()
         return not self._held and not (self._is_over and batch and not self._run.has_enough)
 
     @property
@@ -74,22 +74,22 @@ class RedrivePass:
             why = self._run.canary or self._run.traffic.why
             await self._session.move(BulkState.RUNNING, why)
             if allowed == 0:
-                await self._run.note_down()
+                await self._run.save_notes()
                 await self._session.sleep(STATE_POLL_INTERVAL)
                 continue
             if self._session.slot_wait > MAX_SLOT_WAIT:
                 self._ends_at = time.monotonic()  # letters are not held for so long
                 return
-            wanted = await self._run.traffic.room(min(len(waiting), allowed or BATCH))
+            wanted = await self._run.traffic.allowance(min(len(waiting), allowed or BATCH))
             number = await self._session.take_slots(
                 wanted, until=self._session.clock.time() + MAX_SLOT_WAIT
             )
             await self._send([waiting.popleft() for _ in range(number)])
-            await self._run.note_down()
+            await self._run.save_notes()
 
     async def _send(self, copies: Sequence[RedriveMessage]) -> None:
         """Send those for which there is room, hold the others."""
-        self._room.look_again()
+        self._room.refresh()
         fitting: list[RedriveMessage] = []
         for copy in copies:
             held = self._held.get(copy.queue)
@@ -120,13 +120,13 @@ class RedrivePass:
             if not error.dead_lettered:
                 self._held.setdefault(copy.queue, deque()).appendleft(copy)
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_capacity(self) -> None:
         while self._held and not self._is_over and not self._run.has_enough:
             queues = ", ".join(sorted(self._held))
-            await self._run.note_down()
+            await self._run.save_notes()
             await self._session.move(BulkState.WAITING, f"waits for room in {queues}")
             await self._session.sleep(STATE_POLL_INTERVAL)
-            self._room.look_again()
+            self._room.refresh()
             for queue in list(self._held):
                 await self._send_held(queue)
         await self._session.move(BulkState.RUNNING)
@@ -137,7 +137,7 @@ class RedrivePass:
         allowed = await self._run.allowance()
         most = min(len(held), BATCH if allowed is None else allowed)
         if most > 0:
-            most = await self._run.traffic.room(most)
+            most = await self._run.traffic.allowance(most)
             most = await self._session.take_slots(
                 most, until=self._session.clock.time() + STATE_POLL_INTERVAL
             )

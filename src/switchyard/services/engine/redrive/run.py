@@ -46,7 +46,7 @@ class RedriveRun:
         """How far the canary is, while nothing but it may be sent."""
         self._ledger = ledger
         self._cursor: dict[str, Any] = dict(session.operation.cursor or {})
-        self._before = RedriveProgress.of(session.operation)
+        self._before = RedriveProgress.from_operation(session.operation)
         self._planned = 0
         self._planned_before: set[str] = set()
         """Letters that an earlier process was about to send, or has sent."""
@@ -55,7 +55,7 @@ class RedriveRun:
 
     async def begin(self) -> None:
         """Find out how far it is."""
-        await self._look()
+        await self._read_outcomes()
         self._planned = sum(self._ended.values())
         if "baseline" not in self._cursor:  # it begins, or was resumed after a halt
             self._cursor["baseline"] = [self._settled, self._failed]
@@ -64,7 +64,7 @@ class RedriveRun:
                 self.spec.which.for_index("waiting", self.moment)
             )
             self._before = replace(self._before, total=min(total, self.spec.limit or total))
-        await self.note_down(force=True)
+        await self.save_notes(force=True)
 
     def is_ours(self, letter: DeadLetterLike) -> bool:
         """Not one that died after the redrive began: while a cause lasts it would never end."""
@@ -102,7 +102,7 @@ class RedriveRun:
             limits.append(self.spec.limit - self._planned)
         max_open = self.session.operation.max_open
         if self.spec.canary is not None or max_open is not None or self.spec.halt_on is not None:
-            await self.look()
+            await self.check_outcomes()
             done, failed = self._since_baseline()
             if max_open is not None:
                 limits.append(max_open - self._open)
@@ -115,10 +115,10 @@ class RedriveRun:
                 self.canary = None
         return max(0, min(limits)) if limits else None
 
-    async def look(self, *, now: bool = False) -> None:
+    async def check_outcomes(self, *, now: bool = False) -> None:
         """See what became of what was sent. Raises Halted."""
         if time.monotonic() - self._looked >= STATE_POLL_INTERVAL or now:
-            await self._look()
+            await self._read_outcomes()
         done, failed = self._since_baseline()
         if self.spec.canary is not None and failed and done <= self.spec.canary:
             raise self._halted(f"canary: {failed} of {done} failed again")
@@ -134,15 +134,15 @@ class RedriveRun:
     async def drain(self) -> None:
         """Where what becomes of the letters matters, wait for it. Raises Halted."""
         while True:
-            await self.look(now=True)
+            await self.check_outcomes(now=True)
             if not self._open or (self.spec.canary is None and self.spec.halt_on is None):
                 return
             await self.session.move(BulkState.DRAINING, "all are sent; waits for their ends")
-            await self.note_down()
+            await self.save_notes()
             await self.session.sleep(STATE_POLL_INTERVAL)
 
     @property
-    def last_word(self) -> str | None:
+    def final_note(self) -> str | None:
         said = [f"{self._failed} failed again"] if self._failed else []
         seen = self._planned + self._before.dropped + self.tally.dropped + self.tally.invalid
         if (lost := (self._before.total or 0) - seen) > 0:
@@ -175,7 +175,7 @@ class RedriveRun:
         )
         self.tally = RedriveCounts()
 
-    async def note_down(self, *, force: bool = False) -> None:
+    async def save_notes(self, *, force: bool = False) -> None:
         """Note how far it is, now and then. Ends the run when it is not to go on."""
         if not force and time.monotonic() - self._noted < NOTE_INTERVAL:
             return self.session.check()
@@ -197,7 +197,7 @@ class RedriveRun:
     def _notes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self._before.notes, *self.tally.notes)))[:MAX_KEPT_NOTES]
 
-    async def _look(self) -> None:
+    async def _read_outcomes(self) -> None:
         self._ended = dict(await self._ledger.redrives.settle_redriven(self.session.id))
         self._looked = time.monotonic()
 

@@ -118,10 +118,10 @@ class LetterSender:
                     tally.note(f"{letter.id}: not redriven: {error}")
         tally.dropped += len(over) + len(redriven)
         if drop:
-            await self._take_away(over, redriven)
+            await self._remove_finished(over, redriven)
         return copies
 
-    async def _take_away(
+    async def _remove_finished(
         self, over: Sequence[DeadLetterLike], redriven: Sequence[tuple[DeadLetterLike, int]]
     ) -> None:
         """Letters of jobs that have ended, and of those that were redriven so many times."""
@@ -158,12 +158,12 @@ class LetterSender:
         if not await self._ledger.redrives.plan_redriven(
             session.id, session.holder, redrives, edits
         ):
-            session.lose()
+            session.fail_lost()
 
     async def forget(self, letter_ids: Sequence[str], session: BulkSession) -> None:
         """The broker did not take these after all. Ends the handler where the operation is lost."""
         if not await self._ledger.redrives.forget_planned(session.id, session.holder, letter_ids):
-            session.lose()
+            session.fail_lost()
 
     async def send(
         self, publisher: Publisher, copies: Sequence[RedriveMessage], tally: RedriveCounts
@@ -228,6 +228,6 @@ class QueueCapacity:
         self._left[queue] -= 1
         return self._left[queue] >= 0
 
-    def look_again(self) -> None:
+    def refresh(self) -> None:
         """Forget what was known."""
         self._left.clear()

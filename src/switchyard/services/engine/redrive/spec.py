@@ -128,7 +128,7 @@ class RedriveProgress:
         return asdict(self) | {"notes": list(self.notes)}
 
     @classmethod
-    def of(cls, operation: BulkOperation) -> RedriveProgress:
+    def from_operation(cls, operation: BulkOperation) -> RedriveProgress:
         known = {name: operation.counts[name] for name in cls.__slots__ if name in operation.counts}
         return cls(**{**known, "notes": tuple(known.get("notes", ()))})
 

@@ -71,7 +71,7 @@ async def attempt(
     try:
         needs = tuple(needs_of(job_type.limits, payload, ctx.settings.limits))
     except LimitRefused as error:
-        refused = Died(Reason.PERMANENT, message.metadata.attempts, Failure.of(error))
+        refused = Died(Reason.PERMANENT, message.metadata.attempts, Failure.from_error(error))
         return Attempt(refused, None, [], 0.0)
     ctx = replace(ctx, compute=executor.compute, in_process=executor.in_process)
     clock = asyncio.get_running_loop().time

@@ -36,7 +36,7 @@ class Recorder:
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
 
-    async def record(self, job: RunningJob, ending: Ending) -> tuple[Ending, list[str]]:
+    async def record_end(self, job: RunningJob, ending: Ending) -> tuple[Ending, list[str]]:
         """Record how the attempt has ended. Gives that as the ledger has it, which may know of a
         cancel that was not heard here, and the jobs that had waited for it and are due now.
         Raises ClaimLost."""
@@ -47,7 +47,7 @@ class Recorder:
             raise ClaimLost(f"its end as {request.state} does not count")
         return CancelledWhileRunning() if noted.state is State.CANCELLED else ending, noted.due
 
-    async def is_wanted(self, job: RunningJob) -> bool:
+    async def is_not_cancelled(self, job: RunningJob) -> bool:
         """Whether the job, which is to be retried or dead, was not called off meanwhile. Asked
         before that is published, which nothing could take back; the end itself the ledger checks.
         Raises ClaimLost when the claim does not hold any more."""
@@ -59,12 +59,12 @@ class Recorder:
     async def release(self, job: RunningJob) -> None:
         """Give the claim up: the worker stops. Does not wait for a ledger that is away."""
         try:
-            await self.disown(job.message, job.claim_id)
+            await self.release_claim(job.message, job.claim_id)
         except LedgerUnavailable as error:
             # The claim stays; whoever gets the job next sees that this worker is silent.
             self._log.warning("the release could not be recorded", error=str(error))
 
-    async def disown(self, message: JobMessage, claim_id: str) -> None:
+    async def release_claim(self, message: JobMessage, claim_id: str) -> None:
         """Give up a claim of this worker under which nothing runs. Raises LedgerUnavailable."""
         now = self.ledger.clock.time()
         await self.ledger.jobs.finish(finish_request(message, claim_id, Released(), now=now))

@@ -94,8 +94,8 @@ def run_job(
     # Failures are classified here: not every exception can be pickled.
     usage = Usage()
     try:
-        with _processor_time(cpu_limit), writing_to(page) as notebook:
-            here = JobContext(**ctx, notebook=notebook, usage=usage)
+        with _processor_time(cpu_limit), writing_to(page) as progress_buffer:
+            here = JobContext(**ctx, progress_buffer=progress_buffer, usage=usage)
             ended = run(handler, (payload, here), memory_limit_mb)
     except BaseException as error:
         ended = failure_of(error)
@@ -108,8 +108,8 @@ def run_task(
     """The answer of a handler that else runs in a worker's event loop, or a Failure."""
     usage = Usage()
     try:
-        with writing_to(page) as notebook:
-            own = {**ctx, "notebook": notebook, "usage": usage}
+        with writing_to(page) as progress_buffer:
+            own = {**ctx, "progress_buffer": progress_buffer, "usage": usage}
             ended = run(lambda: asyncio.run(_task(handler, payload, own)), (), None)
     except BaseException as error:
         ended = failure_of(error)
@@ -118,7 +118,7 @@ def run_task(
 
 def failure_of(error: BaseException) -> Failure:
     """What left a handler, of whatever class, as the end of its attempt. Never raises."""
-    failure = Failure.of(error)
+    failure = Failure.from_error(error)
     if issubclass(type(error), LedgerUnavailable):
         # Not the job's fault: it must not cost an attempt. It grows older, and so comes to an end.
         return replace(failure, after=LEDGER_AWAY_PAUSE, counts=False)
@@ -140,7 +140,7 @@ def run_sealed(call: bytes) -> bytes:
         work, args = pickle.loads(call)
         return pickle.dumps((True, work(*args)))
     except BaseException as error:
-        return pickle.dumps((False, (_pickled(error), Failure.of(error))))
+        return pickle.dumps((False, (_pickled(error), Failure.from_error(error))))
 
 
 def unsealed(answer: bytes) -> Any:

@@ -75,7 +75,7 @@ class Claims:
         self._open.add(request.claim_id)
         job: RunningJob | None = None
         try:
-            claim = await self._take(delivery, request)
+            claim = await self._claim_in_ledger(delivery, request)
             if claim is not None:
                 message = claim.message or message
                 join = await self.ledger.joins.join(message.job_id) if claim.joins else None
@@ -129,13 +129,13 @@ class Claims:
             now=self.ledger.clock.time(),
         )
 
-    async def _take(self, delivery: Delivery, request: ClaimRequest) -> Claimed | None:
+    async def _claim_in_ledger(self, delivery: Delivery, request: ClaimRequest) -> Claimed | None:
         """The job, now that it is ours; None when the delivery is settled without a run."""
         message = request.message
         try:
             claim = await self.ledger.jobs.claim(request)
         except RowRejected as error:
-            await self._bury(delivery, error)
+            await self._record_dead(delivery, error)
             return None
         if isinstance(claim, HeldBy):
             if claim.worker_id == self.worker_id and claim.claim_id in self._open:
@@ -143,7 +143,7 @@ class Claims:
                 return None
             if claim.worker_id == self.worker_id:
                 # A claim of ours whose answer was lost: nothing runs under it.
-                await self.recorder.disown(message, claim.claim_id)
+                await self.recorder.release_claim(message, claim.claim_id)
             elif await self._has_fallen_silent(claim.worker_id):
                 request = replace(
                     request, takeover_from=claim.claim_id, now=self.ledger.clock.time()
@@ -156,7 +156,7 @@ class Claims:
             await self._wait_for_holder(delivery, message, claim)
             return None
         if isinstance(claim, IdCollision):
-            await self._bury(delivery, ForeignCopy(message.job_id))
+            await self._record_dead(delivery, ForeignCopy(message.job_id))
             return None
         if not isinstance(claim, Claimed):
             self.counters.skipped += 1
@@ -165,10 +165,10 @@ class Claims:
             return None
         return claim
 
-    async def _bury(self, delivery: Delivery, error: Exception) -> None:
-        await self.follow_up.bury(delivery, error)
+    async def _record_dead(self, delivery: Delivery, error: Exception) -> None:
+        await self.follow_up.dead_letter_malformed(delivery, error)
         delivery.ack()
-        self.counters.bury()
+        self.counters.count_malformed()
 
     async def _adopt(self, delivery: Delivery, message: JobMessage) -> None:
         """The broker sent again what runs here (the connection was lost): keep running, and
@@ -179,13 +179,13 @@ class Claims:
         if job is not None and same and job.delivery.is_lost:
             job.delivery = delivery
         else:
-            await self._look_again(delivery, message)
+            await self._recheck(delivery, message)
 
     async def _wait_for_holder(
         self, delivery: Delivery, message: JobMessage, holder: HeldBy
     ) -> None:
         self._log.info("runs elsewhere", worker_id=holder.worker_id)
-        await self._look_again(delivery, message)
+        await self._recheck(delivery, message)
 
     async def _wait_on(self, delivery: Delivery, message: JobMessage, seconds: float) -> None:
         """Send it back for so many seconds, as far as there are levels. Whether the wait counts
@@ -194,7 +194,7 @@ class Claims:
         await self.follow_up.delay(delivery, message, level, ages=True)
         delivery.ack()
 
-    async def _look_again(self, delivery: Delivery, message: JobMessage) -> None:
+    async def _recheck(self, delivery: Delivery, message: JobMessage) -> None:
         """Send back a copy of a job that runs: by the time it is back, the run may have ended.
         Returned to its queue it would be back at once, over and over."""
         await self.follow_up.delay(delivery, message, self.follow_up.policy.levels[0])

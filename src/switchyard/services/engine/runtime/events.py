@@ -40,7 +40,7 @@ class Counters:
     hot: int = 0
     """Hot jobs that it has taken."""
 
-    def bury(self) -> None:
+    def count_malformed(self) -> None:
         """A message has gone to the dead letters as it came, without a run."""
         self.dead += 1
         self.buried += 1

@@ -92,7 +92,7 @@ class Executor:
         except asyncio.CancelledError as error:
             if is_from_outside(error):
                 raise
-            return Failure.of(error)
+            return Failure.from_error(error)
 
     async def compute(self, work: Callable[..., Any], *args: Any, characters: int) -> Any:
         """What the work gives or raises: JobContext.compute for a handler in the event loop."""
@@ -129,7 +129,7 @@ class Executor:
         *options: Any,
     ) -> Any:
         try:
-            with open_page() as page, _handing_on(page, ctx.notebook):
+            with open_page() as page, _handing_on(page, ctx.progress_buffer):
                 ended = await self._in_process(
                     work,
                     [job_type.handler, payload, _portable(ctx), page.address, *options],
@@ -154,7 +154,7 @@ class Executor:
         except BaseException as error:
             if is_from_outside(error):
                 raise
-            return Failure.of(error)  # of what can't be pickled, or of the pool
+            return Failure.from_error(error)  # of what can't be pickled, or of the pool
 
     async def _in_process(
         self, work: Callable[..., Any], args: list[Any], timeout: float | None = None
@@ -167,10 +167,10 @@ class Executor:
         left = self._processes
         call = sealed(work, args)
         while True:
-            pool = await self._opened(args[0])
+            pool = await self._executor_for(args[0])
             running = asyncio.wrap_future(pool.schedule(run_sealed, args=[call], timeout=timeout))
             try:
-                answer = await self._ended(running, pool)
+                answer = await self._on_process_end(running, pool)
                 if len(answer) > LARGE_ANSWER:
                     return await in_thread(unsealed, answer)
                 return unsealed(answer)
@@ -181,7 +181,7 @@ class Executor:
                     raise
                 left -= 1
 
-    async def _ended(self, running: asyncio.Future[Any], pool: ProcessPool) -> Any:
+    async def _on_process_end(self, running: asyncio.Future[Any], pool: ProcessPool) -> Any:
         """What comes of it. A pool that breaks ends what it knows of, but not what it is given at
         that moment: nobody would hear of it again."""
         try:
@@ -192,7 +192,7 @@ class Executor:
         finally:
             running.cancel()
 
-    async def _opened(self, first: Callable[..., Any]) -> ProcessPool:
+    async def _executor_for(self, first: Callable[..., Any]) -> ProcessPool:
         while True:
             if self._pool is not None:
                 if self._pool.active:
@@ -281,14 +281,14 @@ def _portable(ctx: JobContext) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _handing_on(page: SharedProgressReader, notebook: ProgressBuffer) -> Iterator[None]:
+def _handing_on(page: SharedProgressReader, progress_buffer: ProgressBuffer) -> Iterator[None]:
     """Note what the job says of itself while it runs, and its last words, however it ends."""
     loop = asyncio.get_running_loop()
 
     coming: list[asyncio.TimerHandle] = []
 
     def look() -> None:
-        page.hand_on(notebook)
+        page.hand_on(progress_buffer)
         coming[:] = [loop.call_later(PROCESS_POLL_INTERVAL, look)]
 
     look()
@@ -296,7 +296,7 @@ def _handing_on(page: SharedProgressReader, notebook: ProgressBuffer) -> Iterato
         yield
     finally:
         coming[0].cancel()
-        page.hand_on(notebook)
+        page.hand_on(progress_buffer)
 
 
 def _too_slow(job_type: JobType) -> Failure:

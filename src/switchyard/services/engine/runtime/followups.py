@@ -75,7 +75,7 @@ class FollowUpPublisher:
         match ending:
             case Succeeded() if jobs:
                 return await self._next_stages(job, ending, jobs)
-            case Delayed() | Died() if not await self.recorder.is_wanted(job):
+            case Delayed() | Died() if not await self.recorder.is_not_cancelled(job):
                 return CancelledWhileRunning()
             case Delayed():
                 try:
@@ -109,7 +109,7 @@ class FollowUpPublisher:
             await self._delay(delivery, message, level, ages=ages, until=until)
         except NeverTaken as error:
             self._log.warning("job sent on as it came", error=str(error))
-            await self.put_off(delivery, message, level)
+            await self.delay_for_limit(delivery, message, level)
 
     async def _delay(
         self,
@@ -125,12 +125,12 @@ class FollowUpPublisher:
             message = message.with_metadata(queued_at=until or back_at)
         await self._send(retry_name(level), delivery.queue, envelope_of(message))
 
-    async def put_off(self, delivery: Delivery, message: JobMessage, level: float) -> None:
+    async def delay_for_limit(self, delivery: Delivery, message: JobMessage, level: float) -> None:
         """Send a job that has waited for room as it came through a retry level: it grows older."""
         envelope = envelope_of(message, body=delivery.body)
         await self._send(retry_name(level), delivery.queue, envelope)
 
-    async def bury(
+    async def dead_letter_malformed(
         self, delivery: Delivery, error: BaseException, job: JobMessage | None = None
     ) -> None:
         """Put what can't be run into the dead letters: its body as it came, and properties that
@@ -141,7 +141,7 @@ class FollowUpPublisher:
         if delivery.unreadable:
             certificate = unreadable_properties(delivery, worker=self.worker_id)
         else:
-            failure = Failure.of(error)
+            failure = Failure.from_error(error)
             certificate = DeadLetterInfo(
                 reason=Reason.MALFORMED if job is None else Reason.INVALID_PAYLOAD,
                 routing_key=delivery.routing_key,
@@ -258,7 +258,7 @@ class FollowUpPublisher:
                 self._log.error("next stage overflowed", next_job=job_id)
                 await self._mark_overflowed(job_id)
             elif isinstance(result, NeverTaken):
-                await self._bury_refused(stage, result)
+                await self._record_refused_stage(stage, result)
             elif isinstance(result, Refused):
                 full = result
             else:
@@ -270,7 +270,7 @@ class FollowUpPublisher:
             )
         return full
 
-    async def _bury_refused(self, stage: Outgoing, error: NeverTaken) -> None:
+    async def _record_refused_stage(self, stage: Outgoing, error: NeverTaken) -> None:
         message, ledger = stage.message, self.recorder.ledger
         self._log.error("next stage refused", next_job=message.job_id, error=str(error))
         record = await self.recorder.until_reached(partial(ledger.job_reads.get, message.job_id))

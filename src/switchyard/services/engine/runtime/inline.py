@@ -114,7 +114,7 @@ class InlineRunner(AsyncCloseable):
         if metrics is not None:
             kinds = {each.worker for each in registry}
             self._meter = AttemptMetrics(metrics, registry, kinds)
-            metrics.show(self._shown)
+            metrics.show(self._metrics)
             metrics.show(self._shared.shown)
 
     async def close(self) -> None:
@@ -183,9 +183,9 @@ class InlineRunner(AsyncCloseable):
     def _start(self, job_id: str, jobs: list[NewJob]) -> None:
         task = asyncio.create_task(self._run_all(deque(jobs)))
         self._runs[job_id] = task
-        task.add_done_callback(lambda done: self._ended(job_id, done))
+        task.add_done_callback(lambda done: self._on_end(job_id, done))
 
-    def _ended(self, job_id: str, task: asyncio.Task[None]) -> None:
+    def _on_end(self, job_id: str, task: asyncio.Task[None]) -> None:
         del self._runs[job_id]
         if not task.cancelled() and (error := task.exception()) is not None:
             # Its callers are told; but there may be none any more.
@@ -196,7 +196,7 @@ class InlineRunner(AsyncCloseable):
             while jobs:
                 job = jobs.popleft()
                 try:
-                    jobs.extend(await self._see_through(job))
+                    jobs.extend(await self._run_to_end(job))
                 except (LedgerUnavailable, LedgerClosed, SchemaOutdated):
                     raise
                 except BaseException as error:
@@ -214,11 +214,11 @@ class InlineRunner(AsyncCloseable):
                 return []
         return await self._record_end(job, claim_id, unwritable(job.message, None, error))
 
-    async def _see_through(self, job: NewJob) -> list[NewJob]:
+    async def _run_to_end(self, job: NewJob) -> list[NewJob]:
         """Run a job, and again as its retries want it; gives the jobs that follow."""
         waited = 0.0
         while True:
-            async with self._room(job) as usage:
+            async with self._wait_for_permit(job) as usage:
                 claim_id, claim = await self._claim(job)
                 if claim is None:
                     return []
@@ -258,11 +258,11 @@ class InlineRunner(AsyncCloseable):
         if self._meter is not None:
             self._meter.started(job.message, job.lane, started_at)
 
-    def _shown(self) -> Iterable[tuple[Metric, Samples]]:
+    def _metrics(self) -> Iterable[tuple[Metric, Samples]]:
         return [(names.LLM_CONCURRENCY, {(self.worker_id,): float(self._attempts[names.LLM])})]
 
     @asynccontextmanager
-    async def _room(self, job: NewJob) -> AsyncIterator[Usage]:
+    async def _wait_for_permit(self, job: NewJob) -> AsyncIterator[Usage]:
         """Room in the job's limits, waited for in place: there is no queue to go back to."""
         usage = Usage()
         message = job.message
@@ -288,18 +288,18 @@ class InlineRunner(AsyncCloseable):
             expires_at=float("inf"),
             life=job_type.timeout + RETRY_TIMEOUT,
         )
-        answer = await self._ledger.limits.take_room(request)
+        answer = await self._ledger.limits.take_permits(request)
         while isinstance(answer, PermitRefused):
             left = self._time_left(job)
             if left <= 0:
                 yield usage  # it is not run any more
                 return
             await asyncio.sleep(min(answer.seconds, left))
-            answer = await self._ledger.limits.take_room(request)
+            answer = await self._ledger.limits.take_permits(request)
         try:
             yield usage
         finally:
-            await self._ledger.limits.give_room_back(request.hold, needs, usage.tokens)
+            await self._ledger.limits.return_permits(request.hold, needs, usage.tokens)
 
     async def _claim(self, job: NewJob) -> tuple[str, Claimed | None]:
         """The claim, and what the ledger says to it; None when the job is not to run."""
@@ -338,8 +338,8 @@ class InlineRunner(AsyncCloseable):
     async def _attempt(self, job: NewJob, claim_id: str, claim: Claimed, usage: Usage) -> Attempt:
         kept = await self._notes.last_checkpoint(job.message) if claim.has_checkpoint else None
         hear = None if self._hear is None else partial(self._hear, job.message.job_id)
-        speech = OutputStream(hear)
-        async with self._notes.notebook_of(job.message, claim_id) as notebook:
+        output = OutputStream(hear)
+        async with self._notes.buffer_for(job.message, claim_id) as progress_buffer:
             ctx = JobContext(
                 message=job.message,
                 lane=job.lane,
@@ -348,9 +348,9 @@ class InlineRunner(AsyncCloseable):
                 ledger=self._ledger,
                 shared=self._shared,
                 last_checkpoint=kept,
-                notebook=notebook,
+                progress_buffer=progress_buffer,
                 usage=usage,
-                speech=speech,
+                output=output,
             )
             try:
                 return await attempt(
@@ -361,7 +361,7 @@ class InlineRunner(AsyncCloseable):
                     unended=claim.unended,
                 )
             finally:
-                speech.end()
+                output.end()
 
     async def _record_end(self, job: NewJob, claim_id: str, decision: Ending) -> list[NewJob]:
         """Gives the jobs that had waited for this one, and may run now."""

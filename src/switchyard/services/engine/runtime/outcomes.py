@@ -108,7 +108,7 @@ def unwritable(message: JobMessage, ending: object, error: BaseException) -> Die
     """What becomes of a job whose attempt has ended in a way that can't be published or recorded:
     another attempt would do, and pay for, the same again. `ending` is what the handler answered, or
     its Failure."""
-    failure = Failure.of(error)
+    failure = Failure.from_error(error)
     was = f" ({ending.error_type}: {ending.message})" if isinstance(ending, Failure) else ""
     return Died(
         Reason.PERMANENT,

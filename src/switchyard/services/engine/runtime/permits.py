@@ -107,11 +107,11 @@ class PermitClient:
         entry = Permit(needs, expires_at=expires_at)
         if not _may_be_called(delivery):
             await self.gathering.join(needs)
-        answer = await self._take(entry, message, delivery.queue, delivery.body)
+        answer = await self._request(entry, message, delivery.queue, delivery.body)
         if isinstance(answer, PermitRefused):
             self.gathering.found_full(answer.name, answer.key)
             self._log.info("no room", limit=answer.name, key=answer.key, delay=answer.seconds)
-            await self.follow_up.put_off(delivery, message, answer.seconds)
+            await self.follow_up.delay_for_limit(delivery, message, answer.seconds)
             delivery.ack()
             self.counters.put_off += 1
             return None
@@ -123,10 +123,10 @@ class PermitClient:
         if job.verdict is not None:
             return
         if entry.refused is not None:
-            failure = Failure.of(entry.refused)
+            failure = Failure.from_error(entry.refused)
             job.verdict = Died(Reason.PERMANENT, job.message.metadata.attempts, failure)
         elif entry.needs and entry.hold is None:
-            answer = await self._take(
+            answer = await self._request(
                 entry, job.message, job.delivery.queue, job.message.encode(), claimed=True
             )
             if isinstance(answer, PermitRefused):
@@ -147,15 +147,15 @@ class PermitClient:
         self._held.discard(hold)
         self.gathering.leave()
         try:
-            freed = await self.ledger.limits.give_room_back(hold, entry.needs, entry.usage.tokens)
+            freed = await self.ledger.limits.return_permits(hold, entry.needs, entry.usage.tokens)
         except LedgerError as error:  # it runs out by itself
             self._log.warning("room in limits could not be released", error=str(error))
             return
         if not freed.waited_for:
             self.gathering.found_room(entry.needs)
-        await self._call(freed.called)
+        await self._wake(freed.woken)
 
-    async def _take(
+    async def _request(
         self,
         entry: Permit,
         message: JobMessage,
@@ -184,34 +184,34 @@ class PermitClient:
         entry.hold = hold  # also when the answer is lost: it is given back then
         answer: RoomAnswer | None = None
         try:
-            answer = await self.ledger.limits.take_room(request)
+            answer = await self.ledger.limits.take_permits(request)
         finally:
             if not isinstance(answer, PermitGranted):
                 self._held.discard(hold)
                 entry.hold = None
-        await self._call(answer.called)
+        await self._wake(answer.woken)
         return answer
 
-    async def _call(self, called: Sequence[WokenJob]) -> None:
+    async def _wake(self, called: Sequence[WokenJob]) -> None:
         await wake(self.follow_up.publisher, called, self._log)
 
     # --- the process ------------------------------------------------------------------------
 
     def start(self, background: TaskSupervisor) -> None:
         """Keep what is held for as long as it is needed."""
-        background.start("keep room in limits", self._keep)
+        background.start("keep room in limits", self._keep_renewing)
 
     async def close(self) -> None:
         """Give back all that is still held. Raises LedgerError."""
         if self._held:
-            await self.ledger.limits.release_room(self._holder)
+            await self.ledger.limits.release_permits(self._holder)
 
-    async def _keep(self) -> None:
+    async def _keep_renewing(self) -> None:
         while True:
             await asyncio.sleep(PERMIT_TTL / 3)
             if self._held:
                 try:
-                    await self.ledger.limits.renew_room(sorted(self._held), PERMIT_TTL)
+                    await self.ledger.limits.renew_permits(sorted(self._held), PERMIT_TTL)
                 except LedgerError as error:
                     self._log.warning("room in limits could not be renewed", error=str(error))
 

@@ -37,7 +37,7 @@ class ProgressWriter:
     ledger: Ledger
     pause: float = WRITE_INTERVAL
 
-    def notebook_of(
+    def buffer_for(
         self, message: JobMessage, claim_id: str, heard: Heard = _no_one
     ) -> AbstractAsyncContextManager[ProgressBuffer]:
         """What the attempt under that claim writes into, for as long as it runs. `heard` is told of
@@ -56,7 +56,7 @@ class _Writing(AbstractAsyncContextManager[ProgressBuffer]):
     def __init__(
         self, taker: ProgressWriter, message: JobMessage, claim_id: str, heard: Heard
     ) -> None:
-        self._notebook = ProgressBuffer(self._wake)
+        self._buffer = ProgressBuffer(self._wake)
         self._taker = taker
         self._message = message
         self._claim_id = claim_id
@@ -66,16 +66,16 @@ class _Writing(AbstractAsyncContextManager[ProgressBuffer]):
         self._closed = False
 
     async def __aenter__(self) -> ProgressBuffer:
-        return self._notebook
+        return self._buffer
 
     async def __aexit__(self, *_: object) -> None:
         """Write the last word. Once: whatever keeps the ledger away keeps away the attempt's end,
         too, which is what counts."""
         self._closed = True
-        self._notebook.wake_nobody()  # else each would keep the other until it is collected
+        self._buffer.wake_nobody()  # else each would keep the other until it is collected
         if self._task is not None:
             await end_tasks(self._task)
-        notes = self._notebook.take()
+        notes = self._buffer.take()
         if notes is not None:
             await self._write(notes)
 
@@ -89,7 +89,7 @@ class _Writing(AbstractAsyncContextManager[ProgressBuffer]):
 
     async def _write_on(self) -> None:
         try:
-            while (notes := self._notebook.take()) is not None:
+            while (notes := self._buffer.take()) is not None:
                 await self._write(notes)
                 await asyncio.sleep(self._taker.pause)
         finally:
@@ -111,7 +111,7 @@ class _Writing(AbstractAsyncContextManager[ProgressBuffer]):
             if isinstance(
                 error, TemporarilyUnavailable
             ):  # a note that is refused would be refused again
-                self._notebook.put_back(notes)
+                self._buffer.put_back(notes)
             return
         if counts and notes.progress is not None:
             self._heard(notes.progress)

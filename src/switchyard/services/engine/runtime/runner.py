@@ -89,12 +89,12 @@ class Runner:
         try:
             message = self._decode(delivery)
         except BaseException as error:  # whatever is wrong with it, it must not come again
-            await self._bury(delivery, error)
+            await self._dead_letter_malformed(delivery, error)
             return
         try:
             task = self._task_of(message)
         except BaseException as error:  # a validator may raise anything
-            await self._bury(delivery, error, message)
+            await self._dead_letter_malformed(delivery, error, message)
             return
         structlog.contextvars.bind_contextvars(
             job_id=message.job_id,
@@ -118,12 +118,12 @@ class Runner:
             unclaimed = RunningJob(delivery, message, "", self.ledger.clock.time())
             await self._fail(unclaimed, error)
 
-    async def _bury(
+    async def _dead_letter_malformed(
         self, delivery: Delivery, error: BaseException, job: JobMessage | None = None
     ) -> None:
-        await self.follow_up.bury(delivery, error, job)
+        await self.follow_up.dead_letter_malformed(delivery, error, job)
         delivery.ack()
-        self.reporter.counters.bury()
+        self.reporter.counters.count_malformed()
 
     async def _enter(
         self, delivery: Delivery, message: JobMessage, task: Task | None
@@ -133,7 +133,7 @@ class Runner:
             return Permit()
         expires_at = self.claims.runs_until(delivery, message)
         if expires_at is None:
-            await self.ledger.limits.wait_no_longer(message.job_id)
+            await self.ledger.limits.cancel_wait(message.job_id)
             return Permit()
         return await self.limits.enter(delivery, message, *task, expires_at)
 
@@ -143,11 +143,11 @@ class Runner:
         try:
             job = await self.claims.claim(delivery, message, is_known=task is not None)
             if job is not None:
-                await self._see_through(job, task, entry)
+                await self._run_attempt(job, task, entry)
         finally:
             await self.limits.leave(entry)
 
-    async def _see_through(self, job: RunningJob, task: Task | None, entry: Permit) -> None:
+    async def _run_attempt(self, job: RunningJob, task: Task | None, entry: Permit) -> None:
         """A job that has been claimed, from its run to its end."""
         try:
             with attempting(job) as tell:
@@ -186,7 +186,7 @@ class Runner:
         except BaseException as error:
             if is_from_outside(error):
                 raise
-            return Failure.of(error)
+            return Failure.from_error(error)
 
     async def _conclude(self, job: RunningJob, ended: Any) -> tuple[Ending, list[str]]:
         """Publish what follows from the attempt, and record it; how it ends, and the jobs that are
@@ -197,7 +197,7 @@ class Runner:
         try:
             ending, jobs = self._classify(job, ended)
             ending = await self.follow_up.publish(job, ending, inherit_join(job.join_id, jobs))
-            return await self.recorder.record(job, ending)
+            return await self.recorder.record_end(job, ending)
         except (ClaimLost, *_LEDGER_AWAY):
             raise
         except BaseException as error:
@@ -207,20 +207,20 @@ class Runner:
         self._log_failure("the end of an attempt could not be written", died.failure)
         ending = await self.follow_up.publish(job, died, ())
         try:
-            return await self.recorder.record(job, ending)
+            return await self.recorder.record_end(job, ending)
         except (ClaimLost, *_LEDGER_AWAY):
             raise
         except BaseException as error:
             if is_from_outside(error):
                 raise
             # The index of dead letters will tell the ledger.
-            self._log_failure("a dead letter could not be recorded", Failure.of(error))
+            self._log_failure("a dead letter could not be recorded", Failure.from_error(error))
             return ending, []
 
     async def _fail(self, job: RunningJob, error: BaseException) -> None:
         """The last resort, where neither the handler's end nor that of a defect could be written:
         the message goes on by itself, one attempt older, to its next try or the dead letters."""
-        failure = Failure.of(error)
+        failure = Failure.from_error(error)
         self._log_failure("job failed outside of its handler", failure)
         metadata = job.message.metadata
         ending: Decision | CancelledWhileRunning = decide(
@@ -293,8 +293,8 @@ class Runner:
         kept = await self._notes.last_checkpoint(job.message) if job.has_checkpoint else None
         self.reporter.started(job)
         heard = partial(self.reporter.progressed, job)
-        async with self._notes.notebook_of(job.message, job.claim_id, heard) as notebook:
-            return await self._handle(job, job_type, payload, kept, notebook)
+        async with self._notes.buffer_for(job.message, job.claim_id, heard) as progress_buffer:
+            return await self._handle(job, job_type, payload, kept, progress_buffer)
 
     async def _handle(
         self,
@@ -302,9 +302,9 @@ class Runner:
         job_type: JobType,
         payload: BaseModel,
         last_checkpoint: Any,
-        notebook: ProgressBuffer,
+        progress_buffer: ProgressBuffer,
     ) -> Any:
-        speech = OutputStream(partial(self.reporter.wrote, job))
+        output = OutputStream(partial(self.reporter.wrote, job))
         ctx = JobContext(
             message=job.message,
             lane=job.delivery.lane,
@@ -316,9 +316,9 @@ class Runner:
             compute=self.executor.compute,
             in_process=self.executor.in_process,
             last_checkpoint=last_checkpoint,
-            notebook=notebook,
+            progress_buffer=progress_buffer,
             usage=job.usage,
-            speech=speech,
+            output=output,
         )
         # Only the handler may be cancelled: what follows from it must be seen through.
         job.handler = asyncio.current_task()
@@ -332,7 +332,7 @@ class Runner:
             job.verdict = CancelledWhileRunning()
             return None
         finally:
-            speech.end()
+            output.end()
             job.handler = None
 
     def _classify(self, job: RunningJob, ended: Any) -> tuple[Ending, Sequence[NewJob]]:

@@ -89,14 +89,14 @@ class SharedProgressReader:
         self._descriptor = descriptor
         self._seen: dict[_DoubleBuffer, bytes] = {}
 
-    def hand_on(self, notebook: ProgressBuffer) -> None:
+    def hand_on(self, progress_buffer: ProgressBuffer) -> None:
         """Note what is new. What makes no sense is no news."""
         match self._new(_PROGRESS):
             case [None | int() | float() as fraction, str(note)]:
-                notebook.report(fraction, note)
+                progress_buffer.report(fraction, note)
         match self._new(_CHECKPOINT):
             case [data]:
-                notebook.keep(data)
+                progress_buffer.keep(data)
 
     def _new(self, cell: _DoubleBuffer) -> Any:
         # Read by calls, which end at the end of a file that somebody has cut off; memory does not.
@@ -138,7 +138,7 @@ class SharedProgressWriter:
     """The process's side: opened with the first word that is to be written."""
 
     def __init__(self, address: SharedProgressAddress) -> None:
-        self.notebook = ProgressBuffer(self._write)
+        self.progress_buffer = ProgressBuffer(self._write)
         self._address = address
         self._turn = threading.Lock()
         self._memory: mmap.mmap | None = None
@@ -155,7 +155,7 @@ class SharedProgressWriter:
                 self._memory = self._memory or self._opened()
             except OSError:
                 return  # the worker has called this run off: its process is about to be killed
-            notes = self.notebook.take()
+            notes = self.progress_buffer.take()
             if notes is None:
                 return
             token = self._address.token
@@ -175,9 +175,9 @@ class SharedProgressWriter:
 
 @contextmanager
 def writing_to(address: SharedProgressAddress) -> Iterator[ProgressBuffer]:
-    """A notebook that is written to that page."""
+    """Yield a progress buffer that is written to that page."""
     writer = SharedProgressWriter(address)
     try:
-        yield writer.notebook
+        yield writer.progress_buffer
     finally:
         writer.close()

@@ -132,7 +132,7 @@ async def _advance(context: DutyContext) -> None:
 async def _call_waiting(context: DutyContext) -> None:
     """Wake jobs that wait for a named limit in which time alone makes room."""
     log = structlog.get_logger("scheduler")
-    await wake(context.publisher, await context.ledger.limits.call_waiting(), log)
+    await wake(context.publisher, await context.ledger.limits.wake_waiting(), log)
 
 
 async def _forget_limits(context: DutyContext) -> None:

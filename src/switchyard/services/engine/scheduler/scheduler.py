@@ -96,9 +96,9 @@ class Scheduler:
         self._total = TickResult()
         if metrics is not None:
             show_publishes(metrics, self._publisher.counts)
-            metrics.show(self._shown)
+            metrics.show(self._metrics)
 
-    def _shown(self) -> list[tuple[Metric, Samples]]:
+    def _metrics(self) -> list[tuple[Metric, Samples]]:
         return [
             (names.SCHEDULER_ACTIVE, {(): float(self.is_active.is_set())}),
             (
@@ -196,7 +196,7 @@ class Scheduler:
         full: set[tuple[str, str]] = set()
         while True:
             due = await fetch(BATCH, without=full)
-            kept = await self._rely_on(due)
+            kept = await self._pin(due)
             accepted = set(await self._publish(kept, turn))
             number += len(accepted)
             refused = {(each.lane, each.worker) for each in kept if each.id not in accepted}
@@ -204,13 +204,13 @@ class Scheduler:
                 return number
             full |= refused
 
-    async def _rely_on(self, due: list[JobRecord]) -> list[JobRecord]:
+    async def _pin(self, due: list[JobRecord]) -> list[JobRecord]:
         """Those that are still there to be published. Whoever recorded one may be slow and not
         dead: from now on it can't take back what is published here."""
         held = [each.id for each in due if each.state is State.PENDING and each.claim_id]
         if not held:
             return due
-        states = await self._ledger.jobs.rely_on(held)
+        states = await self._ledger.jobs.pin(held)
         gone = {each for each in held if states.get(each) is not State.PENDING}
         return [each for each in due if each.id not in gone]
 

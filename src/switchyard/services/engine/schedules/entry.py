@@ -38,7 +38,7 @@ class ScheduleEntry(BaseModel):
     """Seconds for which a due time that has passed is still worth firing."""
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Self:
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
         """Raises InvalidSchedule."""
         try:
             return cls.model_validate(fields)
@@ -46,7 +46,7 @@ class ScheduleEntry(BaseModel):
             raise InvalidSchedule(describe(error)) from error
 
     @classmethod
-    def recorded(cls, record: ScheduleRecord) -> ScheduleEntry:
+    def from_record(cls, record: ScheduleRecord) -> ScheduleEntry:
         """The entry of which the record was made."""
         return cls.model_construct(
             name=record.name,
@@ -62,7 +62,7 @@ class ScheduleEntry(BaseModel):
 
     def rule(self) -> CronRule:
         """Raises InvalidSchedule."""
-        return CronRule.of(self.cron, self.timezone)
+        return CronRule.parse(self.cron, self.timezone)
 
     def prepared(self, registry: Registry, *, remote: bool, job_id: str | None = None) -> NewJob:
         """The job that it publishes, held against the same rule as a job that is published now.

@@ -46,4 +46,4 @@ def _entry(name: str, table: object) -> ScheduleEntry:
         raise InvalidSchedule(f"it is no table: write [{name}], and what it says below")
     if "name" in table:
         raise InvalidSchedule("its name stands in the brackets: leave `name` out")
-    return ScheduleEntry.of({"name": name} | table)
+    return ScheduleEntry.from_fields({"name": name} | table)

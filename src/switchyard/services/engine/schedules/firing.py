@@ -103,7 +103,7 @@ class ScheduleRunner:
         moved = []
         for entry in [each for each in entries if each.paused_at is None]:
             try:
-                due = ScheduleEntry.recorded(entry).rule().after(now)
+                due = ScheduleEntry.from_record(entry).rule().after(now)
             except InvalidSchedule:
                 continue  # said when it is due
             fire_at = with_jitter(entry.name, due, entry.jitter)
@@ -142,13 +142,18 @@ class ScheduleRunner:
     async def _decide(self, entry: ScheduleRecord, now: float) -> None:
         name = entry.name
         try:
-            rule = ScheduleEntry.recorded(entry).rule()
+            rule = ScheduleEntry.from_record(entry).rule()
             # In a thread: there are thousands of due times where nobody was there for days.
             passed = await asyncio.to_thread(
-                rule.passed, entry.next_at, now, jitter=entry.jitter, grace=entry.grace, name=name
+                rule.due_between,
+                entry.next_at,
+                now,
+                jitter=entry.jitter,
+                grace=entry.grace,
+                name=name,
             )
         except InvalidSchedule as error:  # its time zone is gone with an upgrade of this host
-            self._say(name, "can't be fired", str(error))
+            self._record_firing(name, "can't be fired", str(error))
             return
         firings = [due_firing(name, due, now) for due in passed.fired]
         if passed.missed is not None:
@@ -177,7 +182,7 @@ class ScheduleRunner:
             await self._give_up(firing, now, why)
             return False
         try:
-            job = ScheduleEntry.recorded(entry).prepared(
+            job = ScheduleEntry.from_record(entry).prepared(
                 self._registry, remote=entry.remote, job_id=firing.job_id
             )
             await self._jobs.publish_one(job)
@@ -193,7 +198,7 @@ class ScheduleRunner:
                 await self._ledger.schedules.settle_firing(
                     firing, FiringOutcome.DUE, firing.noted_at, note
                 )
-            self._say(entry.name, "not fired yet", str(error))
+            self._record_firing(entry.name, "not fired yet", str(error))
             return False
         self._refused.pop(key, None)
         self._said = {each for each in self._said if each[0] != entry.name}
@@ -206,7 +211,7 @@ class ScheduleRunner:
         await self._ledger.schedules.settle_firing(firing, FiringOutcome.REFUSED, now, why)
         self._refused.pop((firing.schedule, firing.due_at), None)
 
-    def _say(self, name: str, event: str, text: str) -> None:
+    def _record_firing(self, name: str, event: str, text: str) -> None:
         """Once, until it is fired: what goes wrong is tried again every few seconds."""
         if (name, text) not in self._said:
             self._said.add((name, text))

@@ -57,7 +57,7 @@ class CronRule:
     zone: ZoneInfo
 
     @classmethod
-    def of(cls, cron: str, timezone: str) -> CronRule:
+    def parse(cls, cron: str, timezone: str) -> CronRule:
         """Raises InvalidSchedule."""
         try:
             zone = ZoneInfo(timezone)
@@ -109,7 +109,7 @@ class CronRule:
             "not only on those that fit both."
         )
 
-    def passed(
+    def due_between(
         self, since: float, now: float, *, jitter: float, grace: float, name: str
     ) -> DueTimes:
         """What becomes of the due times from `since`, which is one, until now.
@@ -134,7 +134,7 @@ class CronRule:
                 break
         # Nobody was there for long: what is left of it is not gone through.
         recent = self.after(max(now - CATCH_UP_WINDOW - jitter, since))
-        rest = self.passed(recent, now, jitter=jitter, grace=grace, name=name)
+        rest = self.due_between(recent, now, jitter=jitter, grace=grace, name=name)
         return DueTimes(rest.fired, (first_missed, missed + len(fired)), rest.next_at)
 
     def _from(self, due: float) -> Iterator[float]:

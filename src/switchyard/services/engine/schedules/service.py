@@ -91,7 +91,7 @@ class Schedules:
         """
         record = await self.get(name)
         if record.paused_at is not None:
-            due = ScheduleEntry.recorded(record).rule().after(await self._now())
+            due = ScheduleEntry.from_record(record).rule().after(await self._now())
             fire_at = with_jitter(name, due, record.jitter)
             await self._ledger.schedules.pause_schedule(name, None, due, fire_at)
             record = replace(record, paused_at=None, next_at=due, fire_at=fire_at)
@@ -103,7 +103,7 @@ class Schedules:
         Raises UnknownSchedule, InvalidSchedule where its job would be refused.
         """
         record = await self.get(name)
-        ScheduleEntry.recorded(record).check(self._registry, remote=record.remote)
+        ScheduleEntry.from_record(record).check(self._registry, remote=record.remote)
         now = await self._now()
         firing = due_firing(name, now, now, f"at once, by {by}")
         await self._ledger.schedules.note_firing(firing)
@@ -137,12 +137,12 @@ class Schedules:
         found = [] if settings.schedules is None else read_file(settings.schedules, self._registry)
         named = {each.name for each in found}
         usual = defaults(self._registry) if settings.default_schedules else []
-        changed, gone = await self._take(FILE, found)
+        changed, gone = await self._replace(FILE, found)
         usual = [each for each in usual if each.name not in named]
-        usually_changed, usually_gone = await self._take(DEFAULT, usual)
+        usually_changed, usually_gone = await self._replace(DEFAULT, usual)
         return changed + usually_changed, gone + usually_gone
 
-    async def _take(
+    async def _replace(
         self, origin: str, entries: Sequence[ScheduleEntry]
     ) -> tuple[list[str], list[str]]:
         known = {each.name: each for each in await self._ledger.schedules.schedules()}

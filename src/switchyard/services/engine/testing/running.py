@@ -48,10 +48,10 @@ class JobRun:
     checkpoint: Any = None
     """What it gave to `ctx.checkpoint` last: hand it to the next run as `last_checkpoint`."""
     needs: tuple[PermitDemand, ...] = ()
-    """What it would need room for in its limits: `name`, `key`, `room`, `tokens`. In a test there
+    """What it would need room for in its limits: `name`, `key`, `size`, `tokens`. In a test there
     is always room; a job that could never have any is dead, as in production."""
     used_tokens: int | None = None
-    """What the handler has said to `ctx.used`."""
+    """What the handler has said to `ctx.report_usage`."""
 
     @property
     def then(self) -> NewJob | None:
@@ -223,7 +223,7 @@ async def _run(
         joined_jobs=joined,
     )
     ended = await attempt_alone(registry, ctx)
-    notes = ctx.notebook.take()
+    notes = ctx.progress_buffer.take()
     kept = notes.checkpoint if notes is not None else None
     return JobRun(
         ended.outcome,

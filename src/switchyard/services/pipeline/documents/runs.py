@@ -55,7 +55,7 @@ class PipelineRuns:
         while True:
             runs = await self.runs_of(document_id, document)
             pending = [job.id for job in runs.latest if job.state is State.PENDING]
-            if not pending or len(await self._ledger.jobs.rely_on(pending)) == len(pending):
+            if not pending or len(await self._ledger.jobs.pin(pending)) == len(pending):
                 return runs
 
     async def runs_of_each(self, first: Mapping[str, str]) -> dict[str, Runs]:

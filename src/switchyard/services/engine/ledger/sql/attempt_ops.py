@@ -66,7 +66,7 @@ class Claim:
         if message is not self.request.message:
             answer = replace(answer, message=message)
         if row is not None and row.cancel_asked_at is not None:
-            return self._called_off(rows, row)
+            return self._cancelled(rows, row)
         if row is not None and (row.join_id is not None or row.joins):
             answer = replace(answer, join_id=row.join_id, joins=row.joins)
         if row is None:
@@ -85,7 +85,7 @@ class Claim:
         row.changed = True
         return answer
 
-    def _called_off(self, rows: Rows, row: JobRow) -> Finished:
+    def _cancelled(self, rows: Rows, row: JobRow) -> Finished:
         """It was to be cancelled while it ran, and whoever ran it has not seen to that."""
         if row.state is State.RUNNING:
             rows.end_attempt(row, AttemptOutcome.CRASHED, self.request.now)

@@ -243,8 +243,8 @@ class PostgresDatabase:
         if not self._owner.is_here:
             raise LedgerForked
         if not self._prompt:
-            return await self._patiently(work, commit=commit)
-        task = asyncio.create_task(self._patiently(work, commit=commit))
+            return await self._run_with_retries(work, commit=commit)
+        task = asyncio.create_task(self._run_with_retries(work, commit=commit))
         try:
             await asyncio.wait((task,), timeout=PROMPT_TIMEOUT)
             # A long query is no outage: what tells is whether the server answers a short one.
@@ -264,7 +264,7 @@ class PostgresDatabase:
         def nothing(connection: Connection) -> None:
             connection.exec_driver_sql("SELECT 1")
 
-        probe = asyncio.create_task(self._patiently(nothing, commit=False))
+        probe = asyncio.create_task(self._run_with_retries(nothing, commit=False))
         self._given_up.add(probe)
         probe.add_done_callback(self._forget)
         await asyncio.wait((probe,), timeout=PROMPT_TIMEOUT)
@@ -278,7 +278,7 @@ class PostgresDatabase:
         if not task.cancelled():
             task.exception()  # nobody waits for it any more
 
-    async def _patiently(self, work: TransactionBody[T], *, commit: bool) -> T:
+    async def _run_with_retries(self, work: TransactionBody[T], *, commit: bool) -> T:
         try:
             try:
                 return await self._once(work, commit=commit)

@@ -121,7 +121,7 @@ class JoinWriter:
         """Count what has changed among these rows; nothing is asked where none is joined. Whoever
         ended the last job of a join is told in `rows.noted`."""
         changes = _changes(rows)
-        self._tell_late(connection, rows, sorted(rows.noted.keys() - changes.keys()))
+        self._report_late(connection, rows, sorted(rows.noted.keys() - changes.keys()))
         gone = [row.id for row in rows.deleted if row.joins]
         if gone:  # nobody waits any more for what they waited for
             connection.execute(self._delete, sql.keys_parameter(self._dialect, sorted(gone)))
@@ -150,13 +150,13 @@ class JoinWriter:
                 anew.append(join.id)
         due = {join_id: join_id for join_id in self._store(connection, at, new=new, known=known)}
         for join_id in anew:
-            if (copy := self._made_anew(connection, join_id, at)) is not None:
+            if (copy := self._recreated(connection, join_id, at)) is not None:
                 due[join_id] = copy
         for join_id, job_id in due.items():
             if (noted := rows.noted.get(join_id)) is not None:
                 noted.due.append(job_id)
 
-    def _tell_late(self, connection: Connection, rows: Rows, join_ids: list[str]) -> None:
+    def _report_late(self, connection: Connection, rows: Rows, join_ids: list[str]) -> None:
         """Of jobs that had ended before their worker said so: their dead letter was read first, or
         the first answer was lost on its way. Else the outbox finds what waits, 15 s later."""
         if join_ids:
@@ -177,15 +177,15 @@ class JoinWriter:
             return None
         return bool(self._store(connection, at, new=[], known=known))
 
-    def let_go(self, connection: Connection, join_id: str, at: float) -> None:
+    def seal(self, connection: Connection, join_id: str, at: float) -> None:
         """End what holds a join; where that has ended before, and it is one that says `again`, a
         copy of the job that waited is `pending` now."""
         if self.settle(connection, join_id, at, when_dead=None) is None and any(
             join.again for join in self._load(connection, [join_id])
         ):
-            self._made_anew(connection, join_id, at)
+            self._recreated(connection, join_id, at)
 
-    def _made_anew(self, connection: Connection, join_id: str, at: float) -> str | None:
+    def _recreated(self, connection: Connection, join_id: str, at: float) -> str | None:
         """The id of a new job like the one that has waited; None where that one is gone, or was
         called off."""
         copy = str(uuid4())

@@ -76,15 +76,15 @@ class PermitBatch:
                 # What was kept for a job is not in its own way.
                 limit.kept -= 1
                 limit.kept_tokens -= wait.first
-        answers = {each.hold: self._take(each) for each in sorted(self._takes, key=self._turn)}
+        answers = {each.hold: self._take(each) for each in sorted(self._takes, key=self._decide)}
         for limit in self._limits.values():
-            self._waiting.call(limit)
+            self._waiting.wake(limit)
         called = self._write()
         found = [
             self._freed(each) if isinstance(each, PermitReturn) else answers[each.hold]
             for each in self._changes
         ]
-        return [replace(found[0], called=tuple(called)), *found[1:]]
+        return [replace(found[0], woken=tuple(called)), *found[1:]]
 
     # --- what ends --------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class PermitBatch:
 
     # --- what begins ------------------------------------------------------------------------
 
-    def _turn(self, request: PermitRequest) -> tuple[bool, bool, float]:
+    def _decide(self, request: PermitRequest) -> tuple[bool, bool, float]:
         """First those that are claimed, then those that were called, then who has waited longest,
         and then the others."""
         wait = self._found.waits.get(request.job_id)
@@ -126,10 +126,10 @@ class PermitBatch:
             wait = self._found.waits.get(request.job_id)
             for limit in limits:
                 if wait is None or wait.until == 0:
-                    self._waiting.call(limit, None if wait is None else wait.at)
+                    self._waiting.wake(limit, None if wait is None else wait.at)
             for limit, need in zip(limits, request.needs, strict=True):
-                if (why := limit.lacks(need.tokens)) is not None:
-                    return self._put_off(request, limit, need, why)
+                if (why := limit.missing(need.tokens)) is not None:
+                    return self._enqueue(request, limit, need, why)
         for limit, need in zip(limits, request.needs, strict=True):
             limit.in_use += 1
             if not taken_over:
@@ -164,7 +164,7 @@ class PermitBatch:
             return bool(request.redrives > redrives)
         return state != State.RUNNING and state not in FINISHED
 
-    def _put_off(
+    def _enqueue(
         self, request: PermitRequest, limit: LockedLimit, need: PermitDemand, why: str
     ) -> PermitRefused:
         wait = self._found.waits.get(request.job_id)
@@ -234,7 +234,7 @@ def wake_waiting(connection: Connection, at_most: int) -> list[WokenJob]:
         waiting = PermitQueue(connection, locked, ())
         writes = PermitWrites()
         for limit in locked.values():
-            waiting.call(limit)
+            waiting.wake(limit)
             writes.limits.append(limit.row())
             writes.called += limit.called
         called += writes.execute(connection, found.now)

@@ -50,7 +50,7 @@ class LockedLimit:
 
     @property
     def room(self) -> LimitSize:
-        return self.need.room
+        return self.need.size
 
     def end(self, hold: Row[Any], used_tokens: int | None) -> None:
         """A job has ended, and used so many tokens; None: those that were estimated."""
@@ -60,7 +60,7 @@ class LockedLimit:
             more = used_tokens - hold.second
             self.window = self.window.corrected(hold.first, self.now, more)
 
-    def lacks(self, tokens: int) -> str | None:
+    def missing(self, tokens: int) -> str | None:
         """Why one job more can't run now; None when it can."""
         most = self.room.concurrency
         if most is not None and self.in_use + self.kept >= most:
@@ -77,7 +77,7 @@ class LockedLimit:
             parts.append(f"{self.window.tokens:,} of {most:,} tokens were used")
         return f"{' and '.join(parts)} in the last minute"
 
-    def call(self, job_id: str, tokens: int) -> None:
+    def wake(self, job_id: str, tokens: int) -> None:
         """Keep room for a job that waits."""
         self.kept += 1
         self.kept_tokens += tokens
@@ -115,16 +115,16 @@ class PermitQueue:
         """Those that came by themselves: nobody calls them."""
         self._waiting: dict[Place, deque[Row[Any]]] = {}
 
-    def call(self, limit: LockedLimit, before: float | None = None) -> None:
+    def wake(self, limit: LockedLimit, before: float | None = None) -> None:
         """Call those that have waited longest, as far as there is room; only those that have
         waited since `before`."""
-        while limit.somebody_waits and limit.lacks(0) is None:
+        while limit.somebody_waits and limit.missing(0) is None:
             waiting = self._of(limit)
             while waiting and (before is None or waiting[0].since < before):
-                if limit.lacks(waiting[0].tokens) is not None:
+                if limit.missing(waiting[0].tokens) is not None:
                     return
                 row = waiting.popleft()
-                limit.call(row.job_id, row.tokens)
+                limit.wake(row.job_id, row.tokens)
             if waiting:
                 return
 
@@ -136,7 +136,7 @@ class PermitQueue:
             asked = {
                 each: one
                 for each, one in self._limits.items()
-                if one.somebody_waits and not self._waiting.get(each) and one.lacks(0) is None
+                if one.somebody_waits and not self._waiting.get(each) and one.missing(0) is None
             }
             most = MAX_WOKEN + len(self._here) + max(len(one.called) for one in asked.values())
             found = read_waiting(self._connection, asked, limit.now, most)

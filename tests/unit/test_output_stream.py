@@ -2,7 +2,7 @@
 
 import asyncio
 
-from switchyard.services.engine.jobs import output_stream as speech
+from switchyard.services.engine.jobs import output_stream
 from switchyard.services.engine.jobs.output_stream import OutputStream
 from switchyard.services.engine.monitoring.job_events import (
     BACKLOG,
@@ -41,10 +41,10 @@ async def test_what_there_is_no_time_to_tell_is_left_out_and_the_next_piece_says
     heard = Heard()
     told = OutputStream(heard)
     told.write("x" * 1_000_000)
-    while len(heard.pieces) < speech.MAX_BACKLOG // speech.MAX_PIECE:
+    while len(heard.pieces) < output_stream.MAX_BACKLOG // output_stream.MAX_PIECE:
         heard.first.clear()
         await asyncio.wait_for(heard.first.wait(), PATIENCE)
-    assert sum(len(text) for text, _ in heard.pieces) == speech.MAX_BACKLOG
+    assert sum(len(text) for text, _ in heard.pieces) == output_stream.MAX_BACKLOG
     told.write("after")
     told.end()
     assert heard.pieces[-1] == ("after", 1_000_000)
@@ -69,7 +69,7 @@ def test_nothing_is_done_where_nobody_hears() -> None:
 
 def test_a_piece_fits_into_an_event_whatever_it_is() -> None:
     for character in ("\x00", "\U0001f600", '"'):
-        event = text_event("job", character * speech.MAX_PIECE, 10**9, 1e9)
+        event = text_event("job", character * output_stream.MAX_PIECE, 10**9, 1e9)
         assert len(event.body) < MAX_BYTES
 
 

@@ -31,37 +31,37 @@ NONSENSE = [
 
 
 def test_what_is_newer_takes_the_place_of_what_is_older() -> None:
-    notebook = ProgressBuffer()
-    notebook.report(0.1, "first")
-    notebook.report(0.2, "second")
-    notebook.keep([1])
-    notebook.keep([1, 2])
-    assert notebook.take() == PendingProgress(ReportedProgress(0.2, "second"), "[1,2]")
-    assert notebook.take() is None
-    notebook.report(None)
-    assert notebook.take() == PendingProgress(ReportedProgress(None, ""), None)
+    buffer = ProgressBuffer()
+    buffer.report(0.1, "first")
+    buffer.report(0.2, "second")
+    buffer.keep([1])
+    buffer.keep([1, 2])
+    assert buffer.take() == PendingProgress(ReportedProgress(0.2, "second"), "[1,2]")
+    assert buffer.take() is None
+    buffer.report(None)
+    assert buffer.take() == PendingProgress(ReportedProgress(None, ""), None)
 
 
 def test_whoever_records_is_woken_once_until_he_has_taken_it() -> None:
     woken: list[int] = []
-    notebook = ProgressBuffer(lambda: woken.append(1))
+    buffer = ProgressBuffer(lambda: woken.append(1))
     for number in range(1000):
-        notebook.report(number / 1000)
+        buffer.report(number / 1000)
     assert len(woken) == 1
-    notebook.take()
-    notebook.keep("x")
+    buffer.take()
+    buffer.keep("x")
     assert len(woken) == 2
 
 
 def test_what_could_not_be_recorded_comes_again_unless_there_is_news() -> None:
-    notebook = ProgressBuffer()
-    notebook.report(0.1)
-    notebook.keep(1)
-    taken = notebook.take()
+    buffer = ProgressBuffer()
+    buffer.report(0.1)
+    buffer.keep(1)
+    taken = buffer.take()
     assert taken is not None
-    notebook.keep(2)
-    notebook.put_back(taken)
-    assert notebook.take() == PendingProgress(ReportedProgress(0.1, ""), "2")
+    buffer.keep(2)
+    buffer.put_back(taken)
+    assert buffer.take() == PendingProgress(ReportedProgress(0.1, ""), "2")
 
 
 @pytest.mark.parametrize(
@@ -69,42 +69,42 @@ def test_what_could_not_be_recorded_comes_again_unless_there_is_news() -> None:
     [(0.5, 0.5), (1, 1.0), (1.0000001, 1.0), (-3, 0.0), (float("nan"), None), (None, None)],
 )
 def test_a_share_that_was_counted_wrongly_fails_no_job(given: float, kept: float) -> None:
-    notebook = ProgressBuffer()
-    notebook.report(given, "é" * 1000)
-    assert notebook.take() == PendingProgress(ReportedProgress(kept, "é" * MAX_NOTE), None)
+    buffer = ProgressBuffer()
+    buffer.report(given, "é" * 1000)
+    assert buffer.take() == PendingProgress(ReportedProgress(kept, "é" * MAX_NOTE), None)
 
 
 @pytest.mark.parametrize("given", [object(), float("nan"), {1: {2}}, "x" * MAX_CHECKPOINT])
 def test_a_check_point_is_json_and_not_large(given: Any) -> None:
-    notebook = ProgressBuffer()
-    notebook.keep("before")
+    buffer = ProgressBuffer()
+    buffer.keep("before")
     with pytest.raises(InvalidCheckpoint, match=r"JSON|limit"):
-        notebook.keep(given)
-    assert notebook.take() == PendingProgress(None, '"before"')
+        buffer.keep(given)
+    assert buffer.take() == PendingProgress(None, '"before"')
 
 
 @pytest.mark.parametrize("given", [("half", ""), (0.5, b"half"), (0.5, None), ([], "")])
 def test_what_is_no_number_or_no_text_is_said_to_the_handler(given: tuple[Any, Any]) -> None:
-    notebook = ProgressBuffer()
+    buffer = ProgressBuffer()
     with pytest.raises((TypeError, ValueError)):
-        notebook.report(*given)
-    assert notebook.take() is None
+        buffer.report(*given)
+    assert buffer.take() is None
 
 
 def test_many_threads_lose_nothing_that_is_last() -> None:
-    notebook = ProgressBuffer()
+    buffer = ProgressBuffer()
 
     def say() -> None:
         for number in range(5001):
-            notebook.report(number / 5000)
+            buffer.report(number / 5000)
 
     threads = [threading.Thread(target=say) for _ in range(4)]
     taken = []
     for each in threads:
         each.start()
     while any(each.is_alive() for each in threads):
-        taken.append(notebook.take())
-    taken.append(notebook.take())
+        taken.append(buffer.take())
+    taken.append(buffer.take())
     last = [each for each in taken if each is not None][-1]
     assert last.progress == ReportedProgress(1.0, "")
 
@@ -117,10 +117,10 @@ def test_a_process_says_it_by_its_page() -> None:
     with open_page() as page:
         page.hand_on(heard)
         assert heard.take() is None
-        with writing_to(page.address) as notebook:
+        with writing_to(page.address) as buffer:
             for number in range(1, 10_001):
-                notebook.report(number / 10_000, "größer \ud800")
-            notebook.keep({"page": 3, "text": "x" * 60_000})
+                buffer.report(number / 10_000, "größer \ud800")
+            buffer.keep({"page": 3, "text": "x" * 60_000})
             page.hand_on(heard)
             notes = heard.take()
             assert notes is not None
@@ -128,7 +128,7 @@ def test_a_process_says_it_by_its_page() -> None:
             assert notes.checkpoint == '{"page":3,"text":"' + "x" * 60_000 + '"}'
             page.hand_on(heard)
             assert heard.take() is None  # nothing new
-            notebook.report(0.5)
+            buffer.report(0.5)
         page.hand_on(heard)  # its last word, although it has ended
         assert heard.take() == PendingProgress(ReportedProgress(0.5, ""), None)
 
@@ -157,8 +157,8 @@ def test_what_a_hostile_process_writes_is_no_news(nonsense: bytes) -> None:
 def test_a_page_that_the_process_cuts_off_harms_nobody() -> None:
     heard = ProgressBuffer()
     with open_page() as page:
-        with writing_to(page.address) as notebook:
-            notebook.report(0.5)
+        with writing_to(page.address) as buffer:
+            buffer.report(0.5)
         os.truncate(page.address.path, 3)
         page.hand_on(heard)
     assert heard.take() is None
@@ -170,8 +170,8 @@ def test_what_another_job_has_written_is_not_this_ones() -> None:
     heard = ProgressBuffer()
     with open_page() as page:
         other = replace(page.address, token=b"x" * 16)
-        with writing_to(other) as notebook:
-            notebook.report(0.5)
+        with writing_to(other) as buffer:
+            buffer.report(0.5)
         page.hand_on(heard)
     assert heard.take() is None
 
@@ -179,7 +179,7 @@ def test_what_another_job_has_written_is_not_this_ones() -> None:
 def test_a_page_that_is_gone_fails_no_job() -> None:
     with open_page() as page:
         address = page.address
-    with writing_to(address) as notebook:
-        notebook.report(0.5)
-        notebook.keep(1)
+    with writing_to(address) as buffer:
+        buffer.report(0.5)
+        buffer.keep(1)
     assert not Path(address.path).is_file()
