@@ -1,8 +1,9 @@
-"""What a transaction has to know of named limits before it decides: in two statements, however many
-jobs and limits there are, and a third where somebody waits and there may be room.
+"""Read what a transaction has to know of named limits before it decides.
 
-Each statement is a journey on PostgreSQL, made with the rows of the limits locked; and on SQLite
-each gives the interpreter away, which is long in coming back while the event loop is busy.
+There are two statements, however many jobs and limits there are, and a third where a job waits and
+may get a permit. Each statement is a round trip on PostgreSQL, made with the rows of the limits
+locked; and on SQLite each releases the interpreter, which is slow to come back while the event loop
+is busy.
 """
 
 from __future__ import annotations
@@ -57,30 +58,34 @@ Place = tuple[str, str]
 """A limit's name and key."""
 
 _COLUMNS: dict[str, TypeEngine[Any]] = {
-    **dict.fromkeys(("kind", "id", "job", "name", "key"), Text()),
-    **dict.fromkeys(("first", "second", "third"), BigInteger()),
-    **dict.fromkeys(("at", "until"), Double()),
+    **dict.fromkeys(("kind", "job_id", "hold", "name", "key", "state"), Text()),
+    **dict.fromkeys(("in_use", "reserved", "reserved_tokens"), BigInteger()),
+    **dict.fromkeys(("tokens", "times", "redrives", "attempts", "started_second"), BigInteger()),
+    **dict.fromkeys(("now", "oldest_wait_since", "since"), Double()),
+    **dict.fromkeys(("called_until", "expires_at"), Double()),
 }
-"""Of all that is read in one statement."""
+"""The columns of the one statement that reads counts, waits, jobs and holds together; null where a
+row of that kind has none."""
 
 
 @dataclass
 class LockedLimitRows:
-    """What was found under the lock."""
+    """The rows that were read under the lock. Times are seconds of the database's clock."""
 
     now: float
-    """The database's time."""
+    """When they were read."""
     bins: Mapping[Place, Row[Any]]
     """The rows of the limits, locked."""
     counts: dict[Place, Row[Any]] = field(default_factory=dict)
-    """Of each limit: `first` jobs run, `second` were called and have not come, with `third` tokens;
-    `until` is since when the first waits that may be called."""
+    """By limit: `in_use` jobs run, `reserved` permits with `reserved_tokens` are kept for jobs that
+    were woken, and `oldest_wait_since` is null where no job may be woken."""
     waits: dict[str, Row[Any]] = field(default_factory=dict)
-    """By job: since `at`, with `first` tokens, put off `second` times, called until `until`."""
+    """By job, with `name` and `key` of its limit: `since`, `tokens`, `times` that it was put off,
+    and until when its permit is reserved (`called_until`)."""
     jobs: dict[str, Row[Any]] = field(default_factory=dict)
-    """By job: `name` is its state, `first` its redrives, `second` its attempts."""
+    """By job: `state`, `redrives` and `attempts`."""
     holds: list[Row[Any]] = field(default_factory=list)
-    """`id`, of `job`, since the second `first`, with `second` tokens, until `until`."""
+    """Permits in use: `hold`, `job_id`, `started_second`, `tokens` and `expires_at`."""
 
 
 def read_locked(
@@ -91,34 +96,36 @@ def read_locked(
     claimed: Collection[str] = (),
     holds: Collection[str] = (),
 ) -> LockedLimitRows:
-    """Lock these limits until the end of the transaction, always in the same order, and read what
-    is known of them, of the jobs that `come`, of what the `claimed` ones hold, and of `holds`."""
+    """Lock limits until the end of the transaction, always in the same order, and read their rows.
+
+    Reads as well the jobs that `come` for permits, the permits of the `claimed` jobs, and `holds`.
+    """
     dialect = connection.dialect.name
-    wanted = _places(dialect, sorted(places))
-    bins = _locked(connection, wanted, places)
+    parameters = _places(dialect, sorted(places))
+    bins = _locked(connection, parameters, places)
     # Only now: what was counted before the lock would be old.
     query = _reading(dialect, bool(come), bool(holds or claimed))
     lists = {"come": come, "claimed": claimed, "holds": holds}
-    values = {name: list_value(dialect, sorted(each)) for name, each in lists.items()}
-    found = LockedLimitRows(now=0.0, bins=bins)
-    for row in connection.execute(query, wanted | values):
+    values = {name: list_value(dialect, sorted(ids)) for name, ids in lists.items()}
+    rows = LockedLimitRows(now=0.0, bins=bins)
+    for row in connection.execute(query, parameters | values):
         match row.kind:
             case "limit":
-                found.counts[row.name, row.key] = row
-                found.now = max(found.now, row.at)
+                rows.counts[row.name, row.key] = row
+                rows.now = max(rows.now, row.now)
             case "wait":
-                found.waits[row.id] = row
+                rows.waits[row.job_id] = row
             case "job":
-                found.jobs[row.id] = row
+                rows.jobs[row.job_id] = row
             case _:
-                found.holds.append(row)
-    return found
+                rows.holds.append(row)
+    return rows
 
 
 def read_waiting(
     connection: Connection, places: Collection[Place], now: float, at_most: int
 ) -> dict[Place, list[Row[Any]]]:
-    """Of each of these limits so many jobs that may be called, who waits longest first."""
+    """Read of each limit up to `at_most` jobs that may be woken, the longest wait first."""
     values = {"now": now, "at_most": at_most}
     if is_sqlite(connection):
         # It has no LATERAL, and no journey to save.
@@ -127,22 +134,22 @@ def read_waiting(
             (name, key): list(connection.execute(query, values | {"name": name, "key": key}))
             for name, key in places
         }
-    found: dict[Place, list[Row[Any]]] = {place: [] for place in places}
-    wanted = _places(connection.dialect.name, sorted(places))
-    for row in connection.execute(_first_of_each(), values | wanted):
-        found[row.name, row.key].append(row)
-    return found
+    waiting: dict[Place, list[Row[Any]]] = {place: [] for place in places}
+    parameters = _places(connection.dialect.name, sorted(places))
+    for row in connection.execute(_first_of_each(), values | parameters):
+        waiting[row.name, row.key].append(row)
+    return waiting
 
 
 def _locked(
-    connection: Connection, wanted: Mapping[str, Any], places: Collection[Place]
+    connection: Connection, parameters: Mapping[str, Any], places: Collection[Place]
 ) -> dict[Place, Row[Any]]:
     query = _locking(connection.dialect.name)
-    rows = connection.execute(query, wanted).all()
+    rows = connection.execute(query, parameters).all()
     if len(rows) < len(places):
         new = [{"name": n, "key": k, "bins": "[]", "updated_at": 0.0} for n, k in sorted(places)]
         connection.execute(insert_into(connection, limits).on_conflict_do_nothing(), new)
-        rows = connection.execute(query, wanted).all()
+        rows = connection.execute(query, parameters).all()
     return {(row.name, row.key): row for row in rows}
 
 
@@ -156,10 +163,10 @@ def _locking(dialect: str) -> Select[Any]:
 
 
 @cache
-def _reading(dialect: str, somebody_comes: bool, with_holds: bool) -> CompoundSelect[Any]:
+def _reading(dialect: str, with_comers: bool, with_holds: bool) -> CompoundSelect[Any]:
     now: ColumnElement[float] = literal_column(clock_of(dialect), Double)
     parts = [_counts(now).where(_among_places(dialect))]
-    if somebody_comes:
+    if with_comers:
         parts += _comers(dialect)
     if with_holds:
         parts.append(_holds(dialect))
@@ -179,51 +186,51 @@ def _first_of_each() -> Select[Any]:
 
 def _first(name: ColumnElement[str], key: ColumnElement[str]) -> Select[Any]:
     now, at_most = bindparam("now", type_=Double), bindparam("at_most", type_=BigInteger)
-    wanted = (limit_waits.c.name == name, limit_waits.c.key == key, *_callable(now))
+    conditions = (limit_waits.c.name == name, limit_waits.c.key == key, *_may_be_woken(now))
     query = select(limit_waits.c.job_id, limit_waits.c.tokens, limit_waits.c.since)
-    query = query.where(*wanted).order_by(limit_waits.c.since, limit_waits.c.job_id)
+    query = query.where(*conditions).order_by(limit_waits.c.since, limit_waits.c.job_id)
     return query.limit(at_most)
 
 
 def _counts(now: ColumnElement[float]) -> Select[Any]:
-    """What runs, and what was called, of each limit; the time; and since when somebody waits."""
+    """Select each limit's counts of permits in use and reserved, the time, and the oldest wait."""
     held = (limit_holds.c.name == limits.c.name, limit_holds.c.key == limits.c.key)
-    mine = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
-    called = (*mine, WAS_WOKEN, limit_waits.c.called_until > now)
+    waiting = (limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
+    woken = (*waiting, WAS_WOKEN, limit_waits.c.called_until > now)
     in_use = select(func.count()).where(*held, limit_holds.c.expires_at > now)
     tokens = func.coalesce(func.sum(limit_waits.c.tokens), 0)
     # The first of an index, where a minimum would read all of them.
-    first = select(limit_waits.c.since).where(*mine, *_callable(now))
+    oldest = select(limit_waits.c.since).where(*waiting, *_may_be_woken(now))
     return _part(
         "limit",
         name=limits.c.name,
         key=limits.c.key,
-        first=in_use.scalar_subquery(),
-        second=select(func.count()).where(*called).scalar_subquery(),
-        third=select(tokens).where(*called).scalar_subquery(),
-        at=now,
-        until=first.order_by(limit_waits.c.since).limit(1).scalar_subquery(),
+        in_use=in_use.scalar_subquery(),
+        reserved=select(func.count()).where(*woken).scalar_subquery(),
+        reserved_tokens=select(tokens).where(*woken).scalar_subquery(),
+        now=now,
+        oldest_wait_since=oldest.order_by(limit_waits.c.since).limit(1).scalar_subquery(),
     )
 
 
 def _comers(dialect: str) -> list[Select[Any]]:
-    """The places of those that come among those that wait, and their records."""
+    """Select the waits of the jobs that come, and their rows in the table of jobs."""
     waits = _part(
         "wait",
-        id=limit_waits.c.job_id,
+        job_id=limit_waits.c.job_id,
         name=limit_waits.c.name,
         key=limit_waits.c.key,
-        first=limit_waits.c.tokens,
-        second=limit_waits.c.times,
-        at=limit_waits.c.since,
-        until=limit_waits.c.called_until,
+        tokens=limit_waits.c.tokens,
+        times=limit_waits.c.times,
+        since=limit_waits.c.since,
+        called_until=limit_waits.c.called_until,
     )
     known = _part(
         "job",
-        id=jobs.c.id,
-        name=jobs.c.state,
-        first=jobs.c.redrives,
-        second=jobs.c.attempts,
+        job_id=jobs.c.id,
+        state=jobs.c.state,
+        redrives=jobs.c.redrives,
+        attempts=jobs.c.attempts,
     )
     return [
         waits.where(among_listed(dialect, limit_waits.c.job_id, "come")),
@@ -234,45 +241,45 @@ def _comers(dialect: str) -> list[Select[Any]]:
 def _holds(dialect: str) -> Select[Any]:
     part = _part(
         "hold",
-        id=limit_holds.c.hold,
-        job=limit_holds.c.job_id,
+        hold=limit_holds.c.hold,
+        job_id=limit_holds.c.job_id,
         name=limit_holds.c.name,
         key=limit_holds.c.key,
-        first=limit_holds.c.second,
-        second=limit_holds.c.tokens,
-        until=limit_holds.c.expires_at,
+        started_second=limit_holds.c.second,
+        tokens=limit_holds.c.tokens,
+        expires_at=limit_holds.c.expires_at,
     )
     mine = among_listed(dialect, limit_holds.c.hold, "holds")
     return part.where(or_(mine, among_listed(dialect, limit_holds.c.job_id, "claimed")))
 
 
 def _part(kind: str, **values: Any) -> Select[Any]:
-    """One of the tables that are read together: what it does not have is null."""
+    """Select one of the tables that are read together, with null for what it does not have."""
     values["kind"] = literal_column(f"'{kind}'", Text)
     return select(
         *(
-            (values[name] if name in values else cast(null(), kept)).label(name)
-            for name, kept in _COLUMNS.items()
+            (values[name] if name in values else cast(null(), column_type)).label(name)
+            for name, column_type in _COLUMNS.items()
         )
     )
 
 
-def _callable(now: ColumnElement[float]) -> tuple[ColumnElement[bool], ...]:
+def _may_be_woken(now: ColumnElement[float]) -> tuple[ColumnElement[bool], ...]:
     return (limit_waits.c.call_after <= now, limit_waits.c.body.is_not(None))
 
 
 def _among_places(dialect: str) -> ColumnElement[bool]:
-    """The limits of `_places`: as few parameters, however many they are."""
+    """Match the limits of `_places`, with as few parameters, however many they are."""
     if dialect == "sqlite":
-        each = func.json_each(bindparam("places", type_=Text)).table_valued("value")
-        found = select(
-            func.json_extract(each.c.value, "$[0]"), func.json_extract(each.c.value, "$[1]")
+        pair = func.json_each(bindparam("places", type_=Text)).table_valued("value")
+        places = select(
+            func.json_extract(pair.c.value, "$[0]"), func.json_extract(pair.c.value, "$[1]")
         )
     else:
         arrays = (bindparam(each, type_=ARRAY(Text)) for each in ("names", "keys"))
         pair = func.unnest(*arrays).table_valued(column("name", Text), column("key", Text))
-        found = select(*pair.render_derived("wanted").c)
-    return tuple_(limits.c.name, limits.c.key).in_(found)
+        places = select(*pair.render_derived("wanted").c)
+    return tuple_(limits.c.name, limits.c.key).in_(places)
 
 
 def _places(dialect: str, places: Sequence[Place]) -> dict[str, Any]:

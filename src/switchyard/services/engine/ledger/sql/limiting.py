@@ -54,67 +54,70 @@ class PermitBatch:
         self._new_waits: dict[str, dict[str, Any]] = {}
         self._no_waits: set[str] = set()
         needs = {(need.name, need.key): need for each in changes for need in each.needs}
-        self._found = read_locked(
+        self._rows = read_locked(
             connection,
             needs,
             come=self._here,
             claimed={each.job_id for each in self._takes if each.claimed},
             holds={each.hold for each in changes if isinstance(each, PermitReturn)},
         )
-        self._limits = {place: LockedLimit.of(needs[place], self._found) for place in sorted(needs)}
+        self._limits = {
+            place: LockedLimit.from_rows(needs[place], self._rows) for place in sorted(needs)
+        }
         self._waiting = PermitQueue(connection, self._limits, self._here)
 
     def run(self) -> list[RoomAnswer]:
-        """The answers, in order. Those that have room now stand in the first."""
+        """Decide all requests; the answers in order, the first with the jobs that were woken."""
         returns = {
             each.hold: each.used_tokens for each in self._changes if isinstance(each, PermitReturn)
         }
-        self._end([row for row in self._found.holds if row.id in returns], returns)
-        for wait in self._found.waits.values():
+        self._end([row for row in self._rows.holds if row.hold in returns], returns)
+        for wait in self._rows.waits.values():
             limit = self._limits.get((wait.name, wait.key))
-            if limit is not None and wait.until > limit.now:
+            if limit is not None and wait.called_until > limit.now:
                 # What was kept for a job is not in its own way.
-                limit.kept -= 1
-                limit.kept_tokens -= wait.first
-        answers = {each.hold: self._take(each) for each in sorted(self._takes, key=self._decide)}
+                limit.reserved -= 1
+                limit.reserved_tokens -= wait.tokens
+        answers = {each.hold: self._take(each) for each in sorted(self._takes, key=self._urgency)}
         for limit in self._limits.values():
             self._waiting.wake(limit)
-        called = self._write()
-        found = [
+        woken = self._write()
+        answers_in_order = [
             self._freed(each) if isinstance(each, PermitReturn) else answers[each.hold]
             for each in self._changes
         ]
-        return [replace(found[0], woken=tuple(called)), *found[1:]]
+        first, *others = answers_in_order
+        return [replace(first, woken=tuple(woken)), *others]
 
     # --- what ends --------------------------------------------------------------------------
 
     def _end(self, holds: Sequence[Row[Any]], used: Mapping[str, int | None]) -> None:
         for row in holds:
-            self._writes.ended.append(row.id)
+            self._writes.ended.append(row.hold)
             limit = self._limits.get((row.name, row.key))
             if limit is not None:
-                limit.end(row, used.get(row.id))
+                limit.end(row, used.get(row.hold))
 
     def _drop_holds(self, job_id: str) -> bool:
-        """Whether another process had room for the job: it has died, and its room goes over."""
+        """Take over the permits that a dead process had for the job; False where it had none."""
         ended = set(self._writes.ended)
-        held = [row for row in self._found.holds if row.job == job_id and row.id not in ended]
+        held = [row for row in self._rows.holds if row.job_id == job_id and row.hold not in ended]
         self._end(held, {})
         return bool(held)
 
     def _freed(self, change: PermitReturn) -> PermitReleased:
         limits = [self._limits[need.name, need.key] for need in change.needs]
-        return PermitReleased(any(each.somebody_waits or each.called for each in limits))
+        return PermitReleased(any(each.somebody_waits or each.woken for each in limits))
 
     # --- what begins ------------------------------------------------------------------------
 
-    def _decide(self, request: PermitRequest) -> tuple[bool, bool, float]:
-        """First those that are claimed, then those that were called, then who has waited longest,
-        and then the others."""
-        wait = self._found.waits.get(request.job_id)
+    def _urgency(self, request: PermitRequest) -> tuple[bool, bool, float]:
+        """Sort claimed jobs first, then those that were woken, then the longest waits, then the
+        others."""
+        wait = self._rows.waits.get(request.job_id)
         if wait is None:
             return (not request.claimed, True, float("inf"))
-        return (not request.claimed, wait.until == 0, wait.at)
+        return (not request.claimed, wait.called_until == 0, wait.since)
 
     def _take(self, request: PermitRequest) -> RoomAnswer:
         if not request.claimed and not self._is_to_run(request):
@@ -123,10 +126,10 @@ class PermitBatch:
         limits = [self._limits[need.name, need.key] for need in request.needs]
         taken_over = request.claimed and self._drop_holds(request.job_id)
         if not taken_over:
-            wait = self._found.waits.get(request.job_id)
+            wait = self._rows.waits.get(request.job_id)
             for limit in limits:
-                if wait is None or wait.until == 0:
-                    self._waiting.wake(limit, None if wait is None else wait.at)
+                if wait is None or wait.called_until == 0:
+                    self._waiting.wake(limit, None if wait is None else wait.since)
             for limit, need in zip(limits, request.needs, strict=True):
                 if (why := limit.missing(need.tokens)) is not None:
                     return self._enqueue(request, limit, need, why)
@@ -150,14 +153,14 @@ class PermitBatch:
         return PermitGranted()
 
     def _is_to_run(self, request: PermitRequest) -> bool:
-        """Whether a claim may succeed; the claim itself decides. Nobody takes room for a copy of a
-        job that runs, or has ended, or is here twice."""
+        """Tell whether a claim may succeed; the claim itself decides. A copy of a job that runs,
+        has ended, or is here twice gets no permit."""
         if request.job_id in self._no_waits or request.job_id in self._new_waits:
             return False
-        row = self._found.jobs.get(request.job_id)
+        row = self._rows.jobs.get(request.job_id)
         if row is None:
             return True
-        state, redrives, attempts = row.name, row.first, row.second
+        state, redrives, attempts = row.state, row.redrives, row.attempts
         if (request.redrives, request.attempts) < (redrives, attempts):
             return False
         if state == State.DEAD:
@@ -167,10 +170,10 @@ class PermitBatch:
     def _enqueue(
         self, request: PermitRequest, limit: LockedLimit, need: PermitDemand, why: str
     ) -> PermitRefused:
-        wait = self._found.waits.get(request.job_id)
-        times = 0 if wait is None else wait.second
+        wait = self._rows.waits.get(request.job_id)
+        times = 0 if wait is None else wait.times
         # Those that came in one transaction keep their order, too.
-        since = limit.now + len(self._new_waits) * ORDER_EPSILON if wait is None else wait.at
+        since = limit.now + len(self._new_waits) * ORDER_EPSILON if wait is None else wait.since
         level = backoff_level(request, times)
         self._new_waits[request.job_id] = {
             "job_id": request.job_id,
@@ -196,16 +199,16 @@ class PermitBatch:
         writes.limits = [each.row() for each in self._limits.values() if each.has_changed()]
         writes.waits = list(self._new_waits.values())
         # A second copy of one that was put off does not take its place from it.
-        gone = self._no_waits.intersection(self._found.waits).difference(self._new_waits)
+        gone = self._no_waits.intersection(self._rows.waits).difference(self._new_waits)
         writes.waits_no_more = sorted(gone)
         for limit in self._limits.values():
-            writes.called += limit.called
-        return writes.execute(self._connection, self._found.now)
+            writes.called += limit.woken
+        return writes.execute(self._connection, self._rows.now)
 
 
 def wake_waiting(connection: Connection, at_most: int) -> list[WokenJob]:
-    """Those that wait and have room, as a rate or a lease has run out; and those that have grown
-    too old, which their workers say. The limits that were looked at longest ago come first."""
+    """Wake jobs that may run now, as a rate or a lease has run out, and those that have expired,
+    which their workers find out. The limits that were examined longest ago come first."""
     now = db_now(connection)
     old = select(limit_waits.c.job_id).where(
         limit_waits.c.expires_at <= now,
@@ -213,7 +216,7 @@ def wake_waiting(connection: Connection, at_most: int) -> list[WokenJob]:
         limit_waits.c.body.is_not(None),
     )
     too_old = list(connection.execute(old.limit(at_most)).scalars())
-    called = PermitWrites(called=too_old).execute(connection, now)
+    woken = PermitWrites(called=too_old).execute(connection, now)
     waited_for = (
         select(limit_waits.c.job_id)
         .where(limit_waits.c.name == limits.c.name, limit_waits.c.key == limits.c.key)
@@ -229,13 +232,13 @@ def wake_waiting(connection: Connection, at_most: int) -> list[WokenJob]:
         for row in connection.execute(query).all()
     }
     if needs:
-        found = read_locked(connection, needs)
-        locked = {place: LockedLimit.of(needs[place], found) for place in sorted(needs)}
+        rows = read_locked(connection, needs)
+        locked = {place: LockedLimit.from_rows(needs[place], rows) for place in sorted(needs)}
         waiting = PermitQueue(connection, locked, ())
         writes = PermitWrites()
         for limit in locked.values():
             waiting.wake(limit)
             writes.limits.append(limit.row())
-            writes.called += limit.called
-        called += writes.execute(connection, found.now)
-    return called
+            writes.called += limit.woken
+        woken += writes.execute(connection, rows.now)
+    return woken

@@ -13,7 +13,7 @@ from switchyard.services.engine.ledger.sql.limit_reading import LockedLimitRows,
 from switchyard.services.engine.records.limits import LimitSize, PermitDemand, RateWindow
 
 MAX_WOKEN = 20
-"""Jobs that are called together at most."""
+"""Jobs that are woken together."""
 
 
 @dataclass(slots=True)
@@ -26,85 +26,87 @@ class LockedLimit:
     """As it was found."""
     window: RateWindow
     in_use: int
-    kept: int
-    """Jobs that were called, and not come yet."""
-    kept_tokens: int
+    reserved: int
+    """Permits kept for jobs that were woken and have not come yet."""
+    reserved_tokens: int
     somebody_waits: bool
-    """Whom this transaction may call, as far as it knows."""
-    called: list[str] = field(default_factory=list)
+    """Whether this transaction may wake a job, as far as it knows."""
+    woken: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, need: PermitDemand, found: LockedLimitRows) -> LockedLimit:
+    def from_rows(cls, need: PermitDemand, rows: LockedLimitRows) -> LockedLimit:
         place = (need.name, need.key)
-        row, count = found.bins[place], found.counts[place]
+        row, count = rows.bins[place], rows.counts[place]
         return cls(
             need=need,
-            now=found.now,
+            now=rows.now,
             kept_row=row,
-            window=RateWindow.load(row.bins, found.now),
-            in_use=int(count.first),
-            kept=int(count.second),
-            kept_tokens=int(count.third),
-            somebody_waits=count.until is not None,
+            window=RateWindow.load(row.bins, rows.now),
+            in_use=int(count.in_use),
+            reserved=int(count.reserved),
+            reserved_tokens=int(count.reserved_tokens),
+            somebody_waits=count.oldest_wait_since is not None,
         )
 
     @property
-    def room(self) -> LimitSize:
+    def size(self) -> LimitSize:
         return self.need.size
 
     def end(self, hold: Row[Any], used_tokens: int | None) -> None:
-        """A job has ended, and used so many tokens; None: those that were estimated."""
-        if hold.until > self.now:
+        """Give back a permit; `used_tokens`: None for those that were estimated."""
+        if hold.expires_at > self.now:
             self.in_use -= 1
-        if used_tokens is not None and self.room.tokens_per_minute is not None:
-            more = used_tokens - hold.second
-            self.window = self.window.corrected(hold.first, self.now, more)
+        if used_tokens is not None and self.size.tokens_per_minute is not None:
+            more = used_tokens - hold.tokens
+            self.window = self.window.corrected(hold.started_second, self.now, more)
 
     def missing(self, tokens: int) -> str | None:
-        """Why one job more can't run now; None when it can."""
-        most = self.room.concurrency
-        if most is not None and self.in_use + self.kept >= most:
+        """Say why one more job can't run now; None when it can."""
+        most = self.size.concurrency
+        if most is not None and self.in_use + self.reserved >= most:
             return f"{self.in_use:,} of {most:,} are running"
-        wait = self.window.wait(self.now, self.room, self.kept + 1, self.kept_tokens + tokens)
+        wait = self.window.wait(
+            self.now, self.size, self.reserved + 1, self.reserved_tokens + tokens
+        )
         return self._why_rates() if wait else None
 
     def _why_rates(self) -> str:
         parts = []
-        if self.room.per_minute is not None:
-            parts.append(f"{self.window.jobs:,} of {self.room.per_minute:,} started")
-        if self.room.tokens_per_minute is not None:
-            most = self.room.tokens_per_minute
+        if self.size.per_minute is not None:
+            parts.append(f"{self.window.jobs:,} of {self.size.per_minute:,} started")
+        if self.size.tokens_per_minute is not None:
+            most = self.size.tokens_per_minute
             parts.append(f"{self.window.tokens:,} of {most:,} tokens were used")
         return f"{' and '.join(parts)} in the last minute"
 
     def wake(self, job_id: str, tokens: int) -> None:
-        """Keep room for a job that waits."""
-        self.kept += 1
-        self.kept_tokens += tokens
-        self.called.append(job_id)
+        """Reserve a permit for a job that waits."""
+        self.reserved += 1
+        self.reserved_tokens += tokens
+        self.woken.append(job_id)
 
     def row(self) -> dict[str, Any]:
-        """As it is to be kept."""
-        room = self.room
+        """Return the limit's row as it is to be written."""
+        size = self.size
         return {
             "name": self.need.name,
             "key": self.need.key,
-            "concurrency": room.concurrency,
-            "per_minute": room.per_minute,
-            "tokens_per_minute": room.tokens_per_minute,
+            "concurrency": size.concurrency,
+            "per_minute": size.per_minute,
+            "tokens_per_minute": size.tokens_per_minute,
             "updated_at": self.now,
             "bins": self.window.dump(),
         }
 
     def has_changed(self) -> bool:
-        """Whether there is anything to keep. Who only found no room has changed nothing."""
+        """Tell whether the row has to be written: a refused request changes nothing."""
         old, new = self.kept_row, self.row()
         return any(new[name] != getattr(old, name) for name in new if name != "updated_at")
 
 
 class PermitQueue:
-    """Who waits for some limits: read when there is room for somebody, and again when all of these
-    were called and there may be more."""
+    """The queues of jobs that wait for some limits: read when one may get a permit, and again when
+    all of these were woken and there may be more."""
 
     def __init__(
         self, connection: Connection, limits: Mapping[Place, LockedLimit], here: Collection[str]
@@ -112,14 +114,14 @@ class PermitQueue:
         self._connection = connection
         self._limits = limits
         self._here = here
-        """Those that came by themselves: nobody calls them."""
+        """Jobs that came by themselves: nobody wakes them."""
         self._waiting: dict[Place, deque[Row[Any]]] = {}
 
     def wake(self, limit: LockedLimit, before: float | None = None) -> None:
-        """Call those that have waited longest, as far as there is room; only those that have
-        waited since `before`."""
+        """Wake the jobs that have waited longest while the limit allows it; only those that have
+        waited since before `before`."""
         while limit.somebody_waits and limit.missing(0) is None:
-            waiting = self._of(limit)
+            waiting = self._queue(limit)
             while waiting and (before is None or waiting[0].since < before):
                 if limit.missing(waiting[0].tokens) is not None:
                     return
@@ -128,20 +130,20 @@ class PermitQueue:
             if waiting:
                 return
 
-    def _of(self, limit: LockedLimit) -> deque[Row[Any]]:
-        """Those that wait for it; none, once there are none left."""
+    def _queue(self, limit: LockedLimit) -> deque[Row[Any]]:
+        """Return the jobs that wait for a limit; none, once there are none left."""
         place = (limit.need.name, limit.need.key)
         if not self._waiting.get(place):
             # Of all limits with room at once: there may be one for each account.
-            asked = {
-                each: one
-                for each, one in self._limits.items()
-                if one.somebody_waits and not self._waiting.get(each) and one.missing(0) is None
+            limits = {
+                other: one
+                for other, one in self._limits.items()
+                if one.somebody_waits and not self._waiting.get(other) and one.missing(0) is None
             }
-            most = MAX_WOKEN + len(self._here) + max(len(one.called) for one in asked.values())
-            found = read_waiting(self._connection, asked, limit.now, most)
-            for each, one in asked.items():
-                known = {*self._here, *one.called}
-                self._waiting[each] = deque(row for row in found[each] if row.job_id not in known)
-                one.somebody_waits = bool(self._waiting[each])
+            most = MAX_WOKEN + len(self._here) + max(len(one.woken) for one in limits.values())
+            rows = read_waiting(self._connection, limits, limit.now, most)
+            for other, one in limits.items():
+                known = {*self._here, *one.woken}
+                self._waiting[other] = deque(row for row in rows[other] if row.job_id not in known)
+                one.somebody_waits = bool(self._waiting[other])
         return self._waiting[place]
