@@ -42,7 +42,7 @@ async def waits_and_goes_on(
         assert process.poll() is None
         assert said(f"waiting for the {what}") == 1
         await proxy.accept()
-        working = "worker started" if command[0] == "worker" else "active"
+        working = "worker started" if command[0] == "worker" else "scheduler active"
         await eventually(lambda: said(working), 60)
         assert said(f"the {what} is there") == 1
 

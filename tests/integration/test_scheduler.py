@@ -163,7 +163,7 @@ async def test_the_log_has_one_line_for_all_jobs_that_are_refused_again_and_agai
             for _ in range(3):
                 assert await scheduler.turn() == TickResult(refused=9)
         (told,) = [each for each in said if each["log_level"] == "warning"]
-        assert (told["event"], told["jobs"]) == ("not published", 9)
+        assert (told["event"], told["jobs"]) == ("jobs not published", 9)
         assert "the lane of 'backfill.noop' is full" in told["error"]
 
 

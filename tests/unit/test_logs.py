@@ -50,11 +50,13 @@ def test_the_same_warning_is_one_line_in_some_seconds_and_tells_how_often_it_cam
 
     def said(level: str = "warning", **fields: str) -> dict[str, object] | None:
         try:
-            return dict(repeats(None, level, {"event": "ledger away", "level": level, **fields}))
+            return dict(
+                repeats(None, level, {"event": "ledger unreachable", "level": level, **fields})
+            )
         except structlog.DropEvent:
             return None
 
-    assert said(error="a") == {"event": "ledger away", "level": "warning", "error": "a"}
+    assert said(error="a") == {"event": "ledger unreachable", "level": "warning", "error": "a"}
     assert [said(error="a"), said(error="a")] == [None, None]
     assert said(error="b") is not None
     assert [said("info"), said("info")].count(None) == 0

@@ -248,7 +248,7 @@ def test_a_file_has_an_entry_under_each_name(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("[a\n", r"line 1"),
-        ("a = 1\n", r"\[a\]: it is no table"),
+        ("a = 1\n", r"\[a\]: expected a TOML table"),
         ('[a]\njob = "hot.noop"\n', r"\[a\]: cron: Field required"),
         ('[a]\ncron = "x"\njob = "hot.noop"\n', r"\[a\]: cron 'x': Wrong number of fields"),
         ('[a]\ncron = "0 3 * * *"\njob = "hot.nothing"\n', r"no job type 'nothing'"),

@@ -71,7 +71,7 @@ class TaskSupervisor:
             failures += 1
             gives_up = vital and failures >= VITAL_TRIES
             self._log.error(
-                "a background task has ended",
+                "background task ended",
                 task=name,
                 error=repr(error) if error is not None else "it returned",
                 starts_again_in=None if gives_up else pause,

@@ -48,7 +48,7 @@ async def test_after_a_long_outage_the_next_job_starts_within_a_second_and_few_l
             await handler.started("hot")
             took = time.monotonic() - back_at
     assert took < 1
-    assert len([each for each in said if each["event"] == "broker away"]) == 1
+    assert len([each for each in said if each["event"] == "broker unreachable"]) == 1
 
 
 async def test_consuming_resumes_after_an_operator_closed_the_connection(
@@ -91,7 +91,7 @@ async def test_a_consumer_that_the_broker_forgot_is_made_anew_and_its_jobs_run_o
         await lanes.publish("hot", ["hot"])
         await handler.started("hot")
     assert not handler.deliveries["held-hot"].is_lost
-    lost = [line for line in logs if "delivers nothing to this consumer" in line["event"]]
+    lost = [line for line in logs if "delivers nothing to it" in line["event"]]
     assert [(line["log_level"], line["queue"]) for line in lost] == [("error", HOT)]
 
 

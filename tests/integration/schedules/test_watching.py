@@ -52,7 +52,7 @@ async def test_one_that_is_due_every_second_and_always_refused_is_as_late_as_its
         for _ in range(9):
             time.now += 10
             await firing.turn()
-    assert [each["event"] for each in said] == ["not fired yet"]
+    assert [each["event"] for each in said] == ["schedule not fired yet"]
     (late,) = await schedules_check(seen)
     assert late.finding is Finding.SCHEDULE_OVERDUE
     assert "mend what is said" in (late.remedy or "")

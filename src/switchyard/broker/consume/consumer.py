@@ -183,18 +183,18 @@ class LaneConsumer:
             priority=self._consumer_priority,
         )
         if queue.state == "away":
-            self._log.info("consuming", queue=queue.name, prefetch=queue.prefetch)
+            self._log.info("consumer started", queue=queue.name, prefetch=queue.prefetch)
         queue.state = "consuming"
         self._slots.fill()
         await self._first_of(
             queue.resting.wait(), queue.lost.wait(), cancelled.wait(), channel.closed
         )
         if cancelled.is_set():
-            self._log.warning("the broker cancelled the consumer", queue=queue.name)
+            self._log.warning("consumer cancelled by the broker", queue=queue.name)
             return False
         if channel.closed.done():
             reason = channel.closed.result()
-            self._log.warning("the channel was closed", queue=queue.name, reason=reason)
+            self._log.warning("channel closed", queue=queue.name, reason=reason)
             return False
         await channel.cancel(tag)
         return not self._stopping.is_set()

@@ -214,9 +214,7 @@ class Slots:
             # A defect of the handler must cost neither the slot for good nor the delivery, nor end
             # the process (as KeyboardInterrupt would); the pause keeps it from going round and
             # round as fast as the broker can send.
-            self._log.error(
-                "the handler failed", queue=delivery.queue, traceback=_traceback_of(error)
-            )
+            self._log.error("handler failed", queue=delivery.queue, traceback=_traceback_of(error))
             await until_event(self._stopping, asyncio.sleep(DEFECT_PAUSE))
             delivery.requeue()
         finally:
@@ -259,7 +257,7 @@ class Slots:
                 elif asked == queue.questions:
                     break
         except CHANNEL_ERRORS as error:
-            self._log.warning("can't ask", queue=queue.name, error=str(error))
+            self._log.warning("urgent queue not queried", queue=queue.name, error=str(error))
         finally:
             queue.inquiry = None
             self.unblock_lower_lanes(queue)

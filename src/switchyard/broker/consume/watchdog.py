@@ -35,7 +35,7 @@ async def watch(
             suspected_at = None
         elif suspected_at == arrived:
             log.error(
-                "the broker delivers nothing to this consumer: it is restarted",
+                "consumer restarted: the broker delivers nothing to it",
                 queue=queue.name,
                 ready=waiting.ready,
                 consumers=waiting.consumers,

@@ -58,7 +58,7 @@ class Link:
                 if time.monotonic() >= self._tell_from:
                     self._tell_from = time.monotonic() + LOG_REPEAT_INTERVAL
                     is_limit = isinstance(error, LimitReached)
-                    event = "broker limit reached" if is_limit else "broker away"
+                    event = "broker limit reached" if is_limit else "broker unreachable"
                     self._log.warning(event, error=str(error), looks_every=LAST_CONNECT_TIMEOUT)
                 # Not all clients of a broker that has come back at the same moment.
                 await asyncio.sleep(delay * random.uniform(0.5, 1))

@@ -171,9 +171,7 @@ class ApiKeyStore:
         try:
             await self._ledger.api_keys.note_api_key_used(record.id, self._ledger.clock.time())
         except LedgerError as error:  # the key is right all the same
-            self._log.warning(
-                "the use of an API key could not be recorded", key=record.id, error=str(error)
-            )
+            self._log.warning("API key use not recorded", key=record.id, error=str(error))
 
 
 def _principal(record: ApiKeyRecord) -> Principal:

@@ -49,7 +49,7 @@ class Alerter:
             try:
                 await self.check()
             except LedgerError as error:
-                self._log.warning("alerts could not be checked", error=str(error))
+                self._log.warning("alerts not checked", error=str(error))
             await asyncio.sleep(self._settings.alert_interval)
 
     async def check(self) -> None:
@@ -90,7 +90,7 @@ class Alerter:
     async def _send(self, alert: Alert) -> None:
         if await self._delivered(alert):
             await self._ledger.alerts.remember_alert(alert.key, alert.at)
-            self._log.info("told", alert=alert.key, status=alert.status)
+            self._log.info("alert sent", alert=alert.key, status=alert.status)
 
     async def _delivered(self, alert: Alert) -> bool:
         """Whether it was taken. One that is refused again and again holds up no other."""
@@ -99,7 +99,7 @@ class Alerter:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             # Not its text: the address is a secret.
             name = type(error).__name__
-            self._log.warning("an alert could not be delivered", alert=alert.key, error=name)
+            self._log.warning("alert not delivered", alert=alert.key, error=name)
             return False
         return True
 

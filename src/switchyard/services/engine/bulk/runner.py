@@ -101,7 +101,7 @@ class BulkRunner:
         try:
             return await self._ledger.bulk.claim_bulk(self.hold, kinds=self._handlers)
         except LedgerError as error:
-            self._log.warning("ledger away", error=str(error))
+            self._log.warning("ledger unreachable", error=str(error))
             return None
 
     async def _hold(self, operation: BulkOperation) -> None:
@@ -110,18 +110,18 @@ class BulkRunner:
         log = self._log.bind(operation=operation.id)
         listening = TaskSupervisor(log)
         listening.start(f"listen {operation.id}", session.renew_lease)
-        log.info("running", title=operation.title)
+        log.info("bulk operation started", title=operation.title)
         try:
             await self._run_handler(session, log)
         except SessionEnded as gone:
-            log.info("let go", why=str(gone))
+            log.info("bulk operation released", reason=str(gone))
         finally:
             await listening.close()
             del self._sessions[operation.id]
             try:
                 await self._ledger.bulk.release_bulk(operation.id, self.hold.holder)
             except LedgerError as error:
-                log.warning("can't release", error=str(error))
+                log.warning("bulk operation not released", error=str(error))
 
     async def _run_handler(
         self, session: BulkSession, log: structlog.typing.FilteringBoundLogger
@@ -134,19 +134,23 @@ class BulkRunner:
                 waits = session.operation.state is BulkState.WAITING
                 await session.move(BulkState.RUNNING if waits else session.operation.state)
                 await handler.run(session)
-                log.info("ended", state=session.operation.state, counts=session.operation.counts)
+                log.info(
+                    "bulk operation ended",
+                    state=session.operation.state,
+                    counts=session.operation.counts,
+                )
                 return
             except SessionEnded:
                 raise
             except (TryLater, PublishError, LedgerError) as error:
                 if time.monotonic() - began > LAST_PAUSE:
                     pause = FIRST_PAUSE
-                log.warning("tries again", error=str(error), seconds=pause)
+                log.warning("bulk operation retried", error=str(error), seconds=pause)
                 await self._note(session, session.operation.state, f"tries again: {error}")
                 await session.sleep(pause)
                 pause = min(pause * 2, LAST_PAUSE)
             except BulkFailed as error:
-                log.warning("failed", error=str(error))
+                log.warning("bulk operation failed", error=str(error))
                 await self._note(session, BulkState.FAILED, str(error))
                 return
             except (asyncio.CancelledError, GeneratorExit):
@@ -156,7 +160,7 @@ class BulkRunner:
                 text = f"{failure.error_type}: {failure.message}"
                 await self._note(session, BulkState.FAILED, text)
                 # As text: an exception may be one that can't be shown.
-                log.error("failed", error=text, traceback=failure.traceback)  # noqa: TRY400
+                log.error("bulk operation failed", error=text, traceback=failure.traceback)  # noqa: TRY400
                 return
 
     async def _note(self, session: BulkSession, state: BulkState, note: str) -> None:
@@ -164,4 +168,4 @@ class BulkRunner:
         try:
             await session.finish(state, note)
         except LedgerError as error:
-            self._log.warning("ledger away", error=str(error))
+            self._log.warning("ledger unreachable", error=str(error))

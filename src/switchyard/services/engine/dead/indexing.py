@@ -205,7 +205,7 @@ async def _write(
     except RowRejected as error:
         if len(records) == 1:
             # It stays in jobs.dead; here it would only hold up the others.
-            _log.error("not to be indexed", letter=records[0].id, error=str(error))
+            _log.error("dead letter not indexed", letter=records[0].id, error=str(error))
             return
         for record in records:
             await _write([record], ledger, recount=recount)
@@ -235,7 +235,7 @@ class DeadLetterIndexer:
             try:
                 await tidy(self._ledger)
             except LedgerError as error:
-                _log.warning("clean-up of old records failed", error=str(error))
+                _log.warning("dead letter clean-up failed", error=str(error))
             await asyncio.sleep(TIDY_INTERVAL)
 
     async def _follow(self, connection: Connection, hears: Callable[[], None]) -> None:

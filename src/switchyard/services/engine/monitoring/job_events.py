@@ -253,7 +253,9 @@ class EventFeed(EventHub):
     async def check(self) -> None:
         """Raises BrokerUnavailable while no events arrive."""
         if not self.is_listening.is_set():
-            raise BrokerUnavailable("events are not heard", maybe_accepted=False)
+            raise BrokerUnavailable(
+                "not receiving job events from the broker", maybe_accepted=False
+            )
 
     async def run(self) -> None:
         """Listen until cancelled, again after each loss of the broker."""
@@ -292,7 +294,7 @@ class EventFeed(EventHub):
         try:
             event = JobEvent.from_body(body)
         except ValueError as error:
-            self._log.warning("not an event", error=str(error))
+            self._log.warning("job event invalid", error=str(error))
             return
         self.heard(event)
 

@@ -217,7 +217,7 @@ class LanePressure(AsyncCloseable):
     def _query_result(self, task: asyncio.Task[Snapshot]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._log.warning("queue depths are unknown", error=str(error))
+            self._log.warning("queue depths unknown", error=str(error))
 
     async def _measure(self) -> Snapshot:
         connection = await self._connection()
@@ -273,7 +273,7 @@ class LanePressure(AsyncCloseable):
                 return put_off
         except (TimeoutError, LedgerError) as error:
             reason = str(error) or f"no answer within {ASK_TIMEOUT:g} s"
-            self._log.warning("jobs that wait for limits could not be counted", error=reason)
+            self._log.warning("jobs that wait for limits not counted", error=reason)
             return {}
 
     async def _limits_in_force(self) -> Mapping[str, int]:
@@ -291,7 +291,7 @@ class LanePressure(AsyncCloseable):
                 policies = {each.name: each.definition for each in await client.policies()}
                 queues = await client.queues()
         except (ManagementError, ValueError) as error:
-            self._log.info("limits are those declared", reason=str(error))
+            self._log.info("queue limits not read: the declared ones are used", reason=str(error))
             return self._limits
         in_force = {queue.name: policies.get(queue.policy or "", {}) for queue in queues}
         self._limits = {

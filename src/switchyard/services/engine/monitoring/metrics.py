@@ -77,9 +77,7 @@ class Metrics:
             try:
                 await asyncio.wait_for(refresh(), REFRESH_TIMEOUT)
             except Exception as error:  # a scrape tells what it can
-                self._log.warning(
-                    "metrics could not be refreshed", error=str(error) or type(error).__name__
-                )
+                self._log.warning("metrics not refreshed", error=str(error) or type(error).__name__)
         return generate_latest(self._registry)
 
 

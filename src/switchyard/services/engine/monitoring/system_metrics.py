@@ -92,7 +92,7 @@ class SystemMetrics:
                 used = await Storage(self._settings.files_url).size_async()
         except (TimeoutError, StorageUnavailable) as error:
             self._log.warning(
-                "the size of the storage could not be measured",
+                "storage size not measured",
                 error=str(error) or type(error).__name__,
             )
             return
@@ -109,7 +109,7 @@ class SystemMetrics:
                 self._settings, self._registry, None, clock=self._ledger.clock.time
             )
         except BrokerUnavailable as error:
-            self._log.warning("broker away", error=str(error))
+            self._log.warning("broker unreachable", error=str(error))
             up["broker",] = 0
             return []
         up["broker",] = 1
@@ -130,7 +130,7 @@ class SystemMetrics:
                 for each in await collect(self._settings, self._ledger)
             ]
         except LedgerError as error:
-            self._log.warning("ledger away", error=str(error))
+            self._log.warning("ledger unreachable", error=str(error))
             up["ledger",] = 0
             return []
         up["ledger",] = 1

@@ -48,7 +48,7 @@ class RefusalLog:
             if why not in self.logged_at:
                 self.logged_at[why] = now
                 log.warning(
-                    "not published", jobs=len(job_ids), job_ids=job_ids[:MAX_LISTED], error=why
+                    "jobs not published", jobs=len(job_ids), job_ids=job_ids[:MAX_LISTED], error=why
                 )
 
 

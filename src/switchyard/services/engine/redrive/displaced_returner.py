@@ -86,7 +86,7 @@ class DisplacedJobReturner:
             try:
                 await self.turn()
             except (LedgerError, PublishError) as error:
-                self._log.warning("can't send back", error=str(error))
+                self._log.warning("displaced jobs not returned", error=str(error))
             await asyncio.sleep(self.look)
 
     async def turn(self) -> int:
@@ -103,9 +103,7 @@ class DisplacedJobReturner:
         letters = [each.letter for each in wanted.values()]
         await self._give_up(letters, {letter.id for letter in found})
         if sent:
-            self._log.warning(
-                "returned jobs that full lanes had dropped or no queue was bound for", jobs=sent
-            )
+            self._log.warning("displaced jobs returned", jobs=sent)
         return sent
 
     async def _returnable(self) -> dict[str, _ReturnableLetter]:
@@ -183,7 +181,7 @@ class DisplacedJobReturner:
             elif isinstance(result, NeverTaken):
                 stay.append(letter)
             else:
-                self._log.warning("not sent back", job_id=letter.id, error=str(result))
+                self._log.warning("displaced job not returned", job_id=letter.id, error=str(result))
         moment = self.ledger.clock.time()
         if sent:
             ids = [letter.id for letter in sent]
@@ -226,7 +224,7 @@ class DisplacedJobReturner:
         if not gone:
             return
         ids = [each.id for each in gone]
-        self._log.error("displaced jobs are gone from jobs.dead", jobs=len(ids), ids=ids[:5])
+        self._log.error("displaced jobs missing from jobs.dead", jobs=len(ids), ids=ids[:5])
         await self.ledger.dead_letters.record_dead([_end_of(each, moment) for each in gone])
         await self.ledger.dead_letters.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
 

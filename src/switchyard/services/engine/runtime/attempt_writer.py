@@ -44,7 +44,7 @@ class Recorder:
         request = finish_request(job.message, job.claim_id, ending, now=now)
         noted = await self.until_reached(lambda: self.ledger.jobs.finish(request))
         if noted is None:
-            raise ClaimLost(f"its end as {request.state} does not count")
+            raise ClaimLost(f"claim lost: the result {request.state} was not recorded")
         return CancelledWhileRunning() if noted.state is State.CANCELLED else ending, noted.due
 
     async def is_not_cancelled(self, job: RunningJob) -> bool:
@@ -62,7 +62,7 @@ class Recorder:
             await self.release_claim(job.message, job.claim_id)
         except LedgerUnavailable as error:
             # The claim stays; whoever gets the job next sees that this worker is silent.
-            self._log.warning("the release could not be recorded", error=str(error))
+            self._log.warning("claim release not recorded", error=str(error))
 
     async def release_claim(self, message: JobMessage, claim_id: str) -> None:
         """Give up a claim of this worker under which nothing runs. Raises LedgerUnavailable."""
@@ -77,7 +77,7 @@ class Recorder:
             try:
                 return await write()
             except (LedgerUnavailable, SchemaOutdated) as error:
-                self._log.warning("ledger away", error=str(error), next_try_in=delay)
+                self._log.warning("ledger unreachable", error=str(error), next_try_in=delay)
                 self.on_ledger_away()
             await asyncio.sleep(delay)
             delay = min(delay * 2, LAST_BACKOFF)

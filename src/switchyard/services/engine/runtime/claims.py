@@ -160,7 +160,7 @@ class Claims:
             return None
         if not isinstance(claim, Claimed):
             self.counters.skipped += 1
-            self._log.info("skipped", why=str(claim))
+            self._log.info("job skipped", reason=type(claim).__name__, detail=str(claim))
             delivery.ack()
             return None
         return claim
@@ -184,7 +184,7 @@ class Claims:
     async def _wait_for_holder(
         self, delivery: Delivery, message: JobMessage, holder: HeldBy
     ) -> None:
-        self._log.info("runs elsewhere", worker_id=holder.worker_id)
+        self._log.info("job runs elsewhere", worker_id=holder.worker_id)
         await self._recheck(delivery, message)
 
     async def _wait_on(self, delivery: Delivery, message: JobMessage, seconds: float) -> None:

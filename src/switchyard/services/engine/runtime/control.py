@@ -51,9 +51,9 @@ class ControlListener:
             command = from_json(body)
             name, job_id = command["command"], str(command["job_id"])
         except (ValueError, TypeError, KeyError) as error:
-            self._log.warning("not a command", error=str(error))
+            self._log.warning("control message invalid", error=str(error))
             return
         if name == "cancel":
             self._on_cancel(job_id)
         else:
-            self._log.warning("unknown command", command=name)
+            self._log.warning("control command unknown", command=name)

@@ -82,13 +82,13 @@ class Reporter:
         match ending:
             case Succeeded():
                 self.counters.succeeded += 1
-                self._log.debug("succeeded", seconds=round(seconds, 3))
+                self._log.debug("job succeeded", seconds=round(seconds, 3))
                 self._announce("succeeded", job)
             case Delayed():
                 self.counters.retried += ending.counts
                 self.counters.snoozed += not ending.counts
                 self._log.warning(
-                    "retried" if ending.counts else "snoozed",
+                    "job retried" if ending.counts else "job snoozed",
                     delay=ending.seconds,
                     error_type=ending.failure.error_type,
                     error=ending.failure.message[:MESSAGE_LIMIT],
@@ -99,7 +99,7 @@ class Reporter:
             case Died():
                 self.counters.dead += 1
                 self._log.error(
-                    "dead",
+                    "job dead",
                     reason=str(ending.reason),
                     error_type=ending.failure.error_type,
                     error=ending.failure.message[:MESSAGE_LIMIT],
@@ -107,7 +107,7 @@ class Reporter:
                 self._announce("dead", job)
             case CancelledWhileRunning():
                 self.counters.cancelled += 1
-                self._log.info("cancelled")
+                self._log.info("job cancelled")
                 self._announce("cancelled", job)
 
     def _announce(

@@ -108,7 +108,7 @@ class FollowUpPublisher:
         try:
             await self._delay(delivery, message, level, ages=ages, until=until)
         except NeverTaken as error:
-            self._log.warning("job sent on as it came", error=str(error))
+            self._log.warning("job delayed unchanged", error=str(error))
             await self.delay_for_limit(delivery, message, level)
 
     async def _delay(
@@ -166,7 +166,7 @@ class FollowUpPublisher:
             ledger, letter = self.recorder.ledger, _unsent_letter(delivery, certificate, job)
             await self.recorder.until_reached(lambda: ledger.dead_letters.index_dead([letter]))
         self._log.error(
-            "message buried",
+            "message dead-lettered",
             reason=str(certificate.reason),
             queue=delivery.queue,
             message_id=envelope.message_id,
@@ -211,7 +211,7 @@ class FollowUpPublisher:
                 and not isinstance(result, LaneFull | Unroutable | NotPermitted)
             ]
             if left:
-                self._log.warning("publish again", jobs=len(left), next_try_in=backoff)
+                self._log.warning("next stages not published", jobs=len(left), next_try_in=backoff)
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, LAST_BACKOFF)
         return done
@@ -242,7 +242,7 @@ class FollowUpPublisher:
             found = [await ledger.job_reads.get(each) for each in job_ids]
             await publish_recorded(self.publisher, ledger, [each for each in found if each])
         except LedgerError as error:
-            self._log.warning("left to the scheduler", jobs=len(job_ids), error=str(error))
+            self._log.warning("due jobs left to the scheduler", jobs=len(job_ids), error=str(error))
 
     async def _note_published(
         self, sent: Sequence[Outgoing], results: Sequence[Result]
@@ -262,7 +262,7 @@ class FollowUpPublisher:
             elif isinstance(result, Refused):
                 full = result
             else:
-                self._log.warning("not published", next_job=job_id, error=str(result))
+                self._log.warning("next stage not published", next_job=job_id, error=str(result))
         if accepted:
             ledger = self.recorder.ledger
             await self.recorder.until_reached(
@@ -346,7 +346,7 @@ class FollowUpPublisher:
                 whole = replace(envelope, headers=each.headers())
                 await self._send(DEAD_EXCHANGE, routing_key, whole)
             except ValueError as error:
-                self._log.warning("dead letter cut", error=str(error))
+                self._log.warning("dead letter shortened", error=str(error))
             else:
                 return
         # Without a word of why: its message alone has to fit.
@@ -361,7 +361,7 @@ class FollowUpPublisher:
             except NeverTaken:
                 raise
             except PublishError as error:
-                self._log.warning("publish again", error=str(error), next_try_in=delay)
+                self._log.warning("publish failed", error=str(error), next_try_in=delay)
             await asyncio.sleep(delay)
             delay = min(delay * 2, LAST_BACKOFF)
 

@@ -385,7 +385,7 @@ class InlineRunner(AsyncCloseable):
             try:
                 await self._ledger.jobs.cancel(job_id, self._ledger.clock.time())
             except LedgerError as error:
-                self._log.error("not cancelled", job_id=job_id, error=str(error))
+                self._log.error("job not cancelled", job_id=job_id, error=str(error))
 
     def _time_left(self, job: NewJob) -> float:
         """Seconds until it is not to be run any more."""

@@ -110,7 +110,9 @@ class PermitClient:
         answer = await self._request(entry, message, delivery.queue, delivery.body)
         if isinstance(answer, PermitRefused):
             self.gathering.found_full(answer.name, answer.key)
-            self._log.info("no room", limit=answer.name, key=answer.key, delay=answer.seconds)
+            self._log.info(
+                "permit refused", limit=answer.name, key=answer.key, delay=answer.seconds
+            )
             await self.follow_up.delay_for_limit(delivery, message, answer.seconds)
             delivery.ack()
             self.counters.put_off += 1
@@ -149,7 +151,7 @@ class PermitClient:
         try:
             freed = await self.ledger.limits.return_permits(hold, entry.needs, entry.usage.tokens)
         except LedgerError as error:  # it runs out by itself
-            self._log.warning("room in limits could not be released", error=str(error))
+            self._log.warning("permits not released", error=str(error))
             return
         if not freed.waited_for:
             self.gathering.found_room(entry.needs)
@@ -213,7 +215,7 @@ class PermitClient:
                 try:
                     await self.ledger.limits.renew_permits(sorted(self._held), PERMIT_TTL)
                 except LedgerError as error:
-                    self._log.warning("room in limits could not be renewed", error=str(error))
+                    self._log.warning("permits not renewed", error=str(error))
 
 
 def _may_be_called(delivery: Delivery) -> bool:
@@ -230,7 +232,7 @@ async def wake(publisher: Publisher, called: Sequence[WokenJob], log: FilteringB
             await publisher.send("", each.queue, envelope)
         except PublishError as error:
             log.warning(
-                "a job that waits for room could not be published",
+                "woken job not published",
                 job_id=each.job_id,
                 error=str(error),
             )

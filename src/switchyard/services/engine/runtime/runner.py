@@ -107,7 +107,7 @@ class Runner:
             if entry is not None:
                 await self._claim_and_run(delivery, message, task, entry)
         except _LEDGER_AWAY as error:
-            self._log.warning("ledger away", error=str(error))
+            self._log.warning("ledger unreachable", error=str(error))
             self.reporter.counters.returned += 1
             delivery.requeue()
             self.recorder.on_ledger_away()
@@ -155,7 +155,7 @@ class Runner:
                 ending, due = await self._conclude(job, ended)
                 tell(ending)
         except ClaimLost as error:
-            self._log.warning("another worker had taken over", why=str(error))
+            self._log.warning("claim lost to another worker", error=str(error))
             job.delivery.ack()
         except _LEDGER_AWAY:
             raise
@@ -285,7 +285,7 @@ class Runner:
         try:
             await self.limits.confirm(entry, job)
         except LedgerError as error:
-            self._log.warning("room in limits could not be requested", error=str(error))
+            self._log.warning("permit not requested", error=str(error))
 
     async def _run(self, job: RunningJob, job_type: JobType, payload: BaseModel) -> Any:
         """What the handler answers, or its failure. The verdict is given when the job is called

@@ -256,7 +256,7 @@ class Worker:
         """Take no more jobs; `run` returns when those that run have ended or their grace is
         over. Safe to call from a signal handler of the event loop, and more than once."""
         if not self._stopping.is_set():
-            self._log.info("stopping", running=self.running)
+            self._log.info("worker stopping", running=self.running)
         self._hurried.set()
         self._stopping.set()
 
@@ -264,7 +264,7 @@ class Worker:
         """Take no more jobs; `run` returns when those that run have ended, however long they take,
         or as after `stop`, once that is called. Safe where `stop` is."""
         if not self._stopping.is_set():
-            self._log.info("retiring", running=self.running)
+            self._log.info("worker retiring", running=self.running)
             self._retires = True
         self._stopping.set()
 
@@ -310,7 +310,7 @@ class Worker:
         grace = self._settings.shutdown_grace
         if all(await asyncio.gather(*(consumer.drain(grace) for consumer in self._consumers))):
             return
-        self._log.warning("JOBS_SHUTDOWN_GRACE is over: running jobs are returned to their queues")
+        self._log.warning("shutdown grace over: running jobs are returned to their queues")
         for runner in self._runners:
             runner.interrupt()
         if all(
@@ -323,7 +323,7 @@ class Worker:
             *(consumer.abort(FINAL_DRAIN_TIMEOUT) for consumer in self._consumers)
         )
         if not all(ended):
-            self._log.error("jobs that do not stop are abandoned", running=self.running)
+            self._log.error("jobs abandoned: they do not stop", running=self.running)
 
     async def _let_all_end(self, failed: asyncio.Future[Any]) -> None:
         """Return when nothing runs any more, or it is to hurry."""
@@ -343,7 +343,7 @@ class Worker:
             await self._limits.close()
             await self._ledger.workers.stopped(self.worker_id)
         except LedgerError as error:
-            self._log.warning("the stop of this worker could not be recorded", error=str(error))
+            self._log.warning("worker stop not recorded", error=str(error))
         await self._link.close()
         await self._publisher.close()
         self._log.info("worker stopped")
@@ -358,7 +358,7 @@ class Worker:
                 await self._ledger.workers.beat(self.worker_id, hot=hot > told)
                 told = hot
             except LedgerError as error:
-                self._log.warning("ledger away", error=str(error))
+                self._log.warning("ledger unreachable", error=str(error))
                 self._on_ledger_away()
 
     async def _keep_releasing(self) -> None:
@@ -400,16 +400,16 @@ class Worker:
             await self._ledger_away.wait()
             for consumer in self._consumers:
                 consumer.pause()
-            self._log.warning("paused until the ledger is back")
+            self._log.warning("worker paused until the ledger is back")
             while self._ledger_away.is_set():
                 await asyncio.sleep(LEDGER_PROBE_INTERVAL)
                 try:
                     await self._ledger.check()
                 except LedgerError as error:
-                    self._log.warning("ledger away", error=str(error))
+                    self._log.warning("ledger unreachable", error=str(error))
                 else:
                     self._ledger_away.clear()
-            self._log.info("ledger back")
+            self._log.info("ledger reachable again")
             for consumer in self._consumers:
                 consumer.resume()
 
@@ -417,4 +417,4 @@ class Worker:
 
     def _on_cancel(self, job_id: str) -> None:
         if any(runner.cancel(job_id) for runner in self._runners):
-            self._log.info("cancelling", job_id=job_id)
+            self._log.info("job cancelling", job_id=job_id)

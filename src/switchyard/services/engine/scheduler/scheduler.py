@@ -121,7 +121,7 @@ class Scheduler:
                     try:
                         await self.turn()
                     except LedgerError as error:
-                        self._log.warning("ledger away", error=str(error))
+                        self._log.warning("ledger unreachable", error=str(error))
                 elif background is not None:
                     await background.close()
                     background = None
@@ -139,7 +139,7 @@ class Scheduler:
     def _refuse(self, error: WrongSystem) -> None:
         """End: ledger and broker do not belong together any more, and what a scheduler does there
         is done to another system."""
-        self._log.error("the broker is not this ledger's", error=str(error))
+        self._log.error("broker belongs to another system", error=str(error))
         self._refused = error
         self.stop()
 
@@ -154,7 +154,7 @@ class Scheduler:
         except WrongSystem as error:
             self._refuse(error)
         except (BrokerUnavailable, LedgerError, TimeoutError) as error:
-            self._log.warning("no last generation of the system id", error=str(error))
+            self._log.warning("last generation of the system id not written", error=str(error))
 
     def stop(self) -> None:
         """End after the current turn; safe in a signal handler."""
@@ -179,7 +179,7 @@ class Scheduler:
         self._total = self._total.plus(turn)
         if turn.scheduled or turn.outbox or turn.lost:
             self._log.info(
-                "published",
+                "jobs published",
                 scheduled=turn.scheduled,
                 outbox=turn.outbox,
                 lost=turn.lost,
@@ -247,13 +247,13 @@ class Scheduler:
                 SCHEDULER, self.holder, lease, longest=lease
             )
         except LedgerError as error:
-            self._log.warning("ledger away", error=str(error))
+            self._log.warning("ledger unreachable", error=str(error))
             held = False
         if held and not self.is_active.is_set():
-            self._log.info("active")
+            self._log.info("scheduler active")
             self.is_active.set()
         elif not held and self.is_active.is_set():
-            self._log.warning("standing by")
+            self._log.warning("scheduler standing by")
             self.is_active.clear()
         return held
 
@@ -262,7 +262,7 @@ class Scheduler:
         try:
             await self._ledger.leases.release_lease(SCHEDULER, self.holder)
         except LedgerError as error:
-            self._log.warning("can't release the lease", error=str(error))
+            self._log.warning("scheduler lease not released", error=str(error))
 
     async def _pause(self) -> None:
         try:

@@ -43,7 +43,7 @@ def mark_of(path: Path) -> tuple[int, ...] | None:
 
 def _entry(name: str, table: object) -> ScheduleEntry:
     if not isinstance(table, dict):
-        raise InvalidSchedule(f"it is no table: write [{name}], and what it says below")
+        raise InvalidSchedule(f"expected a TOML table: write [{name}], and its settings below")
     if "name" in table:
         raise InvalidSchedule("its name stands in the brackets: leave `name` out")
     return ScheduleEntry.from_fields({"name": name} | table)

@@ -76,7 +76,7 @@ class ScheduleRunner:
                     checked_at = time.monotonic()
                 await self.turn()
             except LedgerError as error:
-                self._log.warning("ledger away", error=str(error))
+                self._log.warning("ledger unreachable", error=str(error))
             await asyncio.sleep(self._look)
 
     async def turn(self) -> int:
@@ -113,7 +113,7 @@ class ScheduleRunner:
                 moved.append(entry.name)
         if moved:
             self._log.warning(
-                "the clock was ahead: due earlier again", schedules=moved[:MAX_LOGGED]
+                "schedules moved back: the clock was ahead", schedules=moved[:MAX_LOGGED]
             )
         return moved
 
@@ -131,11 +131,11 @@ class ScheduleRunner:
             raise
         except SwitchyardError as error:
             # What is in the ledger is fired nevertheless.
-            self._log.error("the schedules of JOBS_SCHEDULES could not be loaded", error=str(error))
+            self._log.error("schedule file not loaded", error=str(error))
         else:
             if changed or gone:
                 self._log.info(
-                    "schedules taken over", changed=changed[:MAX_LOGGED], gone=gone[:MAX_LOGGED]
+                    "schedules loaded", changed=changed[:MAX_LOGGED], gone=gone[:MAX_LOGGED]
                 )
         self._taken = (mark,)
 
@@ -153,7 +153,7 @@ class ScheduleRunner:
                 name=name,
             )
         except InvalidSchedule as error:  # its time zone is gone with an upgrade of this host
-            self._record_firing(name, "can't be fired", str(error))
+            self._log_problem(name, "schedule can't be fired", str(error))
             return
         firings = [due_firing(name, due, now) for due in passed.fired]
         if passed.missed is not None:
@@ -170,7 +170,7 @@ class ScheduleRunner:
         if not await self._ledger.schedules.decide_due(entry, firings, passed.next_at, fire_at):
             return  # somebody else has, or has changed it
         if passed.missed is not None:
-            self._log.warning("missed", schedule=name, times=passed.missed[1])
+            self._log.warning("schedule missed", schedule=name, times=passed.missed[1])
 
     async def _fire(self, firing: Firing, entry: ScheduleRecord, now: float) -> bool:
         key = (firing.schedule, firing.due_at)
@@ -198,21 +198,21 @@ class ScheduleRunner:
                 await self._ledger.schedules.settle_firing(
                     firing, FiringOutcome.DUE, firing.noted_at, note
                 )
-            self._record_firing(entry.name, "not fired yet", str(error))
+            self._log_problem(entry.name, "schedule not fired yet", str(error))
             return False
         self._refused.pop(key, None)
         self._said = {each for each in self._said if each[0] != entry.name}
         await self._ledger.schedules.settle_firing(firing, FiringOutcome.FIRED, now, firing.note)
-        self._log.info("fired", schedule=entry.name, job_id=firing.job_id)
+        self._log.info("schedule fired", schedule=entry.name, job_id=firing.job_id)
         return True
 
     async def _give_up(self, firing: Firing, now: float, why: str) -> None:
-        self._log.error("given up", schedule=firing.schedule, error=why)
+        self._log.error("schedule firing given up", schedule=firing.schedule, error=why)
         await self._ledger.schedules.settle_firing(firing, FiringOutcome.REFUSED, now, why)
         self._refused.pop((firing.schedule, firing.due_at), None)
 
-    def _record_firing(self, name: str, event: str, text: str) -> None:
-        """Once, until it is fired: what goes wrong is tried again every few seconds."""
+    def _log_problem(self, name: str, event: str, text: str) -> None:
+        """Log a problem once, until the schedule fires: it is tried again every few seconds."""
         if (name, text) not in self._said:
             self._said.add((name, text))
             self._log.error(event, schedule=name, error=text)

@@ -78,8 +78,8 @@ class Clock:
         self.offset = measured
         if measured:
             self._log.warning(
-                "this host's clock differs from the ledger's, which counts",
+                "clock differs from the ledger's, which counts",
                 ahead_by=round(-measured, 1),
             )
         else:
-            self._log.info("this host's clock agrees with the ledger's again")
+            self._log.info("clock agrees with the ledger's again")
