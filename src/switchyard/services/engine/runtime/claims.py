@@ -1,4 +1,4 @@
-"""Who may run the job of a delivery: one claim at a time exists, and the ledger gives it.
+"""Claims: who may run the job of a delivery. One exists at a time, and the ledger gives it.
 
 A delivery that is not to run now is settled here: skipped when the job has ended, sent back for
 later when it runs already or has come before its time, adopted when it is what runs here.
@@ -60,8 +60,9 @@ class Claims:
     async def claim(
         self, delivery: Delivery, message: JobMessage, *, is_known: bool
     ) -> RunningJob | None:
-        """The attempt that begins, until `close`. None when none does: the delivery is settled.
-        A job whose type `is_known` here is run, unless it is too late for that.
+        """Claim the job of a delivery, until `close`; None when the delivery is settled instead.
+
+        A job whose type `is_known` here is run, unless it is too old.
 
         Raises LedgerError.
         """
@@ -100,8 +101,8 @@ class Claims:
                 self._open.discard(request.claim_id)
 
     def runs_until(self, delivery: Delivery, message: JobMessage) -> float | None:
-        """When it will be too old to run, in seconds since the epoch; None when it is so already,
-        or has come before its time."""
+        """Return until when the job may be started, in seconds since the epoch; None when it is too
+        old already, or has come before its time."""
         moment = self.ledger.clock.now()
         early = message.metadata.not_before
         expiry = self._expiry(delivery.lane, message, moment)
@@ -110,11 +111,11 @@ class Claims:
         return expiry.timestamp()
 
     def holds(self, job_id: str, claim_id: str) -> bool:
-        """Whether something runs here as that job, or is about to under that claim."""
+        """Tell whether the job runs here, or the claim is about to."""
         return job_id in self.running or claim_id in self._open
 
     def close(self, job: RunningJob) -> None:
-        """The job is over."""
+        """End the claim of a job whose attempt is over."""
         del self.running[job.message.job_id]
         self._open.discard(job.claim_id)
 
@@ -130,7 +131,7 @@ class Claims:
         )
 
     async def _claim_in_ledger(self, delivery: Delivery, request: ClaimRequest) -> Claimed | None:
-        """The job, now that it is ours; None when the delivery is settled without a run."""
+        """Ask the ledger for the claim; None when the delivery is settled without a run."""
         message = request.message
         try:
             claim = await self.ledger.jobs.claim(request)
@@ -171,8 +172,8 @@ class Claims:
         self.counters.count_malformed()
 
     async def _adopt(self, delivery: Delivery, message: JobMessage) -> None:
-        """The broker sent again what runs here (the connection was lost): keep running, and
-        settle the new delivery at the end instead of the lost one."""
+        """Keep running a job that the broker delivered again, as the connection was lost, and
+        settle the new delivery at its end instead of the lost one."""
         job = self.running.get(message.job_id)
         # Not the retry that this very run has just published: acknowledged, it would be lost.
         same = job is not None and job.message.generation == message.generation
@@ -188,8 +189,8 @@ class Claims:
         await self._recheck(delivery, message)
 
     async def _wait_on(self, delivery: Delivery, message: JobMessage, seconds: float) -> None:
-        """Send it back for so many seconds, as far as there are levels. Whether the wait counts
-        towards its age was settled when it began."""
+        """Send the job through a retry level for `seconds`, or the longest there is. Whether the
+        wait counts towards its age was settled when it began."""
         level = self.follow_up.policy.first_level(seconds)
         await self.follow_up.delay(delivery, message, level, ages=True)
         delivery.ack()
@@ -201,16 +202,16 @@ class Claims:
         delivery.ack()
 
     async def _has_fallen_silent(self, worker_id: str) -> bool:
-        """Whether a worker shows no sign of life for `takeover_after` seconds, from now on.
+        """Watch whether a worker shows no sign of life for `takeover_after` seconds, from now on.
 
         Watching its counter needs no clock that two hosts agree on, and no lease that is either
         too long to recover quickly or too short for a busy ledger.
         """
-        before = await self.ledger.workers.worker_beat(worker_id)
-        if before is None:
+        beat = await self.ledger.workers.worker_beat(worker_id)
+        if beat is None:
             return True
         await asyncio.sleep(self.takeover_after)
-        return await self.ledger.workers.worker_beat(worker_id) in (before, None)
+        return await self.ledger.workers.worker_beat(worker_id) in (beat, None)
 
     # --- too old, or of a type that others know ---------------------------------------------
 
@@ -233,7 +234,7 @@ class Claims:
             )
 
     def _expiry(self, lane: str, message: JobMessage, moment: datetime) -> datetime:
-        """When it is too old to be started."""
+        """Return the time from which the job is too old to be started."""
         # The broker's TTL only takes messages at the head of a queue: an old one can hide
         # behind younger ones of higher priority.
         metadata = message.metadata

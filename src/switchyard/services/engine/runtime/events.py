@@ -75,7 +75,7 @@ class Reporter:
         self._announce(TEXT, job, text=(text, offset))
 
     def ended(self, job: RunningJob, ending: Ending) -> None:
-        """It has ended, and the delivery is acknowledged."""
+        """Count, log and announce the end of an attempt whose delivery is acknowledged."""
         seconds = max(0.0, self.clock.time() - job.started_at)
         if self.meter is not None:
             self.meter.ended(job.message, job.delivery.lane, seconds, ending)

@@ -1,5 +1,5 @@
-"""What workers publish of a job: what follows from an attempt (next stages, the retry, the dead
-letter), and what is no job at all (a dead letter, too). Each publish is confirmed on return."""
+"""Publishes what follows from an attempt: next stages, the retry, or the dead letter; and the dead
+letter of a message that is no job at all. Each publish is confirmed on return."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LANE_FULL_PAUSE = 5.0
 
 @dataclass
 class FollowUpPublisher:
-    """Publishes for one worker, again for as long as the broker does not confirm."""
+    """Publishes for one worker, and repeats that until the broker confirms."""
 
     publisher: Publisher
     recorder: Recorder
@@ -70,8 +70,9 @@ class FollowUpPublisher:
         self._log = structlog.get_logger("worker")
 
     async def publish(self, job: RunningJob, ending: Ending, jobs: Sequence[NewJob]) -> Ending:
-        """Publish what follows from an attempt; how it ends after that. `jobs` are the next stages
-        of one that has succeeded. Raises ClaimLost before anything is published."""
+        """Publish what follows from an attempt, and return how the attempt ends after that. `jobs`
+        are the next stages of one that has succeeded. Raises ClaimLost before anything is
+        published."""
         match ending:
             case Succeeded() if jobs:
                 return await self._next_stages(job, ending, jobs)
@@ -126,15 +127,15 @@ class FollowUpPublisher:
         await self._send(retry_name(level), delivery.queue, envelope_of(message))
 
     async def delay_for_limit(self, delivery: Delivery, message: JobMessage, level: float) -> None:
-        """Send a job that has waited for room as it came through a retry level: it grows older."""
+        """Send a job that was refused a permit through a retry level, unchanged: it grows older."""
         envelope = envelope_of(message, body=delivery.body)
         await self._send(retry_name(level), delivery.queue, envelope)
 
     async def dead_letter_malformed(
         self, delivery: Delivery, error: BaseException, job: JobMessage | None = None
     ) -> None:
-        """Put what can't be run into the dead letters: its body as it came, and properties that
-        can't be read in a header. `job` is given where only its payload does not fit its type."""
+        """Dead-letter a message that can't be run: its body as it came, and properties that can't
+        be read in a header. `job` is given where only its payload does not fit its type."""
         # A foreign copy must not stand for the job whose id it carries.
         is_foreign = isinstance(error, ForeignCopy)
         message_id = "" if is_foreign else delivery.message_id
@@ -217,9 +218,9 @@ class FollowUpPublisher:
         return done
 
     async def _record(self, jobs: Sequence[NewJob]) -> list[JobMessage]:
-        """Record the next stages; their messages. Of a stage that an earlier attempt has recorded,
-        what it was then: a handler may not answer the same twice, and another payload under a known
-        id is no copy of that job."""
+        """Record the next stages and return their messages. Of a stage that an earlier attempt has
+        recorded, what it was then: a handler may not answer the same twice, and another payload
+        under a known id is no copy of that job."""
         recorder, ledger = self.recorder, self.recorder.ledger
         made = [each.shifted(ledger.clock.offset) for each in jobs]
         answers = await recorder.until_reached(lambda: record_following(ledger, made))
@@ -239,15 +240,15 @@ class FollowUpPublisher:
             return
         ledger = self.recorder.ledger
         try:
-            found = [await ledger.job_reads.get(each) for each in job_ids]
-            await publish_recorded(self.publisher, ledger, [each for each in found if each])
+            records = [await ledger.job_reads.get(job_id) for job_id in job_ids]
+            await publish_recorded(self.publisher, ledger, [each for each in records if each])
         except LedgerError as error:
             self._log.warning("due jobs left to the scheduler", jobs=len(job_ids), error=str(error))
 
     async def _note_published(
         self, sent: Sequence[Outgoing], results: Sequence[Result]
     ) -> Refused | None:
-        """Record what became of next stages; the refusal of a lane that kept nothing."""
+        """Record what became of next stages; return the refusal of a lane that kept nothing."""
         accepted: list[str] = []
         full: Refused | None = None
         for stage, result in zip(sent, results, strict=True):

@@ -1,5 +1,6 @@
-"""How an attempt ends, as plain values: what becomes of a handler's answer, and what the ledger is
-told of it. The same for workers, for the inline runner, and for the replay of a dead letter."""
+"""How an attempt ends, as plain values: what becomes of a handler's answer, and what is recorded of
+it in the ledger. The same for workers, for the inline runner, and for the replay of a dead
+letter."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ OUTCOMES = (SUCCEEDED, "retried", "snoozed", "dead", "cancelled")
 
 
 def outcome_of(ending: Ending) -> str:
-    """One of OUTCOMES, for counting."""
+    """Return which one of OUTCOMES an ending counts as."""
     match ending:
         case Succeeded():
             return SUCCEEDED
@@ -70,10 +71,10 @@ def classify(
     now: datetime,
     crashes: int = 0,
 ) -> tuple[Decision, list[NewJob]]:
-    """What becomes of a job whose handler has answered, or failed, with `ended`; and the jobs that
-    follow from it. `now` is the ledger's time; `crashes`: workers that have died with the job in
-    them. Raises what the values that a handler answers with raise, where they have a mind of their
-    own."""
+    """Decide what becomes of a job whose handler has answered, or failed, with `ended`, and which
+    jobs follow from it. `now` is the ledger's time; `crashes`: workers that have died with the job
+    in them. Raises what the values that a handler answers with raise, where they have a mind of
+    their own."""
     metadata = message.metadata
     # With a process of its own, it was not in the one that died.
     was_there = crashes and registry.get(message.job_type).isolation == "task"
@@ -98,16 +99,16 @@ def classify(
 
 
 def invalid_outcome(message: JobMessage, error: Exception) -> Died:
-    """What becomes of a job whose handler wants what can't be done: a defect of the handler, which
-    no attempt can mend."""
+    """End a job whose handler's answer can't be carried out: a defect of the handler, which no
+    attempt can mend."""
     failure = Failure(INVALID_OUTCOME, str(error), permanent=True)
     return Died(Reason.PERMANENT, message.metadata.attempts + 1, failure)
 
 
 def unwritable(message: JobMessage, ending: object, error: BaseException) -> Died:
-    """What becomes of a job whose attempt has ended in a way that can't be published or recorded:
-    another attempt would do, and pay for, the same again. `ending` is what the handler answered, or
-    its Failure."""
+    """End a job whose attempt has ended in a way that can't be published or recorded: another
+    attempt would do, and pay for, the same again. `ending` is what the handler answered, or its
+    Failure."""
     failure = Failure.from_error(error)
     was = f" ({ending.error_type}: {ending.message})" if isinstance(ending, Failure) else ""
     return Died(
@@ -124,8 +125,8 @@ def unwritable(message: JobMessage, ending: object, error: BaseException) -> Die
 
 
 def unwaitable(message: JobMessage, delayed: Delayed, error: Exception) -> Died:
-    """What becomes of a job that is to be tried again, and whose message the broker does not take
-    any more: it has grown beyond its limit, or the limit has become less."""
+    """End a job that is to be tried again, but whose message the broker does not take any more: it
+    has grown beyond the broker's limit, or the limit has become less."""
     failure = replace(
         delayed.failure,
         message=f"{delayed.failure.message}; it can't be tried again: {error}",
@@ -135,8 +136,8 @@ def unwaitable(message: JobMessage, delayed: Delayed, error: Exception) -> Died:
 
 
 def begun_too_often(message: JobMessage, crashes: int, unended: int) -> Died | None:
-    """What becomes of a job that was there when so many of those died who ran it, or of which so
-    many runs in a row have had no end; None: it may run, as a suspect where any has died."""
+    """End a job that was in MAX_DEATHS workers when they died, or of which MAX_UNENDED_RUNS runs in
+    a row have had no end; None: it may run, as a suspect where any worker has died."""
     if crashes >= MAX_DEATHS:
         failure = Failure("WorkerCrashed", f"its worker died {pluralize(crashes, 'time')}")
     elif unended >= MAX_UNENDED_RUNS:
@@ -152,16 +153,15 @@ def begun_too_often(message: JobMessage, crashes: int, unended: int) -> Died | N
 
 
 def inherit_join(join_id: str | None, following: Sequence[NewJob]) -> list[NewJob]:
-    """What follows from a job that another waits for: that one waits for these as well, but for
-    those that wait for each other."""
+    """Add the job's join id to its follow-up jobs, except those that belong to a join of their
+    own."""
     if join_id is None:
         return list(following)
     return [each if each.join_id else replace(each, join_id=join_id) for each in following]
 
 
 def joined_died(message: JobMessage, join: JoinRecord | None) -> Died | None:
-    """What becomes of a job that was not to run without all those that it has waited for; None: it
-    may run."""
+    """End a job that was not to run without all jobs that it has waited for; None: it may run."""
     if join is None or join.when_dead != "fail" or not join.dead + join.cancelled:
         return None
     failure = Failure(
@@ -176,7 +176,7 @@ def joined_died(message: JobMessage, join: JoinRecord | None) -> Died | None:
 def finish_request(
     message: JobMessage, claim_id: str, ending: Ending | Released, *, now: float
 ) -> FinishRequest:
-    """What the ledger is told of an attempt that has ended so, at that time of its clock."""
+    """Make the ledger's request that records how an attempt has ended; `now` is its time."""
     state, outcome = _recorded_as(ending)
     failed = ending if isinstance(ending, Delayed | Died) else None
     return FinishRequest(

@@ -1,7 +1,7 @@
-"""Jobs that will hardly find room ask for it together.
+"""Batches permit requests: jobs whose limit was full recently wait up to 25 ms and ask together.
 
-Each time the ledger is asked it takes the limits' rows and the writer's turn, from jobs without
-limits, too; and a job that is put off is in no hurry. One that may have room asks at once.
+Each request takes the limits' rows and the writer's turn in the ledger, from jobs without limits,
+too; and a job that will be refused is in no hurry. One that may get a permit asks at once.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ MAX_KNOWN = 10_000
 
 
 class PermitRequestBatcher:
-    """Those of one worker that are about to ask. `slots` is how many jobs it runs at once."""
+    """Batches the permit requests of one worker, which runs `slots` jobs at once."""
 
     def __init__(self, slots: int) -> None:
-        self._most = slots // SHARE
-        self._here = 0
+        self._max_waiting = slots // SHARE
+        self._waiting = 0
         self._leave: asyncio.Event | None = None
-        """Of those that are here."""
+        """Set when the jobs that wait here are to ask."""
         self._full: dict[tuple[str, str], float] = {}
         """Until when a limit counts as full, on the monotonic clock."""
 
     async def join(self, needs: Sequence[PermitDemand]) -> None:
-        """Returns when it is time to ask: at once where there may be room."""
+        """Wait until it is time to ask: not at all where the limits may have a permit left."""
         moment = time.monotonic()
         if not any(self._full.get((each.name, each.key), 0.0) > moment for each in needs):
             self.leave()
             return
-        self._here += 1
-        if self._here >= self._most:
+        self._waiting += 1
+        if self._waiting >= self._max_waiting:
             self.leave()
             return
         if self._leave is None:
@@ -49,8 +49,8 @@ class PermitRequestBatcher:
         await self._leave.wait()
 
     def leave(self) -> None:
-        """Somebody asks now: the others ask with it."""
-        self._here = 0
+        """Let all jobs that wait here ask now."""
+        self._waiting = 0
         if self._leave is not None:
             self._leave.set()
             self._leave = None

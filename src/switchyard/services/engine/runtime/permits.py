@@ -1,12 +1,12 @@
-"""Room in the named limits of a job, before it is claimed.
+"""Permits: a job gets one of each of its named limits before it is claimed.
 
-A job without room goes into the longest retry level, with no attempt used up, and grows older in
-its lane meanwhile. It keeps its place in the ledger: whoever makes room calls those that wait
-longest, which is to send a copy of the job ahead of its queue; the scheduler calls where time makes
-room. The copy in the retry level comes later, and is skipped by the rules that hold for every copy.
-So a call that gets lost costs time and no job.
+A job that is refused one goes into the longest retry level, with no attempt used up, and grows
+older in its lane meanwhile. It keeps its place in the ledger: whoever returns a permit wakes the
+jobs that wait longest, by sending a copy of the job ahead of its queue; the scheduler does so where
+time frees a permit. The copy in the retry level comes later, and is skipped by the rules that hold
+for every copy. So a copy that gets lost costs time and no job.
 
-Job types without limits pass without a word to the ledger.
+Job types without limits run without asking the ledger.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ from switchyard.services.engine.runtime.permit_batching import PermitRequestBatc
 from switchyard.services.engine.runtime.running_job import RunningJob
 
 PERMIT_TTL = 15.0
-"""Seconds after which what a process held that has died is free again."""
+"""Seconds after which the permits of a process that has died are free again."""
 MAX_KEPT_BYTES = 64 * 1024
-"""Bytes of a message that is kept to be called; a larger job comes back when its time is over."""
-NO_ROOM = "PermitRefused"
+"""Bytes of a message that is kept to be woken; a larger job comes back by its retry level."""
+NO_ROOM = "NoRoom"
 """The error type of jobs that wait for a limit."""
 
 
 @dataclass(slots=True)
 class Permit:
-    """A delivery's way through the limits of its job."""
+    """The permits of one delivery's job."""
 
     needs: Sequence[PermitDemand] = ()
     hold: str | None = None
-    """What it has; None where it has nothing."""
+    """Id of the permits in the ledger; None where it has none."""
     refused: LimitRefused | None = None
-    """Why it never can have room."""
+    """Why it can never get a permit."""
     usage: Usage = field(default_factory=Usage)
     expires_at: float = 0.0
 
 
 @dataclass
 class PermitClient:
-    """The named limits, as one worker keeps to them."""
+    """Requests, renews and returns the permits of one worker's jobs."""
 
     ledger: Ledger
     follow_up: FollowUpPublisher
@@ -96,8 +96,8 @@ class PermitClient:
         payload: BaseModel,
         expires_at: float,
     ) -> Permit | None:
-        """Room for the job; None when there is none, and the delivery is settled: it comes back.
-        At `expires_at` it will be too old to run. Raises LedgerError."""
+        """Request the job's permits; None when one is refused, and the delivery is settled: the
+        job comes back. At `expires_at` it will be too old to run. Raises LedgerError."""
         try:
             needs = needs_of(job_type.limits, payload, self.numbers)
         except LimitRefused as error:
@@ -105,7 +105,7 @@ class PermitClient:
         if not needs:
             return Permit()
         entry = Permit(needs, expires_at=expires_at)
-        if not _may_be_called(delivery):
+        if not _was_woken(delivery):
             await self.gathering.join(needs)
         answer = await self._request(entry, message, delivery.queue, delivery.body)
         if isinstance(answer, PermitRefused):
@@ -120,8 +120,8 @@ class PermitClient:
         return entry
 
     async def confirm(self, entry: Permit, job: RunningJob) -> None:
-        """The job is claimed. One that needed no room, as it ran elsewhere, needs it now: that of
-        its last worker, who has died, goes over. Raises LedgerError."""
+        """Check the permits of a job that is claimed. One that requested none, as it ran elsewhere,
+        takes over those of its last worker, which has died. Raises LedgerError."""
         if job.verdict is not None:
             return
         if entry.refused is not None:
@@ -142,20 +142,22 @@ class PermitClient:
                 )
 
     async def leave(self, entry: Permit) -> None:
-        """The job has ended: others may have its room."""
+        """Return the permits of a job that has ended."""
         hold, entry.hold = entry.hold, None
         if hold is None:
             return
         self._held.discard(hold)
         self.gathering.leave()
         try:
-            freed = await self.ledger.limits.return_permits(hold, entry.needs, entry.usage.tokens)
+            released = await self.ledger.limits.return_permits(
+                hold, entry.needs, entry.usage.tokens
+            )
         except LedgerError as error:  # it runs out by itself
             self._log.warning("permits not released", error=str(error))
             return
-        if not freed.waited_for:
+        if not released.waited_for:
             self.gathering.found_room(entry.needs)
-        await self._wake(freed.woken)
+        await self._wake(released.woken)
 
     async def _request(
         self,
@@ -194,17 +196,17 @@ class PermitClient:
         await self._wake(answer.woken)
         return answer
 
-    async def _wake(self, called: Sequence[WokenJob]) -> None:
-        await wake(self.follow_up.publisher, called, self._log)
+    async def _wake(self, woken: Sequence[WokenJob]) -> None:
+        await wake(self.follow_up.publisher, woken, self._log)
 
     # --- the process ------------------------------------------------------------------------
 
     def start(self, background: TaskSupervisor) -> None:
-        """Keep what is held for as long as it is needed."""
-        background.start("keep room in limits", self._keep_renewing)
+        """Renew the permits that are held, for as long as they are needed."""
+        background.start("renew permits", self._keep_renewing)
 
     async def close(self) -> None:
-        """Give back all that is still held. Raises LedgerError."""
+        """Return all permits that are still held. Raises LedgerError."""
         if self._held:
             await self.ledger.limits.release_permits(self._holder)
 
@@ -218,21 +220,21 @@ class PermitClient:
                     self._log.warning("permits not renewed", error=str(error))
 
 
-def _may_be_called(delivery: Delivery) -> bool:
-    """Whether it has come as `wake` sends it: room is kept for it."""
+def _was_woken(delivery: Delivery) -> bool:
+    """Tell whether `wake` has sent the delivery: permits are reserved for its job."""
     return delivery.exchange == "" and delivery.priority == MAX_PRIORITY
 
 
-async def wake(publisher: Publisher, called: Sequence[WokenJob], log: FilteringBoundLogger) -> None:
-    """Send those that have room now ahead of their queues. One that can't be sent now is called
-    again, or comes by itself."""
-    for each in called:
-        envelope = replace(envelope_of(JobMessage.decode(each.body)), priority=MAX_PRIORITY)
+async def wake(publisher: Publisher, woken: Sequence[WokenJob], log: FilteringBoundLogger) -> None:
+    """Send jobs that may run now ahead of their queues. One that can't be sent is woken again, or
+    comes by its retry level."""
+    for job in woken:
+        envelope = replace(envelope_of(JobMessage.decode(job.body)), priority=MAX_PRIORITY)
         try:
-            await publisher.send("", each.queue, envelope)
+            await publisher.send("", job.queue, envelope)
         except PublishError as error:
             log.warning(
                 "woken job not published",
-                job_id=each.job_id,
+                job_id=job.job_id,
                 error=str(error),
             )

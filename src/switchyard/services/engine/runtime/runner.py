@@ -1,6 +1,6 @@
 """One delivery, from the queue to its end: the line that every job goes through.
 
-decode → room → claim → run → classify → publish what follows → record → acknowledge → report
+decode → permits → claim → run → classify → publish what follows → record → acknowledge → report
 
 The order is the system's promise. What follows from an attempt (next stages, the retry, the dead
 letter) is confirmed by the broker before the ledger says so, and the delivery is acknowledged
@@ -82,7 +82,7 @@ class Runner:
         self._log = structlog.get_logger("worker")
 
     async def handle(self, delivery: Delivery) -> None:
-        """See it through to its end. Settles the delivery in every case.
+        """Take one delivery to its end; it is settled in every case.
 
         Cancelling this call (the worker gives up) sends the job back, no attempt used up.
         """
@@ -114,7 +114,7 @@ class Runner:
         except BaseException as error:
             if is_from_outside(error) or delivery.is_settled:
                 raise
-            # It could not be claimed, or had no room in limits, for a reason of its own.
+            # The claim, or the request for permits, failed for a reason of the job's own.
             unclaimed = RunningJob(delivery, message, "", self.ledger.clock.time())
             await self._fail(unclaimed, error)
 
@@ -128,7 +128,7 @@ class Runner:
     async def _enter(
         self, delivery: Delivery, message: JobMessage, task: Task | None
     ) -> Permit | None:
-        """Room in the limits of the job; None when it has to wait, and the delivery is settled."""
+        """Get permits for the job; None when it has to wait, and the delivery is settled."""
         if task is None or not task[0].limits:
             return Permit()
         expires_at = self.claims.runs_until(delivery, message)
@@ -148,7 +148,7 @@ class Runner:
             await self.limits.leave(entry)
 
     async def _run_attempt(self, job: RunningJob, task: Task | None, entry: Permit) -> None:
-        """A job that has been claimed, from its run to its end."""
+        """Run a claimed job once, and record how the attempt ends."""
         try:
             with attempting(job) as tell:
                 ended = await self._attempt(job, task, entry)
@@ -176,8 +176,8 @@ class Runner:
             self.claims.close(job)
 
     async def _attempt(self, job: RunningJob, task: Task | None, entry: Permit) -> Any:
-        """The handler's answer, or a Failure, also of what stands between it and its run. None for
-        a job that has its verdict."""
+        """Return the handler's answer, or a Failure of the handler or of what comes before it. None
+        for a job that has its verdict."""
         try:
             await self._confirm(job, entry)
             return await self._run(job, *task) if task and not job.verdict else None
@@ -189,10 +189,11 @@ class Runner:
             return Failure.from_error(error)
 
     async def _conclude(self, job: RunningJob, ended: Any) -> tuple[Ending, list[str]]:
-        """Publish what follows from the attempt, and record it; how it ends, and the jobs that are
-        due now. An end that can't be written is replaced by one that can: a dead letter.
+        """Publish what follows from the attempt, and record its end.
 
-        Raises ClaimLost, LedgerError where the ledger is away.
+        Returns the end and the ids of the jobs that are due now. An end that can't be written is
+        replaced by one that can: a dead letter. Raises ClaimLost, LedgerError where the ledger is
+        away.
         """
         try:
             ending, jobs = self._classify(job, ended)
@@ -204,7 +205,7 @@ class Runner:
             if is_from_outside(error):
                 raise
             died = unwritable(job.message, ended, error)
-        self._log_failure("the end of an attempt could not be written", died.failure)
+        self._log_failure("attempt end not written", died.failure)
         ending = await self.follow_up.publish(job, died, ())
         try:
             return await self.recorder.record_end(job, ending)
@@ -214,12 +215,14 @@ class Runner:
             if is_from_outside(error):
                 raise
             # The index of dead letters will tell the ledger.
-            self._log_failure("a dead letter could not be recorded", Failure.from_error(error))
+            self._log_failure("dead letter not recorded", Failure.from_error(error))
             return ending, []
 
     async def _fail(self, job: RunningJob, error: BaseException) -> None:
-        """The last resort, where neither the handler's end nor that of a defect could be written:
-        the message goes on by itself, one attempt older, to its next try or the dead letters."""
+        """Send the message on by itself, one attempt older, as a retry or a dead letter.
+
+        The last resort, where neither the handler's end nor that of a defect could be written.
+        """
         failure = Failure.from_error(error)
         self._log_failure("job failed outside of its handler", failure)
         metadata = job.message.metadata
@@ -256,8 +259,8 @@ class Runner:
         return True
 
     def interrupt(self) -> None:
-        """Stop every handler that runs; its job goes back, and no job is used up. What
-        follows from a handler that has ended is still seen through."""
+        """Stop every handler that runs; its job goes back to its queue, no attempt used up. What
+        follows from a handler that has ended is still published and recorded."""
         for job in self.claims.running.values():
             if job.handler is not None:
                 job.handler.cancel()
@@ -279,8 +282,8 @@ class Runner:
         return job_type, job_type.validate(message.payload)
 
     async def _confirm(self, job: RunningJob, entry: Permit) -> None:
-        """See that a job that is claimed has the room that it needs; else it has a verdict. Without
-        the ledger it runs: it is claimed, and one job too many does less harm."""
+        """Check that a claimed job has its permits; give it a verdict if not. Without the ledger
+        it runs: it is claimed, and one job too many does less harm."""
         job.usage = entry.usage
         try:
             await self.limits.confirm(entry, job)
@@ -288,13 +291,13 @@ class Runner:
             self._log.warning("permit not requested", error=str(error))
 
     async def _run(self, job: RunningJob, job_type: JobType, payload: BaseModel) -> Any:
-        """What the handler answers, or its failure. The verdict is given when the job is called
-        off meanwhile."""
-        kept = await self._notes.last_checkpoint(job.message) if job.has_checkpoint else None
+        """Run the handler; return its answer or its failure. A job that is cancelled meanwhile gets
+        its verdict."""
+        checkpoint = await self._notes.last_checkpoint(job.message) if job.has_checkpoint else None
         self.reporter.started(job)
-        heard = partial(self.reporter.progressed, job)
-        async with self._notes.buffer_for(job.message, job.claim_id, heard) as progress_buffer:
-            return await self._handle(job, job_type, payload, kept, progress_buffer)
+        announce = partial(self.reporter.progressed, job)
+        async with self._notes.buffer_for(job.message, job.claim_id, announce) as progress_buffer:
+            return await self._handle(job, job_type, payload, checkpoint, progress_buffer)
 
     async def _handle(
         self,
@@ -336,7 +339,7 @@ class Runner:
             job.handler = None
 
     def _classify(self, job: RunningJob, ended: Any) -> tuple[Ending, Sequence[NewJob]]:
-        """How the attempt ends, and the jobs that follow."""
+        """Decide how the attempt ends, and which jobs follow."""
         if job.verdict is not None:
             return job.verdict, ()
         return classify(
@@ -351,6 +354,6 @@ class Runner:
 
 
 def _trace_of(message: JobMessage) -> dict[str, str]:
-    """For the log: what a job's lines are found by in its trace."""
+    """Return the fields by which a job's log lines are found in its trace."""
     trace_id = trace_id_of(message.metadata.traceparent)
     return {} if trace_id is None else {"trace_id": trace_id}

@@ -13,7 +13,7 @@ from switchyard.services.engine.runtime.outcomes import CancelledWhileRunning
 
 
 class ClaimLost(Exception):
-    """Another worker has taken the job over meanwhile: what this attempt came to does not count."""
+    """Another worker has taken the job over meanwhile: this attempt's result is not recorded."""
 
 
 def is_from_outside(error: BaseException) -> bool:
