@@ -211,8 +211,8 @@ def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> 
 
 
 def is_certified(headers: Mapping[str, Any]) -> bool:
-    """Whether a certificate is in the headers. A job has none in its lane: of what the broker has
-    taken from there, its publisher has made it up."""
+    """Tell whether our dead-letter headers are present and genuine. A job has none in its lane: if
+    the broker dead-lettered the message itself (x-death), its publisher has forged them."""
     return _PREFIX + "reason" in headers and _last_death(headers) is None
 
 

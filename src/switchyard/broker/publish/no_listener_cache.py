@@ -33,7 +33,7 @@ class _Rest:
 
 
 class NoListenerCache:
-    """What one publisher knows of that."""
+    """Remembers, per exchange and routing key, that nobody listens, so that events are not sent."""
 
     def __init__(self) -> None:
         self._resting: dict[tuple[str, str], _Rest] = {}

@@ -160,8 +160,8 @@ class Gate:
         return 1.0 if self._high is not None else target.limit / max(1, queue.limit)
 
     async def _shared(self, depth: int) -> int:
-        """How deep the queue is for this backfill: where it shares it, as deep as all would make
-        it who had as much in it for their part."""
+        """Return the effective queue depth for this backfill: its waiting jobs divided by its share
+        of the queue; the depth itself where it does not share the queue."""
         share = None if self._share is None else await self._share()
         self._part = 1.0 if share is None else share.part
         if share is None:

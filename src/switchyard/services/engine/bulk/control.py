@@ -50,12 +50,12 @@ class BulkConflict(ConflictError):
 
 
 def new_bulk_id(kind: str) -> str:
-    """An id for an operation of that kind."""
+    """Make an id for an operation of that kind."""
     return f"{kind}-{secrets.token_hex(5)}"
 
 
 async def require_bulk(ledger: Ledger, operation_id: str, kind: str | None = None) -> BulkOperation:
-    """The record of the operation with that id, or whose id alone begins so. Raises
+    """Return the operation with that id, or whose id alone begins so. Raises
     UnknownBulkOperation, AmbiguousId."""
     found = await ledger.bulk.get_bulk(
         await ledger.short_ids.full_id(Among.OPERATIONS, operation_id)
@@ -99,8 +99,8 @@ async def set_limits(
 async def pause(
     ledger: Ledger, operation_id: str, note: str | None = None, *, kind: str | None = None
 ) -> BulkOperation:
-    """Stop within half a second, to go on where it was. With `kind`, one of another is unknown, as
-    in all of these. Raises UnknownBulkOperation, BulkConflict."""
+    """Pause the operation within half a second. With `kind`, one of another kind is unknown, as in
+    all of these. Raises UnknownBulkOperation, BulkConflict."""
     same = {BulkState.PAUSED}
     return await _move(ledger, operation_id, kind, BulkState.PAUSED, ACTIVE, same, note)
 
@@ -108,13 +108,13 @@ async def pause(
 async def resume(
     ledger: Ledger, operation_id: str, *, kind: str | None = None, hold: BulkHold | None = None
 ) -> BulkOperation:
-    """Let it go on where it was; with `hold`, by that process. Raises UnknownBulkOperation,
-    BulkConflict."""
+    """Let a paused operation go on where it was; with `hold`, by that process. Raises
+    UnknownBulkOperation, BulkConflict."""
     return await _move(ledger, operation_id, kind, BulkState.WAITING, RESUMABLE, ACTIVE, hold=hold)
 
 
 async def cancel(ledger: Ledger, operation_id: str, *, kind: str | None = None) -> BulkOperation:
-    """End it; what it has published stays. Raises UnknownBulkOperation, BulkConflict."""
+    """End the operation; what it has published stays. Raises UnknownBulkOperation, BulkConflict."""
     among, same = ACTIVE | RESUMABLE, {BulkState.CANCELLED}
     return await _move(ledger, operation_id, kind, BulkState.CANCELLED, among, same)
 

@@ -1,4 +1,4 @@
-"""What runs the bulk operations of one kind, and what it may say instead of going on."""
+"""The protocol of what runs the bulk operations of one kind, and the errors that it may raise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TryLater(TemporarilyUnavailable):
 
 
 class BulkHandler(Protocol):
-    """What runs the operations of one kind."""
+    """Runs the operations of one kind."""
 
     @property
     def kind(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Giving way: while hot jobs come in, bulk work goes in small steps and rests between them.
+"""Lets bulk work give way: while hot jobs come in, it goes in small steps and rests in between.
 
 A publisher at full speed, the broker and the database keep every core busy, and a hot job then
 waits for one at each of its dozen steps. Rests leave the cores to it for most of the time. How long
@@ -29,7 +29,7 @@ TRAFFIC_POLL_INTERVAL = 0.5
 
 
 class HotTraffic:
-    """Whether hot jobs come in, and whose turn it is then. One for all that a process does."""
+    """Watches for hot jobs and gives out turns while they come in. One for a whole process."""
 
     def __init__(
         self, workers: WorkerRepository, *, clock: Callable[[], float] = time.monotonic
@@ -38,34 +38,36 @@ class HotTraffic:
         self._clock = clock
         self._looking = asyncio.Lock()
         self._looked_at = float("-inf")
-        self._comes_in = False
+        self._is_active = False
         self._free_at = float("-inf")
         """When the next turn can begin: those that were given out are over then."""
         self._step = 0.0
         """Seconds that the last step took."""
 
     async def is_active(self) -> bool:
-        """Whether a worker took a hot job within the last seconds. Raises LedgerUnavailable."""
+        """Tell whether a worker took a hot job within the last seconds. Raises
+        LedgerUnavailable."""
         async with self._looking:  # who asks meanwhile gets the new answer
             if self._clock() - self._looked_at >= TRAFFIC_POLL_INTERVAL:
                 idle = await self._workers.hot_idle()
-                self._comes_in = idle is not None and idle < HOT_TRAFFIC_TTL
+                self._is_active = idle is not None and idle < HOT_TRAFFIC_TTL
                 self._looked_at = self._clock()
-            return self._comes_in
+            return self._is_active
 
     async def allowance(self, wanted: int) -> int:
-        """How many jobs to send in the next turn, at most `wanted`. Raises LedgerUnavailable."""
+        """Return how many jobs to send in the next turn, at most `wanted`. Raises
+        LedgerUnavailable."""
         return min(wanted, STEP) if await self.is_active() else wanted
 
     @property
     def why(self) -> str | None:
-        """Why bulk work is slow, to be shown; None when it is not, or nobody has looked lately."""
+        """Say why bulk work is slow; None when it is not, or that was not checked lately."""
         is_known = self._clock() - self._looked_at < 2 * TRAFFIC_POLL_INTERVAL
-        return "slow: hot jobs come in" if self._comes_in and is_known else None
+        return "slow: hot jobs come in" if self._is_active and is_known else None
 
     @asynccontextmanager
     async def turn(self, session: BulkSession) -> AsyncIterator[None]:
-        """Wait until it is one's turn to send, which is at once while no hot jobs come in.
+        """Wait for a turn to send, which is at once while no hot jobs come in.
 
         Turns are given out ahead, each as long as the last step and its rest: several operations
         take no more of the time than one. Ends the handler when the operation is not to go on.
@@ -88,6 +90,7 @@ class HotTraffic:
         self._end_turn(ends, ended + self._step * PAUSE_RATIO)
 
     def _end_turn(self, expected: float, really: float) -> None:
-        """A turn ends at another time than was expected. Those behind it keep theirs."""
+        """Correct the end of a turn that took longer or shorter than planned; later turns keep
+        theirs."""
         is_last = self._free_at == expected
         self._free_at = really if is_last else max(self._free_at, really)

@@ -1,4 +1,4 @@
-"""A rate, kept: how many jobs may be published at a moment."""
+"""Keeps an operation's rate: how many jobs may be published at a moment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RateSlots:
     """When the next slot is, by the monotonic clock; None before the first."""
 
     def take(self, wanted: int, rate: float | None) -> tuple[int, float]:
-        """How many may be published now, at most `wanted`; or 0, and the seconds until some may."""
+        """Take up to `wanted` slots; or 0, and the seconds until there is one."""
         if rate is None:
             self._next = None
             return wanted, 0.0
@@ -36,7 +36,7 @@ class RateSlots:
         return taken, 0.0
 
     def wait(self, rate: float | None) -> float:
-        """Seconds until something may be published, as far as is known."""
+        """Return the seconds until something may be published, as far as is known."""
         if rate is None or self._next is None:
             return 0.0
         return max(0.0, self._next + 1 / rate - time.monotonic())

@@ -3,8 +3,8 @@
 An operation is a record in the ledger. A `BulkRunner` (in every scheduler, or in the foreground of
 a command) takes one that nobody runs and hands it to the handler of its kind as a `BulkSession`.
 The handler works in small steps and notes each with a checkpoint, from which another process can go
-on at any time. What people want meanwhile (`services.engine.bulk.control`) reaches it within half a
-second.
+on at any time. A change that somebody makes meanwhile (`services.engine.bulk.control`) reaches it
+within half a second.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class BulkRunner:
                 return
 
     async def _note(self, session: BulkSession, state: BulkState, note: str) -> None:
-        """Show it where that is possible; whoever goes on will find the same."""
+        """Record the state and the note, unless the ledger is unreachable."""
         try:
             await session.finish(state, note)
         except LedgerError as error:

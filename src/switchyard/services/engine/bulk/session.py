@@ -1,4 +1,5 @@
-"""One process's hold of one bulk operation: how far it is, and what people want of it meanwhile."""
+"""One process's hold of one bulk operation: its progress, and changes that people make
+meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 class SessionEnded(Exception):
-    """The operation is not this process's any more, or not for now: it ends the handler."""
+    """Ends the handler: the operation was paused, cancelled, or taken by another process."""
 
 
 class BulkSession:
@@ -54,7 +55,7 @@ class BulkSession:
         cursor: Mapping[str, Any] | None = None,
         counts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Note how far it has come. Ends the handler when the operation is not to go on."""
+        """Record the progress. Ends the handler when the operation is not to go on."""
         await self.save_progress(cursor=cursor, counts=counts)
         self.check()
 
@@ -64,7 +65,7 @@ class BulkSession:
         cursor: Mapping[str, Any] | None = None,
         counts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Note how far it has come; for what was under way when the handler was ended."""
+        """Record the progress of what was under way when the handler was ended."""
         await self._write(cursor=cursor, counts=counts)
 
     async def move(self, state: BulkState, note: str | None = None) -> None:
@@ -74,7 +75,7 @@ class BulkSession:
         self.check()
 
     async def finish(self, state: BulkState = BulkState.COMPLETED, note: str | None = None) -> None:
-        """The end, or a halt, and why. Somebody's cancel that came before stays."""
+        """Record the end, or a halt, and why. A cancel that came before stays."""
         await self._write(state=state, note=note)
 
     def check(self) -> None:
@@ -97,7 +98,8 @@ class BulkSession:
         self.check()
 
     async def run_until_ended(self, work: Awaitable[T]) -> T:
-        """What `work` gives, or end the handler as soon as the operation is not to go on."""
+        """Await `work` and return its result, or end the handler as soon as the operation is not to
+        go on."""
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
@@ -113,8 +115,8 @@ class BulkSession:
             await end_tasks(task)
 
     async def take_slots(self, wanted: int, *, until: float | None = None) -> int:
-        """How many jobs may be published now, 1 to `wanted`, waiting for the first by the
-        operation's rate, which may change meanwhile; 0 once it is `until` by the ledger's clock."""
+        """Take 1 to `wanted` slots by the operation's rate, which may change meanwhile, waiting for
+        the first; 0 once it is `until` by the ledger's clock."""
         while True:
             self.check()
             if until is not None and self.clock.time() >= until:
@@ -127,7 +129,8 @@ class BulkSession:
 
     @property
     def slot_wait(self) -> float:
-        """Seconds until something may be published by the operation's rate, as far as is known."""
+        """Return the seconds until something may be published by the operation's rate, as far as is
+        known."""
         return self._slots.wait(self.operation.rate)
 
     def end(self, why: str) -> None:
@@ -141,7 +144,7 @@ class BulkSession:
         raise SessionEnded(LOST)
 
     async def renew_lease(self) -> None:
-        """Keep the hold, and hear what people want, until cancelled."""
+        """Renew the lease, and follow changes that people make, until cancelled."""
         lost_at = time.monotonic() + self._lease
         while True:
             await asyncio.sleep(LEASE_RENEW_INTERVAL)

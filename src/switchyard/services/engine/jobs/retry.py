@@ -1,6 +1,6 @@
 """What happens after an attempt: one pure function, so its rules are tested as tables.
 
-Rules T9: 5 s, doubled, at most 5 min, 3 attempts. Retried: non-2xx answers, network errors and
+The rules: 5 s, doubled, at most 5 min, 3 attempts. Retried: non-2xx answers, network errors and
 time-outs, processing errors, exhausted resources. Not retried: what a handler says is permanent.
 """
 
@@ -240,7 +240,7 @@ def decide(
     if not failure.counts:
         wait = bounded_delay(failure.after)
         return _delayed(wait, attempts, failure, policy, now, counts=False, ages=failure.ages)
-    # What was there when its worker died, and then kills a process that is its alone, did both.
+    # A job that was in a worker that died, and then kills its own process, did both.
     killed = used + min(crashes, 1)
     if failure.crashed and killed >= min(max_attempts, MAX_CRASHES):
         return Died(Reason.CRASHED, used, failure)

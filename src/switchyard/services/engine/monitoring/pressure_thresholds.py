@@ -14,10 +14,10 @@ LLM_WORKER = "llm"
 
 @dataclass(frozen=True, slots=True)
 class PressureThresholds:
-    """At how many waiting jobs a queue is what."""
+    """Numbers of waiting jobs at which a queue counts as slow and as full."""
 
     ok_below: float
-    """What was slow or full stays slow until fewer wait."""
+    """A queue that was slow or full stays slow until fewer wait."""
     slow_at: float
     full_at: float
 

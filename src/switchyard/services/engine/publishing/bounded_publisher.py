@@ -1,4 +1,4 @@
-"""A publisher for somebody who waits for an answer: it is never slow to say that it can't."""
+"""A publisher for requests that wait for an answer: it fails within two seconds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TimeBoundedPublisher(Publisher):
 
     @property
     def is_connected(self) -> bool:
-        """Whether a publish could leave now."""
+        """Tell whether a publish could be sent now."""
         return self._ready() is not None
 
     async def publish_many(self, jobs: Iterable[Outgoing]) -> list[Result]:

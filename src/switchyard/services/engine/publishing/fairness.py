@@ -27,12 +27,12 @@ SAMPLE = 20_000
 
 
 def lower_priority(priority: int) -> int:
-    """Behind the jobs of other sources that were given the same."""
+    """Return the priority just behind other sources' jobs of the same priority."""
     return max(0, priority - STEP)
 
 
 class FairSources:
-    """What the sources have open in each lane, as one publisher sees it."""
+    """Counts each source's open jobs in each lane, for one publisher."""
 
     def __init__(self, gauges: GaugeReads, most: int) -> None:
         self._gauges = gauges
@@ -41,7 +41,7 @@ class FairSources:
         self._next_look: dict[str, float] = {}
 
     async def reprioritised(self, jobs: Sequence[NewJob]) -> list[NewJob]:
-        """The same jobs, those of a source with much in flight behind the others. Raises
+        """Return the jobs with lower priorities for sources that have many open jobs. Raises
         LedgerError."""
         for lane in {job.lane for job in jobs}:
             if time.monotonic() >= self._next_look.get(lane, 0.0):

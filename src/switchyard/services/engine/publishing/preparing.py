@@ -79,7 +79,7 @@ THEN = "then"
 
 
 def job_id_of(parent_id: str, job_type: str, index: int | str) -> str:
-    """The id of a job that follows from another: the same each time, so that a repeat of the
+    """Make the id of a job that follows from another: the same each time, so that a repeat of the
     parent publishes the same jobs."""
     return str(uuid5(_NAMESPACE, f"{parent_id}/{job_type}/{index}"))
 
@@ -134,7 +134,7 @@ def prepare(registry: Registry, request: JobRequest, *, remote: bool = False) ->
 
 
 def notice_of(registry: Registry, url: str, **about: str) -> NewJob:
-    """The job that tells somebody of the end of a job or a backfill, once it is let go.
+    """Make the job that sends the notice of the end of a job or a backfill, once it is let go.
 
     Raises InvalidJob for a URL that is none, UnknownJobType where nobody could run it.
     """
@@ -171,7 +171,8 @@ def _noticed(registry: Registry, job: NewJob, url: str) -> NewJob:
 
 
 def _target(registry: Registry, routing_key: str) -> tuple[Lane, JobType]:
-    """Where a routing key leads. Raises InvalidJob, UnknownJobType."""
+    """Find the lane, worker and type that a routing key leads to. Raises InvalidJob,
+    UnknownJobType."""
     try:
         lane_name, type_name = split_routing_key(routing_key)
     except ValueError as error:
@@ -199,7 +200,7 @@ def children_of(
     then: Job | None = None,
     when_dead: WhenDead = "wait",
 ) -> list[NewJob]:
-    """The jobs that a handler wants done next, and last the one that is to wait for them.
+    """Make the jobs that a handler wants next, and last the one that waits for them.
 
     Raises InvalidJob, UnknownJobType or InvalidPayload.
     """
@@ -249,7 +250,7 @@ def _child(
 def _message(
     job_type: JobType, payload: Mapping[str, Any], *, job_id: str, priority: int, **metadata: Any
 ) -> JobMessage:
-    """A message that every worker can read, of a payload that is valid. Raises InvalidJob or
+    """Make a message that every worker can read, of a valid payload. Raises InvalidJob or
     InvalidPayload."""
     try:
         message = JobMessage(

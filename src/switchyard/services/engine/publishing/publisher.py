@@ -100,7 +100,7 @@ class JobPublisher:
     @classmethod
     @asynccontextmanager
     async def opened(cls, settings: Settings | None = None) -> AsyncIterator[Self]:
-        """A publisher for a program of its own, with the pipeline's job types and those of
+        """Open a publisher for a program of its own, with the pipeline's job types and those of
         JOBS_MODULES; it connects at the first publish, and everything is closed at the end.
 
         The settings are those of the environment unless given. Raises ValueError where no broker
@@ -180,7 +180,7 @@ class JobPublisher:
         ]
 
     def _depths(self, jobs: Sequence[NewJob]) -> dict[tuple[str, str], QueueDepth]:
-        """What is known of the queues of these jobs, by lane and worker."""
+        """Return the known depths of these jobs' queues, by lane and worker."""
         if self._pressure is None:
             return {}
         found = {}
@@ -191,7 +191,7 @@ class JobPublisher:
         return found
 
     def _too_large(self, jobs: Sequence[NewJob]) -> dict[str, NeverTaken]:
-        """Those that are to be published later and are known to be refused then, by id. What is
+        """Find delayed jobs that are known to be too large for the broker, by id. What is
         published now is refused there."""
         refused: dict[str, NeverTaken] = {}
         for job in jobs:
@@ -203,8 +203,8 @@ class JobPublisher:
         return refused
 
     async def _lane_full(self, jobs: Sequence[NewJob]) -> dict[str, LaneFull]:
-        """Those that would enter a full queue, by id. What an earlier request was told of is not
-        refused, and what is to run later is not in anybody's way now."""
+        """Find jobs that would enter a full queue, by id. What an earlier request was told of is
+        not refused, and what is to run later is not in anybody's way now."""
         if self._pressure is not None:
             await self._pressure.first()
         depths = self._depths(jobs)
@@ -250,8 +250,8 @@ class JobPublisher:
         recorded: Sequence[Recorded | IdempotencyConflict],
         sent: Mapping[int, Result],
     ) -> dict[int, PublishOutcome]:
-        """Take back the records of jobs of which the broker kept nothing; the outcomes of those
-        that are kept nevertheless, as another request was told of them."""
+        """Roll back the records of jobs of which the broker kept nothing; return the outcomes of
+        those that are kept nevertheless, as another request has reported them."""
         nothing_left = [
             index
             for index, result in sent.items()
@@ -287,7 +287,7 @@ def _span_of(job: NewJob) -> SpanHandle:
 
 
 def _within_span(job: NewJob, publishing: SpanHandle) -> NewJob:
-    """What becomes of it is of the trace of its publish."""
+    """Make the publish's span the parent of what becomes of the job."""
     traceparent = publishing.traceparent
     if traceparent is None:
         return job
@@ -299,7 +299,7 @@ def _within_span(job: NewJob, publishing: SpanHandle) -> NewJob:
 def _known(
     jobs: Sequence[NewJob], recorded: Sequence[Recorded | IdempotencyConflict]
 ) -> dict[int, PublishOutcome]:
-    """The outcomes of jobs that need not be sent now, by their place in the batch."""
+    """Return the outcomes of jobs that need not be sent now, by their place in the batch."""
     outcomes: dict[int, PublishOutcome] = {}
     for index, (job, record) in enumerate(zip(jobs, recorded, strict=True)):
         if isinstance(record, IdempotencyConflict):

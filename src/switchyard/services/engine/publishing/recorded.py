@@ -1,5 +1,4 @@
-"""Jobs that the ledger has: recorded by whoever they follow from, published by whoever finds them
-due."""
+"""Records jobs that follow from others, and publishes recorded jobs that are due."""
 
 from __future__ import annotations
 
@@ -32,14 +31,14 @@ MAX_LISTED = 5
 
 @dataclass(slots=True)
 class RefusalLog:
-    """What the log says of refused jobs: a line for each reason and not for each job, and not with
-    every try. An alarm of the broker's disk may last for hours, and the log is on a disk, too."""
+    """Logs refused jobs: a line for each reason and not for each job, and not with every try. An
+    alarm of the broker's disk may last for hours, and the log is on a disk, too."""
 
     logged_at: dict[str, float] = field(default_factory=dict)
     """When each reason was said, in seconds of a clock that only goes on."""
 
     def report(self, refused: dict[str, list[str]], now: float) -> None:
-        """Jobs that were refused, by reason."""
+        """Log the jobs that were refused, by reason."""
         log = structlog.get_logger("publishing")
         self.logged_at = {
             why: at for why, at in self.logged_at.items() if now - at < LOG_REPEAT_INTERVAL
@@ -108,9 +107,9 @@ async def publish_recorded(
     records: Sequence[JobRecord],
     refusals: RefusalLog | None = None,
 ) -> tuple[list[str], int]:
-    """Publish recorded jobs, and note it: those that the broker took, and how many it refused,
-    which keep their state, but for those that it never takes, which are dead. `refusals` are those
-    of whoever tries again and again. Raises LedgerUnavailable."""
+    """Publish recorded jobs; return those that the broker took, and how many it refused. Refused
+    jobs keep their state, except those that the broker never takes, which are dead. `refusals` are
+    those of whoever tries again and again. Raises LedgerUnavailable."""
     entered = ledger.clock.now()
     messages = [to_message(record).with_metadata(queued_at=entered) for record in records]
     results = await publisher.publish_many(

@@ -1,4 +1,4 @@
-"""Letting a job that waits for others go on without the dead ones: one rule for all who may ask."""
+"""Releases a job that waits for others, so that it runs without the dead ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WaitsForNone(ConflictError):
 
 
 async def release(ledger: Ledger, job_id: str) -> JoinRecord:
-    """Let it run without the dead ones, as soon as the others have ended; how far its join is then.
+    """Let a job run without its dead jobs as soon as the others have ended; return its join.
     Twice is the same as once, as long as it waits.
 
     Raises NothingToRelease, WaitsForNone, LedgerError.

@@ -1,1 +1,1 @@
-"""What runs by itself."""
+"""The scheduler and its periodic duties."""

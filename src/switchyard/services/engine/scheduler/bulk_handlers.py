@@ -1,4 +1,4 @@
-"""What runs each kind of bulk operation."""
+"""The handlers of all kinds of bulk operations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from switchyard.services.engine.redrive.handler import RedriveHandler
 def bulk_handlers(
     settings: Settings, registry: Registry, ledger: Ledger, modules: Iterable[str]
 ) -> list[BulkHandler]:
-    """A handler for every kind; `modules` may have sources of backfills. Raises
+    """Make a handler for every kind; `modules` may have sources of backfills. Raises
     InvalidBackfill."""
     traffic = HotTraffic(ledger.workers)
     return [

@@ -34,7 +34,7 @@ GENERATION_INTERVAL = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SchedulerIntervals:
-    """How often a scheduler looks, and how long it waits before it steps in; all in seconds."""
+    """Poll intervals of a scheduler, and times after which it steps in; all in seconds."""
 
     turn: float = 0.5
     """Between looks for due jobs."""
@@ -58,7 +58,7 @@ class SchedulerIntervals:
 
 @dataclass(frozen=True, slots=True)
 class DutyContext:
-    """What duties may use."""
+    """What every duty gets: settings, ledger, publisher and intervals."""
 
     settings: Settings
     registry: Registry
@@ -114,7 +114,9 @@ def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     yield PeriodicDuty("generations", partial(_advance, context), GENERATION_INTERVAL)
     yield PeriodicDuty("displaced jobs", returner.run)
     yield PeriodicDuty("schedules", schedules.run)
-    yield PeriodicDuty("calls to limits", partial(_call_waiting, context), pace.calls)
+    yield PeriodicDuty(
+        "wake jobs that wait for limits", partial(_wake_waiting, context), pace.calls
+    )
     yield PeriodicDuty("idle limits", partial(_forget_limits, context), pace.limits)
     if settings.alert_webhook is not None:
         yield PeriodicDuty("alerts", Alerter(settings, ledger).run)
@@ -129,8 +131,8 @@ async def _advance(context: DutyContext) -> None:
         context.refuse(error)
 
 
-async def _call_waiting(context: DutyContext) -> None:
-    """Wake jobs that wait for a named limit in which time alone makes room."""
+async def _wake_waiting(context: DutyContext) -> None:
+    """Wake jobs that wait for a named limit in which time alone frees a permit."""
     log = structlog.get_logger("scheduler")
     await wake(context.publisher, await context.ledger.limits.wake_waiting(), log)
 

@@ -45,7 +45,7 @@ hold up the end."""
 
 @dataclass(slots=True)
 class TickResult:
-    """What one turn has published."""
+    """Counts of what one turn has published."""
 
     scheduled: int = 0
     outbox: int = 0
@@ -53,7 +53,7 @@ class TickResult:
     refused: int = 0
 
     def plus(self, other: TickResult) -> TickResult:
-        """Both together."""
+        """Return the sum of both."""
         return TickResult(
             self.scheduled + other.scheduled,
             self.outbox + other.outbox,
@@ -63,7 +63,7 @@ class TickResult:
 
 
 class Scheduler:
-    """Runs until `stop`."""
+    """Publishes due jobs and runs the periodic duties, until `stop`."""
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class Scheduler:
             raise self._refused
 
     def _refuse(self, error: WrongSystem) -> None:
-        """End: ledger and broker do not belong together any more, and what a scheduler does there
-        is done to another system."""
+        """Stop, as ledger and broker do not belong together any more: whatever the scheduler did
+        would be done to another system."""
         self._log.error("broker belongs to another system", error=str(error))
         self._refused = error
         self.stop()
@@ -190,8 +190,8 @@ class Scheduler:
     async def _publish_due(
         self, fetch: Callable[..., Awaitable[list[JobRecord]]], turn: TickResult
     ) -> int:
-        """Publish a batch of what is due, and as long as a batch runs into full queues one more
-        without these: jobs that wait for room do not stand in the way of others."""
+        """Publish a batch of due jobs, and while a batch runs into full queues, another without
+        those queues: their jobs do not stand in the way of others."""
         number = 0
         full: set[tuple[str, str]] = set()
         while True:
@@ -205,8 +205,8 @@ class Scheduler:
             full |= refused
 
     async def _pin(self, due: list[JobRecord]) -> list[JobRecord]:
-        """Those that are still there to be published. Whoever recorded one may be slow and not
-        dead: from now on it can't take back what is published here."""
+        """Pin the jobs that are still recorded, and return them. A publisher that is slow and not
+        dead can't roll them back from now on."""
         held = [each.id for each in due if each.state is State.PENDING and each.claim_id]
         if not held:
             return due
@@ -215,7 +215,7 @@ class Scheduler:
         return [each for each in due if each.id not in gone]
 
     async def _publish_silent(self, turn: TickResult) -> int:
-        """Publish what silent workers run, once for each claim.
+        """Publish again the jobs of silent workers, once for each claim.
 
         The claims stay: whoever gets a copy takes the job over by the same rules as ever, which
         count the crash, and a worker that lives after all can still finish it.

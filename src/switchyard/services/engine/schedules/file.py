@@ -32,8 +32,8 @@ def read_file(path: Path, registry: Registry) -> list[ScheduleEntry]:
     return entries
 
 
-def mark_of(path: Path) -> tuple[int, ...] | None:
-    """Another one whenever the file is another; None where there is none."""
+def fingerprint_of(path: Path) -> tuple[int, ...] | None:
+    """Return a fingerprint of the file (mtime, size, inode, device); None if it does not exist."""
     try:
         found = path.stat()
     except OSError:

@@ -25,7 +25,7 @@ from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
 from switchyard.services.engine.schedules.entry import ScheduleEntry
-from switchyard.services.engine.schedules.file import mark_of
+from switchyard.services.engine.schedules.file import fingerprint_of
 from switchyard.services.engine.schedules.rule import CATCH_UP_WINDOW, InvalidSchedule, with_jitter
 from switchyard.services.engine.schedules.service import Schedules, due_firing
 
@@ -122,7 +122,7 @@ class ScheduleRunner:
         file has changed. Raises LedgerError."""
         path = self._settings.schedules
         # Before the file is read: what is written to it meanwhile makes another mark.
-        mark = None if path is None else await asyncio.to_thread(mark_of, path)
+        mark = None if path is None else await asyncio.to_thread(fingerprint_of, path)
         if (mark,) == self._taken:
             return
         try:

@@ -21,7 +21,7 @@ LONG_WAIT_SECONDS = 3.0
 
 
 class _AroundDatabase(ABC):
-    """Another database, with something around each of its transactions."""
+    """Wraps a database, with something around each of its transactions."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -49,7 +49,7 @@ class _AroundDatabase(ABC):
 
 
 class TimedDatabase(_AroundDatabase):
-    """Another database, and somebody who is told how long each transaction took."""
+    """Wraps a database; calls `observe` with how long each transaction took."""
 
     def __init__(self, database: Database, observe: Observe) -> None:
         super().__init__(database)
@@ -66,8 +66,8 @@ class TimedDatabase(_AroundDatabase):
 
 
 class SlowTransactionNotifier(_AroundDatabase):
-    """Another database, and somebody who is told where it is when a transaction has taken
-    LONG_WAIT_SECONDS: it is frozen, locked or busy, and whoever waits sees nothing else of that."""
+    """Wraps a database; calls `on_wait` with its address once a transaction takes longer than
+    LONG_WAIT_SECONDS, so that a user of the command line sees why nothing happens."""
 
     def __init__(self, database: Database, on_wait: OnWait) -> None:
         super().__init__(database)
