@@ -133,14 +133,16 @@ release: venv ## Build wheel and sdist in build/release, check them, and install
 COMPILE_ONLY = $(BIN)/uv pip compile --quiet --no-config --universal --python-version 3.11 \
 	--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 COMPILE = $(COMPILE_ONLY) pyproject.toml
+# All but `ocr` and `tracing`, which not every installation has.
+EXTRAS = $(foreach extra,api llm documents citations graph,--extra $(extra))
 
 .PHONY: lock
 lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versions)
 	@$(BIN)/pip install -qq --disable-pip-version-check uv
-	@$(COMPILE) $(ARGS) -o requirements/runtime.txt >/dev/null
-	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt --extra ocr --extra tracing -o requirements/image.txt >/dev/null
-	@$(COMPILE) $(ARGS) --constraints requirements/image.txt --extra dev --extra ocr --extra tracing -o requirements/dev.txt >/dev/null
-	@$(COMPILE) $(ARGS) --extra bench --extra ocr -o requirements/bench.txt >/dev/null
+	@$(COMPILE) $(ARGS) $(EXTRAS) -o requirements/runtime.txt >/dev/null
+	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt $(EXTRAS) --extra ocr --extra tracing -o requirements/image.txt >/dev/null
+	@$(COMPILE) $(ARGS) --constraints requirements/image.txt $(EXTRAS) --extra dev --extra ocr --extra tracing -o requirements/dev.txt >/dev/null
+	@$(COMPILE) $(ARGS) $(EXTRAS) --extra bench --extra ocr -o requirements/bench.txt >/dev/null
 	@printf '%s\n' mkdocs | $(COMPILE_ONLY) $(ARGS) - -o requirements/docs.txt >/dev/null
 	@printf '%s\n' build twine 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/release.txt >/dev/null
 

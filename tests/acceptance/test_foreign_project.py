@@ -1,4 +1,5 @@
-"""An installation in somebody else's project, which has folders of our names itself."""
+"""The wheel, installed: in somebody else's project, which has folders of our names itself, and with
+the dependencies of the job engine alone."""
 
 import json
 import os
@@ -7,11 +8,16 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.acceptance.conftest import ROOT, clean_environment
 from tests.support.brokers import TestBroker
@@ -54,6 +60,71 @@ Path("published").write_text(f"{first} {second}")
 """
 
 
+SUMS = """
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from switchyard import Done, JobContext, Outcome, PermanentError, job
+
+
+class Numbers(BaseModel):
+    numbers: list[int] = []
+
+
+@job("add_up", worker="llm", lanes=("hot", "backfill"), timeout=30)
+async def add_up(payload: Numbers, ctx: JobContext) -> Outcome:
+    if min(payload.numbers, default=0) < 0 and not Path("may-be-negative").exists():
+        raise PermanentError("no file says that numbers may be negative")
+    return Done({"sum": sum(payload.numbers)})
+"""
+
+
+@dataclass
+class Jobctl:
+    """The command of an installation, run in a folder."""
+
+    program: Path
+    environment: dict[str, str]
+    folder: Path
+
+    def run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.program, *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+
+    def ok(self, *arguments: str, stdin: str = "") -> str:
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.ok(*arguments, "--json"))
+
+    @contextmanager
+    def started(self, *arguments: str) -> Iterator[None]:
+        log = self.folder / f"{arguments[0]}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [self.program, *arguments],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=file,
+                stderr=file,
+            )
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
 @dataclass
 class Installation:
     """Switchyard's wheel in an environment of its own, with our dependencies beside it."""
@@ -72,28 +143,67 @@ class Installation:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    """A wheel of a clone without the four links, in an environment that has such packages."""
-    base = tmp_path_factory.mktemp("foreign")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of a clone without the four links."""
+    base = tmp_path_factory.mktemp("wheel")
     clone = base / "clone"
     clone.mkdir()
     shutil.copy(ROOT / "pyproject.toml", clone)
     shutil.copytree(ROOT / "src", clone / "src", ignore=shutil.ignore_patterns("*.egg-info"))
     _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(base), str(clone))
+    (made,) = base.glob("switchyard-*.whl")
+    return made
+
+
+def _environment(base: Path) -> tuple[Path, Path]:
+    """Make an environment; the folders of its programs and of its packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", base / "env"], check=True)
-    site = Path(
-        sysconfig.get_path("purelib", "venv", vars={"base": str(base / "env")})  # lib/python…
-    )
+    site = sysconfig.get_path("purelib", "venv", vars={"base": str(base / "env")})  # lib/python…
+    return base / "env/bin", Path(site)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Installation:
+    """In an environment that has packages of our folders' names."""
+    programs, site = _environment(tmp_path_factory.mktemp("foreign"))
     # A .pth file in a directory that a .pth file names is not read: our clone is not in the path.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     for name in OUR_FOLDERS:
         (site / name).mkdir()
         (site / name / "__init__.py").write_text(f"OWNER = 'somebody else, in {name}'\n")
-    made = Installation(base / "env/bin", site, {})
+    made = Installation(programs, site, {})
     made.there_before = made.files()
-    (wheel,) = base.glob("switchyard-*.whl")
     _pip("--python", str(made.bin / "python"), "install", "--no-deps", str(wheel))
     return made
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """The programs of an environment that has the wheel and what it requires without any extra."""
+    programs, site = _environment(tmp_path_factory.mktemp("core"))
+    _pip("--python", str(programs / "python"), "install", "--no-deps", str(wheel))
+    (ours,) = metadata.distributions(name="switchyard", path=[str(site)])
+    for name in _required(ours.requires or []):
+        files = metadata.distribution(name).files or []
+        for top in {each.parts[0] for each in files if each.parts[0] not in ("..", "__pycache__")}:
+            (site / top).symlink_to(Path(str(metadata.distribution(name).locate_file(top))))
+    return programs
+
+
+def _required(lines: Iterable[str]) -> set[str]:
+    """The distributions that are required without an extra, and all that they require."""
+    seen: set[tuple[str, str]] = set()
+    left = [(line, "") for line in lines]
+    while left:
+        line, extra = left.pop()
+        each = Requirement(line)
+        if each.marker is not None and not each.marker.evaluate({"extra": extra}):
+            continue
+        for wanted in ("", *each.extras):
+            if (each.name, wanted) not in seen:
+                seen.add((each.name, wanted))
+                left += [(more, wanted) for more in metadata.requires(each.name) or []]
+    return {canonicalize_name(name) for name, _ in seen}
 
 
 def _pip(*arguments: str) -> None:
@@ -178,6 +288,50 @@ def test_a_project_with_folders_of_our_names_works_its_jobs(
         worker.kill()
         worker.wait()
     assert [totals[job_id] for job_id in job_ids] == [6, 42]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)  # a dozen commands, each a new interpreter
+def test_the_engine_runs_with_its_own_dependencies_alone(
+    core: Path, broker310: TestBroker, tmp_path: Path
+) -> None:
+    """A user's jobs, dead letters, a redrive, a backfill and a schedule; no model, no document."""
+    absent = ("lancedb", "pymupdf", "openai", "fastapi", "numpy", "trafilatura", "scipy")
+    looked_for = f"import importlib.util as u; print([n for n in {absent} if u.find_spec(n)])"
+    found = subprocess.run([core / "python", "-c", looked_for], capture_output=True, text=True)
+    assert found.stdout == "[]\n"
+    (tmp_path / "sums.py").write_text(SUMS)
+    environment = clean_environment(
+        amqp_url=broker310.amqp_url,
+        management_url=broker310.management_url,
+        data_dir=str(tmp_path / "data"),
+        modules="sums",
+    )
+    jobctl = Jobctl(core / "jobctl", environment, tmp_path)
+    jobctl.ok("topology", "apply")
+    jobctl.ok("db", "upgrade")
+    unknown = jobctl.run("worker", "ingest")
+    assert unknown.returncode == 1
+    assert "pip install 'switchyard[llm,documents]'" in unknown.stderr
+    with jobctl.started("worker", "llm"), jobctl.started("scheduler"):
+        done = jobctl.json("publish", "hot.add_up", "--payload", '{"numbers": [40, 2]}', "--wait")
+        assert done["result"] == {"sum": 42}
+        dead = jobctl.run("publish", "hot.add_up", "--payload", '{"numbers": [-1]}', "--wait")
+        assert dead.returncode == 1
+        assert "no file" in dead.stdout + dead.stderr
+        (tmp_path / "may-be-negative").touch()
+        jobctl.ok("dead", "redrive", "--all", "--yes")
+        lines = "\n".join(json.dumps({"numbers": [n, n]}) for n in range(20))
+        jobctl.ok("backfill", "start", "file", "-", "--type", "add_up", "--watch", stdin=lines)
+        jobctl.ok("schedules", "add", "sum", "0 3 * * *", "hot.add_up", "--payload", "{}")
+        jobctl.ok("schedules", "run", "sum")
+        deadline = time.monotonic() + 60
+        while len(states := [each["state"] for each in jobctl.json("jobs", "list")]) < 23 or set(
+            states
+        ) != {"succeeded"}:
+            assert time.monotonic() < deadline, states
+    listed = jobctl.run("doctor").stdout
+    assert "engine; not installed here: llm and pipeline" in listed
 
 
 def _project(folder: Path) -> Path:

@@ -51,7 +51,12 @@ def _names(requirements: Iterable[str]) -> set[str]:
     return {re.split(r"[^\w.-]", each)[0].lower().replace("_", "-") for each in requirements}
 
 
-RUNTIME = _names(PROJECT["dependencies"])
+CORE = _names(PROJECT["dependencies"])
+EXTRAS = {
+    extra: _names(PROJECT["optional-dependencies"][extra])
+    for extra in ("api", "llm", "documents", "citations", "graph")
+}
+RUNTIME = CORE.union(*EXTRAS.values())
 OCR = _names(PROJECT["optional-dependencies"]["ocr"])
 TRACING = _names(PROJECT["optional-dependencies"]["tracing"])
 DEV = _names(PROJECT["optional-dependencies"]["dev"])

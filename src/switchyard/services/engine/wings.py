@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Any
 
 from switchyard.services.common.errors import Misconfigured
@@ -34,6 +35,11 @@ class Wing:
     empty where the wing has nothing of the kind."""
 
     name: str
+    libraries: tuple[str, ...] = ()
+    """Modules of others that it can't do without: where one is not installed, the wing is left
+    out."""
+    extra: str = ""
+    """The extra of this package that brings them."""
     job_modules: tuple[str, ...] = ()
     """Modules with job types. To import them is cheap: handlers import heavy libraries when they
     run."""
@@ -54,11 +60,31 @@ class Wing:
     """A `backfill.costs.BudgetCheck`."""
 
 
-def load_wings() -> tuple[Wing, ...]:
-    """Return all wings, lowest first. Raises InvalidWing."""
+def known_wings() -> tuple[Wing, ...]:
+    """Return all wings, lowest first, whether they can be used or not. Raises InvalidWing."""
     names = list(WING_MODULES)
     names += sorted(each.value for each in entry_points(group=ENTRY_POINTS))
     return tuple(_load(name) for name in dict.fromkeys(names))
+
+
+def load_wings() -> tuple[Wing, ...]:
+    """Return the wings whose libraries are installed, lowest first. Raises InvalidWing."""
+    return tuple(wing for wing in known_wings() if _is_installed(wing))
+
+
+def missing_wings_hint() -> str:
+    """Return how to install the wings that are left out here, to be added to an error; empty where
+    there are none. Raises InvalidWing."""
+    missing = [wing for wing in known_wings() if not _is_installed(wing)]
+    if not missing:
+        return ""
+    names = " and ".join(wing.name for wing in missing)
+    extras = ",".join(wing.extra for wing in missing if wing.extra)
+    return f"; not installed here: {names} (`pip install 'switchyard[{extras}]'`)"
+
+
+def _is_installed(wing: Wing) -> bool:
+    return all(find_spec(library) is not None for library in wing.libraries)
 
 
 def job_modules() -> tuple[str, ...]:

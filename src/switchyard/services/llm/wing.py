@@ -6,6 +6,8 @@ from switchyard.services.engine.wings import Wing
 
 WING = Wing(
     name="llm",
+    libraries=("openai",),
+    extra="llm",
     job_modules=("switchyard.services.llm.jobs",),
     periodic_duties="switchyard.services.llm.duties:periodic_duties",
     doctor_steps="switchyard.services.llm.monitoring:doctor_steps",

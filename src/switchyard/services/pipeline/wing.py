@@ -6,6 +6,8 @@ from switchyard.services.engine.wings import Wing
 
 WING = Wing(
     name="pipeline",
+    libraries=("trafilatura",),
+    extra="documents",
     job_modules=(
         "switchyard.services.pipeline.workers.ingest.documents",
         "switchyard.services.pipeline.workers.ingest.arxiv",

@@ -23,7 +23,7 @@ from switchyard.broker.wording import suggest
 from switchyard.services.common.errors import InvalidInput, Misconfigured, NotFoundError
 from switchyard.services.engine.jobs.limits import Limit
 from switchyard.services.engine.jobs.local_fields import Refusal, local_fields, refusals
-from switchyard.services.engine.wings import job_modules
+from switchyard.services.engine.wings import job_modules, missing_wings_hint
 
 Handler = Callable[..., Any]
 AnyHandler = TypeVar("AnyHandler", bound=Handler)
@@ -229,7 +229,7 @@ class Registry:
         except KeyError:
             raise UnknownJobType(
                 f"no job type {name!r} (one of your own needs its module in JOBS_MODULES); "
-                f"{suggest(name, self._types)}"
+                f"{suggest(name, self._types)}{missing_wings_hint()}"
             ) from None
 
     def __contains__(self, name: object) -> bool:

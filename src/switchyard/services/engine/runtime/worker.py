@@ -38,6 +38,7 @@ from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.permit_batching import PermitRequestBatcher
 from switchyard.services.engine.runtime.permits import PermitClient
 from switchyard.services.engine.runtime.runner import Runner
+from switchyard.services.engine.wings import missing_wings_hint
 
 FINAL_DRAIN_TIMEOUT = 2.0
 """Seconds after the grace in which what follows from ended handlers is published and recorded."""
@@ -89,7 +90,7 @@ def plan_for(
         kinds = ", ".join(sorted({job_type.worker for job_type in registry}))
         raise UnknownWorker(
             f"no job type is worked by {kind!r}; kinds with work are: {kinds}; those of your own "
-            "job types are known where JOBS_MODULES names their modules"
+            "job types are known where JOBS_MODULES names their modules" + missing_wings_hint()
         )
     wrong = sorted(set(lanes or ()) - set(possible))
     if wrong:
