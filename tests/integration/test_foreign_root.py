@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.cli.system.foreign_root import BrokenRootError, link_erlang
 from tests.support.brokers import TestBroker, root_of
+from tests.support.foreign_root import BrokenRootError, link_erlang
 
+ROOT = Path(__file__).parents[2]
 ASK_IT = """
 import sys
 from pathlib import Path
-from switchyard.cli.system.node import LocalNode
-with LocalNode(base_dir=Path(sys.argv[1]), root=Path(sys.argv[2])) as node:
+from tests.support.foreign_root import ForeignRootNode
+with ForeignRootNode(base_dir=Path(sys.argv[1]), root=Path(sys.argv[2])) as node:
     print(node.version, node.rabbitmqctl("list_vhosts").split())
 """
 
@@ -34,6 +35,7 @@ def test_a_node_runs_where_neither_mounts_nor_chroot_are_allowed(
             *(setpriv, f"--bounding-set={without}", f"--inh-caps={without}"),
             *(sys.executable, "-c", ASK_IT, str(tmp_path), str(root)),
         ],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

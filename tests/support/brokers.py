@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from switchyard.broker.management.model import Topology
-from switchyard.cli.system.node import LocalNode, find_installed
+from switchyard.cli.system.node import LocalNode
+from tests.support.foreign_root import BrokenRootError, ForeignRootNode, scripts_under
 from tests.support.management import Management
 from tests.support.missing import MissingError
 from tests.support.topology import declare_topology
@@ -98,15 +99,21 @@ def root_of(version: str) -> Path | None:
         return None
     default = Path.home() / ".cache" / "switchyard"
     root = Path(os.environ.get("SWITCHYARD_CACHE") or default) / f"rabbitmq-{version}"
-    if find_installed(root) is None:
-        raise MissingError(f"RabbitMQ {version} is not installed: make test-deps, as root")
+    try:
+        scripts_under(root)
+    except BrokenRootError as error:
+        message = f"RabbitMQ {version} is not installed: make test-deps, as root"
+        raise MissingError(message) from error
     return root
 
 
 def new_node(version: str, base_dir: Path, **options: Any) -> LocalNode:
     """A node with the tests' settings, not yet started. Raises MissingError."""
     settings = {"advanced": ADVANCED, "extra_config": CONFIG} | options
-    return LocalNode(base_dir=base_dir, root=root_of(version), **settings)
+    root = root_of(version)
+    if root is None:
+        return LocalNode(base_dir=base_dir, **settings)
+    return ForeignRootNode(base_dir=base_dir, root=root, **settings)
 
 
 @contextmanager

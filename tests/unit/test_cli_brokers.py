@@ -27,7 +27,7 @@ def test_with_nothing_at_hand_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(brokers, "_on_localhost", _nobody)
-    monkeypatch.setattr(node, "find_installed", lambda root=None: None)
+    monkeypatch.setattr(node, "find_installed", lambda: None)
     monkeypatch.setattr(brokers, "_can_install", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     settings = Settings(amqp_url=None)

@@ -66,7 +66,6 @@ class LocalNode:
         dist_port: int = 0,
         epmd_port: int = 0,
         prometheus_port: int | None = None,
-        root: Path | None = None,
         definitions: Path | None = None,
         advanced: str | None = None,
         extra_config: Mapping[str, str] | None = None,
@@ -79,29 +78,20 @@ class LocalNode:
         """Nothing is started or written yet.
 
         A port of 0 stands for a free one, a `prometheus_port` of None for no metrics.
-        `root` is a Debian root directory with RabbitMQ in it, to run another version than the
-        machine's own. `definitions` is a file to load at every start, `advanced` the text of an
-        advanced.config, `extra_config` further lines of rabbitmq.conf. `password` is made at
-        random unless given.
+        `definitions` is a file to load at every start, `advanced` the text of an advanced.config,
+        `extra_config` further lines of rabbitmq.conf. `password` is made at random unless given.
 
         Nodes of one cluster have names of their own, one `cookie`, and one `epmd_port`: with
         `epmd=False` somebody else's name server is there.
         """
-        scripts = find_installed(root.absolute() if root else None)
-        if scripts is None:
-            where = f"under {root}" if root else "on this machine"
-            raise NotInstalledError(
-                f"RabbitMQ is not installed {where}: apt-get install rabbitmq-server, "
-                "or set JOBS_AMQP_URL to a broker elsewhere"
-            )
-        self._setup = NodeSetup(
+        self._scripts = self._find_scripts()
+        self._setup = self._make_setup(
             base_dir=base_dir.absolute(),
             amqp_port=amqp_port or free_port(),
             management_port=management_port or free_port(),
             dist_port=dist_port or free_port(),
             epmd_port=epmd_port or free_port(),
             prometheus_port=free_port() if prometheus_port == 0 else prometheus_port,
-            root=root.absolute() if root else None,
             definitions=definitions,
             advanced=advanced,
             extra_config=dict(extra_config or {}),
@@ -120,12 +110,25 @@ class LocalNode:
         self.password = self._setup.password
         self.name = name
         self._own_epmd = epmd
-        self._scripts = scripts
         self._broker: subprocess.Popen[bytes] | None = None
         self._epmd: subprocess.Popen[bytes] | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
         self._version: str | None = None
         self._log_start = 0
+
+    def _find_scripts(self) -> Path:
+        """Return the directory of RabbitMQ's own scripts. Raises NotInstalledError."""
+        scripts = find_installed()
+        if scripts is None:
+            raise NotInstalledError(
+                "RabbitMQ is not installed on this machine: apt-get install rabbitmq-server, "
+                "or set JOBS_AMQP_URL to a broker elsewhere"
+            )
+        return scripts
+
+    def _make_setup(self, **choices: Any) -> NodeSetup:
+        """Return what the node is told; a subclass may tell it more."""
+        return NodeSetup(**choices)
 
     def __enter__(self) -> Self:
         self.start()
@@ -305,10 +308,9 @@ class LocalNode:
             return None
 
 
-def find_installed(root: Path | None = None) -> Path | None:
-    """The directory of RabbitMQ's own scripts on this machine, or under `root`."""
-    scripts = root / SCRIPTS.relative_to("/") if root else SCRIPTS
-    return scripts if (scripts / "rabbitmq-server").exists() else None
+def find_installed() -> Path | None:
+    """Return the directory of RabbitMQ's own scripts on this machine; None where there is none."""
+    return SCRIPTS if (SCRIPTS / "rabbitmq-server").exists() else None
 
 
 def end_with_this_process(*processes: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:

@@ -9,13 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from switchyard.cli.system.foreign_root import link_erlang
 from switchyard.cli.system.ports import LOOPBACK
 
 CONTROL = "rabbitmqctl"
 """The script in a node's directory that speaks to this node and to no other."""
-# Where a node out of another Debian's root has that root's Erlang, in its own directory.
-ERLANG = "erlang"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +28,6 @@ class NodeSetup:
     dist_port: int
     epmd_port: int
     prometheus_port: int | None
-    root: Path | None
     definitions: Path | None
     advanced: str | None
     extra_config: dict[str, str]
@@ -45,8 +41,6 @@ class NodeSetup:
         make_private(self.base_dir)
         for name in ("data", "log", "home"):
             (self.base_dir / name).mkdir(exist_ok=True)
-        if self.root is not None:
-            link_erlang(self.root, self.base_dir / ERLANG)
         if self.cookie is not None:
             _write_cookie(self.base_dir / "home" / ".erlang.cookie", self.cookie)
         plugins = "rabbitmq_management"
@@ -109,9 +103,8 @@ class NodeSetup:
         """Everything that the node and its tools are told: no variable of ours reaches them."""
         here = self.base_dir
         loopback_only = "-kernel inet_dist_use_interface {127,0,0,1}"
-        path = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
         return {
-            "PATH": f"{here / ERLANG / 'bin'}:{path}" if self.root else path,
+            "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
             "LANG": "C.UTF-8",
             "HOME": str(here / "home"),
             "ERL_CRASH_DUMP_SECONDS": "0",

@@ -8,17 +8,57 @@ loader of that root, with that root's libraries; what it starts in turn are this
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from switchyard.cli.base.errors import CommandFailed
+from switchyard.cli.system.node import SCRIPTS, LocalNode
+from switchyard.cli.system.node_setup import NodeSetup
 
 ERLANG = Path("usr/lib/erlang")
 SHELL_SCRIPTS = frozenset({"erl", "start", "start_erl"})
 """Erlang's own; they have the place of an installed Erlang written into them."""
 
 
-class BrokenRootError(CommandFailed):
+class BrokenRootError(RuntimeError):
     """The root lacks what a Debian root with RabbitMQ has; the message names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignRootSetup(NodeSetup):
+    """What a node out of another root is told: it has that root's Erlang in its own directory."""
+
+    root: Path
+
+    def write(self) -> None:
+        super().write()
+        link_erlang(self.root, self.base_dir / "erlang")
+
+    def environment(self) -> dict[str, str]:
+        given = super().environment()
+        return given | {"PATH": f"{self.base_dir / 'erlang' / 'bin'}:{given['PATH']}"}
+
+
+class ForeignRootNode(LocalNode):
+    """A node of the version that is under `root`, a Debian root directory with RabbitMQ in it."""
+
+    def __init__(self, *, root: Path, **options: Any) -> None:
+        self._root = root.absolute()
+        super().__init__(**options)
+
+    def _find_scripts(self) -> Path:
+        return scripts_under(self._root)
+
+    def _make_setup(self, **choices: Any) -> NodeSetup:
+        return ForeignRootSetup(root=self._root, **choices)
+
+
+def scripts_under(root: Path) -> Path:
+    """Return the directory of RabbitMQ's own scripts under `root`. Raises BrokenRootError."""
+    scripts = root / SCRIPTS.relative_to("/")
+    if not (scripts / "rabbitmq-server").exists():
+        raise BrokenRootError(f"RabbitMQ is not installed under {root}")
+    return scripts
 
 
 def link_erlang(root: Path, to: Path) -> Path:
