@@ -93,13 +93,13 @@ async def _run(
 
 async def _tell(ledger: Ledger, operation: BulkOperation, common: CommonOptions) -> bool:
     """Say what was started, and follow it where that is wanted; whether all is well."""
-    from switchyard.cli.engine.backfill.view import BackfillDisplay, public
+    from switchyard.cli.engine.backfill.view import BackfillDisplay
     from switchyard.cli.engine.bulk.commands import follow
     from switchyard.services.engine.backfill.progress import progress_of
 
     progress = await progress_of(ledger, operation)
     if common.as_json and not common.watch:
-        print_json(public(progress))
+        print_json(BackfillDisplay().public(progress))
         return True
     items = "" if progress.total is None else f", {pluralize(progress.total, 'item')}"
     say(f"{operation.title}{items}")

@@ -48,153 +48,137 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
 
         return await progress_of(ledger, operation)
 
-    def public(self, seen: BackfillProgress) -> dict[str, Any]:
-        return public(seen)
+    def public(self, progress: BackfillProgress) -> dict[str, Any]:
+        """Return a backfill as `--json` prints it."""
+        operation = progress.operation
+        shown: dict[str, Any] = plain(
+            {
+                **record_of(operation),
+                "note": progress.note,
+                "rate_limit": operation.rate,
+                "max_open": operation.max_open,
+                "budget": operation.budget,
+                "total": progress.total,
+                "read": progress.read,
+                "published": progress.published,
+                "skipped": progress.skipped,
+                "repeated": progress.repeated,
+                "exhausted": progress.exhausted,
+                "notes": progress.notes,
+                "jobs": progress.jobs,
+                "followers": progress.followers,
+                "jobs_per_second": progress.rate,
+                "seconds_to_go": progress.eta,
+                "seconds": progress.seconds,
+                "dead": progress.deaths,
+                "then_id": progress.then_id,
+            }
+        )
+        if progress.dead:
+            shown["redrive"] = redrive_command(progress)
+        return shown
 
-    def row(self, seen: BackfillProgress) -> Sequence[str]:
-        total = "" if seen.total is None else f"/{seen.total - seen.repeated:,}"
+    def row(self, progress: BackfillProgress) -> Sequence[str]:
+        total = "" if progress.total is None else f"/{progress.total - progress.repeated:,}"
         return (
-            seen.operation.id,
-            styled(seen.operation.state),
-            f"{seen.published:,}{total}",
-            f"{seen.done:,}",
-            f"{seen.dead:,}",
-            age(seen.operation.created_at),
-            cell(seen.operation.title),
+            progress.operation.id,
+            styled(progress.operation.state),
+            f"{progress.published:,}{total}",
+            f"{progress.done:,}",
+            f"{progress.dead:,}",
+            age(progress.operation.created_at),
+            cell(progress.operation.title),
         )
 
-    def report(self, seen: BackfillProgress) -> None:
-        print_progress(seen)
+    def report(self, progress: BackfillProgress) -> None:
+        """Print everything there is to say; for one that is over, its report."""
+        operation = progress.operation
+        seconds = progress.seconds
+        limits = [
+            f"{operation.rate:g} jobs a second" if operation.rate else "",
+            f"{operation.max_open:,} open jobs" if operation.max_open else "",
+            f"a budget of {operation.budget:g}" if operation.budget else "",
+        ]
+        print_rows(
+            [
+                ("id", operation.id),
+                ("what", operation.title),
+                ("state", operation.state + (f": {progress.note}" if progress.note else "")),
+                ("started by", operation.created_by),
+                ("reason", operation.reason or ""),
+                ("limits", ", ".join(filter(None, limits))),
+                ("items", "" if progress.total is None else f"{progress.total:,}"),
+                ("published", f"{progress.published:,}"),
+                ("skipped", f"{progress.skipped:,}" if progress.skipped else ""),
+                ("repeated", f"{progress.repeated:,}" if progress.repeated else ""),
+                ("jobs", _plain_jobs(progress.jobs)),
+                ("followed by", _plain_jobs(progress.followers)),
+                ("then", f"job {progress.then_id}" if progress.then_id else ""),
+                ("time", "" if seconds is None else duration(round(seconds))),
+                ("speed", _speed(progress)),
+            ]
+        )
+        for note in progress.notes[:10]:
+            console().print(f"[yellow]skipped[/] {cell(note)}")
+        if len(progress.notes) > 10:
+            console().print(f"… and {progress.skipped - 10:,} more: `--json` has the first 50")
+        if not progress.deaths:
+            return
+        rows = table("DEAD", "JOB TYPE", "CAUSE", "SAMPLE", flexible=("CAUSE", "SAMPLE"))
+        for death in progress.deaths:
+            cause = f"{death.error_type or death.reason}: {death.sample_message or death.reason}"
+            rows.add_row(f"{death.count:,}", death.job_type, cell(cause), death.sample_id)
+        console().print(rows)
+        console().print(f"Send them back with `{redrive_command(progress)}`")
 
-    def one_line(self, seen: BackfillProgress) -> str:
-        return one_line(seen)
+    def one_line(self, progress: BackfillProgress) -> str:
+        """Describe how far it is in one line, for a log file."""
+        parts = [f"{styled(progress.operation.state)} published {progress.published:,}"]
+        if progress.total is not None:
+            parts[0] += f" of {progress.total:,}"
+        parts += [f"{number:,} {state}" for state, number in _jobs(progress)]
+        parts += [text for text in (_speed(progress), cell(progress.note)) if text]
+        return " · ".join(parts)
 
-    def picture(self, seen: BackfillProgress) -> RenderableType:
-        return picture(seen)
+    def picture(self, progress: BackfillProgress) -> RenderableType:
+        """Draw a bar, the jobs by state, speed and time to go, for a live view."""
+        from rich.console import Group
+        from rich.text import Text
 
-    def is_over(self, seen: BackfillProgress) -> bool:
-        return seen.is_over
+        operation = progress.operation
+        lines = [f"[bold]{operation.id}[/]  {cell(operation.title)}"]
+        total = progress.total if not progress.exhausted else progress.published + progress.skipped
+        state = styled(operation.state)
+        if total:
+            done, sent = progress.finished + progress.skipped, progress.read
+            full, half = (min(BAR, round(BAR * part / total)) for part in (done, sent))
+            bar = f"[green]{'━' * full}[/][cyan]{'━' * max(0, half - full)}[/]"
+            rest = f"[dim]{'━' * (BAR - max(full, half))}[/]"
+            lines.append(f"{state}  {bar}{rest}  {done:,}/{total:,} ({done / total:.0%})")
+        else:
+            lines.append(f"{state}  {progress.published:,} published")
+        numbers = "  ".join(f"{number:,} {styled(name)}" for name, number in _jobs(progress))
+        lines.append(f"published {progress.published:,}  skipped {progress.skipped:,}  {numbers}")
+        if progress.followers:
+            parts = "  ".join(
+                f"{number:,} {styled(name)}"
+                for name in SHOWN
+                if (number := progress.followers.get(_state(name), 0))
+            )
+            lines.append(f"followed by  {parts}")
+        lines += [text for text in (_speed(progress), cell(progress.note)) if text]
+        return Group(*(Text.from_markup(line) for line in lines))
 
-    def succeeded(self, seen: BackfillProgress) -> bool:
-        return seen.succeeded
+    def is_over(self, progress: BackfillProgress) -> bool:
+        return progress.is_over
 
-
-def public(progress: BackfillProgress) -> dict[str, Any]:
-    """A backfill as `--json` prints it."""
-    operation = progress.operation
-    shown: dict[str, Any] = plain(
-        {
-            **record_of(operation),
-            "note": progress.note,
-            "rate_limit": operation.rate,
-            "max_open": operation.max_open,
-            "budget": operation.budget,
-            "total": progress.total,
-            "read": progress.read,
-            "published": progress.published,
-            "skipped": progress.skipped,
-            "repeated": progress.repeated,
-            "exhausted": progress.exhausted,
-            "notes": progress.notes,
-            "jobs": progress.jobs,
-            "followers": progress.followers,
-            "jobs_per_second": progress.rate,
-            "seconds_to_go": progress.eta,
-            "seconds": progress.seconds,
-            "dead": progress.deaths,
-            "then_id": progress.then_id,
-        }
-    )
-    if progress.dead:
-        shown["redrive"] = redrive_command(progress)
-    return shown
+    def succeeded(self, progress: BackfillProgress) -> bool:
+        return progress.succeeded
 
 
 def redrive_command(progress: BackfillProgress) -> str:
     """What sends its dead jobs back."""
     return f"jobctl dead redrive --operation {progress.operation.id}"
-
-
-def one_line(progress: BackfillProgress) -> str:
-    """For a log file: one line a second."""
-    parts = [f"{styled(progress.operation.state)} published {progress.published:,}"]
-    if progress.total is not None:
-        parts[0] += f" of {progress.total:,}"
-    parts += [f"{number:,} {state}" for state, number in _jobs(progress)]
-    parts += [text for text in (_speed(progress), cell(progress.note)) if text]
-    return " · ".join(parts)
-
-
-def picture(progress: BackfillProgress) -> RenderableType:
-    """For a live view: a bar, the jobs by state, speed and time to go."""
-    from rich.console import Group
-    from rich.text import Text
-
-    operation = progress.operation
-    lines = [f"[bold]{operation.id}[/]  {cell(operation.title)}"]
-    total = progress.total if not progress.exhausted else progress.published + progress.skipped
-    state = styled(operation.state)
-    if total:
-        done, sent = progress.finished + progress.skipped, progress.read
-        full, half = (min(BAR, round(BAR * part / total)) for part in (done, sent))
-        bar = f"[green]{'━' * full}[/][cyan]{'━' * max(0, half - full)}[/]"
-        rest = f"[dim]{'━' * (BAR - max(full, half))}[/]"
-        lines.append(f"{state}  {bar}{rest}  {done:,}/{total:,} ({done / total:.0%})")
-    else:
-        lines.append(f"{state}  {progress.published:,} published")
-    numbers = "  ".join(f"{number:,} {styled(name)}" for name, number in _jobs(progress))
-    lines.append(f"published {progress.published:,}  skipped {progress.skipped:,}  {numbers}")
-    if progress.followers:
-        parts = "  ".join(
-            f"{number:,} {styled(name)}"
-            for name in SHOWN
-            if (number := progress.followers.get(_state(name), 0))
-        )
-        lines.append(f"followed by  {parts}")
-    lines += [text for text in (_speed(progress), cell(progress.note)) if text]
-    return Group(*(Text.from_markup(line) for line in lines))
-
-
-def print_progress(progress: BackfillProgress) -> None:
-    """Everything there is to say, on stdout; for one that is over, its report."""
-    operation = progress.operation
-    seconds = progress.seconds
-    limits = [
-        f"{operation.rate:g} jobs a second" if operation.rate else "",
-        f"{operation.max_open:,} open jobs" if operation.max_open else "",
-        f"a budget of {operation.budget:g}" if operation.budget else "",
-    ]
-    print_rows(
-        [
-            ("id", operation.id),
-            ("what", operation.title),
-            ("state", operation.state + (f": {progress.note}" if progress.note else "")),
-            ("started by", operation.created_by),
-            ("reason", operation.reason or ""),
-            ("limits", ", ".join(filter(None, limits))),
-            ("items", "" if progress.total is None else f"{progress.total:,}"),
-            ("published", f"{progress.published:,}"),
-            ("skipped", f"{progress.skipped:,}" if progress.skipped else ""),
-            ("repeated", f"{progress.repeated:,}" if progress.repeated else ""),
-            ("jobs", _plain_jobs(progress.jobs)),
-            ("followed by", _plain_jobs(progress.followers)),
-            ("then", f"job {progress.then_id}" if progress.then_id else ""),
-            ("time", "" if seconds is None else duration(round(seconds))),
-            ("speed", _speed(progress)),
-        ]
-    )
-    for note in progress.notes[:10]:
-        console().print(f"[yellow]skipped[/] {cell(note)}")
-    if len(progress.notes) > 10:
-        console().print(f"… and {progress.skipped - 10:,} more: `--json` has the first 50")
-    if not progress.deaths:
-        return
-    rows = table("DEAD", "JOB TYPE", "CAUSE", "SAMPLE", flexible=("CAUSE", "SAMPLE"))
-    for death in progress.deaths:
-        cause = f"{death.error_type or death.reason}: {death.sample_message or death.reason}"
-        rows.add_row(f"{death.count:,}", death.job_type, cell(cause), death.sample_id)
-    console().print(rows)
-    console().print(f"Send them back with `{redrive_command(progress)}`")
 
 
 def _plain_jobs(jobs: Any) -> str:

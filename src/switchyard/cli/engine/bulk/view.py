@@ -33,15 +33,15 @@ class BulkListing(ABC, Generic[T]):
 
     @abstractmethod
     async def read(self, ledger: Ledger, operation: BulkOperation) -> T:
-        """How far it is. Raises LedgerUnavailable."""
+        """Read how far an operation is. Raises LedgerUnavailable."""
 
     @abstractmethod
-    def public(self, seen: T) -> dict[str, Any]:
-        """As `--json` prints it."""
+    def public(self, operation: T) -> dict[str, Any]:
+        """Return an operation as `--json` prints it."""
 
     @abstractmethod
-    def row(self, seen: T) -> Sequence[str]:
-        """Its line in a listing, in rich markup, one text for each column."""
+    def row(self, operation: T) -> Sequence[str]:
+        """Return its line in a listing, in rich markup, one text for each column."""
 
 
 class BulkDisplay(BulkListing[T]):
@@ -53,21 +53,21 @@ class BulkDisplay(BulkListing[T]):
     """What its commands begin with, such as `jobctl backfill`."""
 
     @abstractmethod
-    def report(self, seen: T) -> None:
+    def report(self, operation: T) -> None:
         """Print all that is known of it."""
 
     @abstractmethod
-    def one_line(self, seen: T) -> str:
-        """How far it is, for a log file."""
+    def one_line(self, operation: T) -> str:
+        """Describe how far it is in one line, for a log file."""
 
-    def picture(self, seen: T) -> RenderableType:
-        """How far it is, for a live view."""
-        return self.one_line(seen)
+    def picture(self, operation: T) -> RenderableType:
+        """Draw how far it is, for a live view."""
+        return self.one_line(operation)
 
     @abstractmethod
-    def is_over(self, seen: T) -> bool:
+    def is_over(self, operation: T) -> bool:
         """Whether there is nothing more to watch."""
 
     @abstractmethod
-    def succeeded(self, seen: T) -> bool:
+    def succeeded(self, operation: T) -> bool:
         """Whether it has done all that it was asked to."""

@@ -82,7 +82,7 @@ def purge(
     progress, operation = run(_purge(which, include, why=why, dry_run=dry_run, yes=yes))
     missing = max(0, len(which.ids) - progress.purged) if which.ids else 0
     if as_json:
-        shown = progress.to_json() if operation is None else public(operation)
+        shown = progress.to_json() if operation is None else PurgeListing().public(operation)
         print_json(shown | {"missing": missing, "dry_run": dry_run})
     else:
         echo(f"{progress.purged:,} {'would be purged' if dry_run else 'purged'}")
@@ -155,29 +155,25 @@ class PurgeListing(BulkListing["BulkOperation"]):
     async def read(self, ledger: Ledger, operation: BulkOperation) -> BulkOperation:
         return operation
 
-    def public(self, seen: BulkOperation) -> dict[str, Any]:
-        return public(seen)
+    def public(self, operation: BulkOperation) -> dict[str, Any]:
+        """Return a purge as `--json` prints it."""
+        from switchyard.services.engine.dead.purge import PurgeProgress
 
-    def row(self, seen: BulkOperation) -> Sequence[str]:
-        return (
-            seen.id,
-            styled(seen.state),
-            f"{seen.counts.get('purged', 0):,}",
-            cell(seen.created_by),
-            age(seen.created_at),
-            cell(seen.title),
-            cell(seen.reason or ""),
+        shown: dict[str, Any] = plain(
+            {**record_of(operation), **PurgeProgress.from_operation(operation).to_json()}
         )
+        return shown
 
-
-def public(operation: BulkOperation) -> dict[str, Any]:
-    """A purge as `--json` prints it."""
-    from switchyard.services.engine.dead.purge import PurgeProgress
-
-    shown: dict[str, Any] = plain(
-        {**record_of(operation), **PurgeProgress.from_operation(operation).to_json()}
-    )
-    return shown
+    def row(self, operation: BulkOperation) -> Sequence[str]:
+        return (
+            operation.id,
+            styled(operation.state),
+            f"{operation.counts.get('purged', 0):,}",
+            cell(operation.created_by),
+            age(operation.created_at),
+            cell(operation.title),
+            cell(operation.reason or ""),
+        )
 
 
 def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:

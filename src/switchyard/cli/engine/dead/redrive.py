@@ -201,7 +201,7 @@ async def begin(
 ) -> None:
     """Record a redrive, run it here unless it is for a scheduler, and report."""
     from switchyard.cli.base.common import current_user
-    from switchyard.cli.engine.dead.view import public
+    from switchyard.cli.engine.dead.view import RedriveDisplay
     from switchyard.services.engine.redrive.spec import start_redrive
 
     async def start(hold: BulkHold | None) -> BulkOperation:
@@ -214,7 +214,7 @@ async def begin(
         return
     operation = await start(None)
     if as_json:
-        print_json(public(operation))
+        print_json(RedriveDisplay().public(operation))
     else:
         say(f"watch it with `jobctl dead redrives watch {operation.id}`; a scheduler runs it")
         echo(operation.id)
@@ -242,7 +242,7 @@ async def run_redrive(
 
 def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> None:
     """Say how it ended. Raises CommandFailed unless all went as it was asked."""
-    from switchyard.cli.engine.dead.view import public
+    from switchyard.cli.engine.dead.view import RedriveDisplay
     from switchyard.services.engine.records.bulk import BulkState
     from switchyard.services.engine.redrive.spec import RedriveProgress
 
@@ -251,7 +251,7 @@ def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> Non
     missing = max(0, len(spec.which.ids) - seen) if spec.which.ids else 0
     if as_json:
         done = {"done": progress.redriven, "missing": missing, "dry_run": False}
-        print_json(public(operation) | done)
+        print_json(RedriveDisplay().public(operation) | done)
     else:
         for note in progress.notes:
             say(note)

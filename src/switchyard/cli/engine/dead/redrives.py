@@ -50,7 +50,6 @@ def resume(
     only failures from then on.
     """
     from switchyard.cli.engine.dead.redrive import report, run_redrive
-    from switchyard.cli.engine.dead.view import public
     from switchyard.services.engine.redrive.spec import RedriveSpec, resume_redrive
 
     settings = load_settings()
@@ -70,7 +69,7 @@ def resume(
                 return
             operation = await resume_redrive(ledger, operation_id)
             if as_json:
-                print_json(public(operation))
+                print_json(VIEW.public(operation))
             else:
                 say(f"{operation_id} goes on as soon as a scheduler takes it")
 

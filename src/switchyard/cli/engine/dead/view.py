@@ -35,87 +35,75 @@ class RedriveDisplay(BulkDisplay["BulkOperation"]):
 
         return await settled(ledger, operation)
 
-    def public(self, seen: BulkOperation) -> dict[str, Any]:
-        return public(seen)
+    def public(self, operation: BulkOperation) -> dict[str, Any]:
+        """Return a redrive as `--json` prints it."""
+        from switchyard.services.engine.redrive.spec import RedriveProgress
 
-    def row(self, seen: BulkOperation) -> Sequence[str]:
+        shown: dict[str, Any] = plain(
+            {
+                **record_of(operation),
+                "rate": operation.rate,
+                **RedriveProgress.from_operation(operation).to_json(),
+            }
+        )
+        return shown
+
+    def row(self, operation: BulkOperation) -> Sequence[str]:
         return (
-            seen.id,
-            styled(seen.state),
-            f"{seen.counts.get('redriven', 0):,}",
-            f"{seen.counts.get('succeeded', 0):,}",
-            f"{seen.counts.get('failed', 0):,}",
-            cell(seen.created_by),
-            age(seen.created_at),
-            cell(f"{seen.title}{f' ({seen.note})' if seen.note else ''}"),
+            operation.id,
+            styled(operation.state),
+            f"{operation.counts.get('redriven', 0):,}",
+            f"{operation.counts.get('succeeded', 0):,}",
+            f"{operation.counts.get('failed', 0):,}",
+            cell(operation.created_by),
+            age(operation.created_at),
+            cell(f"{operation.title}{f' ({operation.note})' if operation.note else ''}"),
         )
 
-    def report(self, seen: BulkOperation) -> None:
-        print_redrive(seen)
+    def report(self, operation: BulkOperation) -> None:
+        """Print all that is known of it."""
+        from switchyard.services.engine.redrive.spec import RedriveProgress
 
-    def one_line(self, seen: BulkOperation) -> str:
-        return one_line(seen)
+        progress = RedriveProgress.from_operation(operation)
+        total = f" of {progress.total:,}" if progress.total is not None else ""
+        print_rows(
+            [
+                ("id", operation.id),
+                ("what", operation.title),
+                ("state", str(operation.state)),
+                ("note", operation.note or ""),
+                ("why", operation.reason or ""),
+                ("started by", f"{operation.created_by}, {age(operation.created_at)} ago"),
+                ("rate", f"{operation.rate:g}/s" if operation.rate else ""),
+                ("redriven", f"{progress.redriven:,}{total}"),
+                ("succeeded", f"{progress.succeeded:,}"),
+                ("failed again", f"{progress.failed:,}" if progress.failed else ""),
+                ("not at their end", f"{progress.unfinished:,}" if progress.unfinished else ""),
+                ("undone", f"{progress.undone:,}" if progress.undone else ""),
+                ("dropped", f"{progress.dropped:,}" if progress.dropped else ""),
+                ("not valid", f"{progress.invalid:,}" if progress.invalid else ""),
+                ("spec", inline_json(dict(operation.spec))),
+            ]
+        )
+        for note in progress.notes:
+            say(note)
 
-    def is_over(self, seen: BulkOperation) -> bool:
+    def one_line(self, operation: BulkOperation) -> str:
+        """Describe how far it is in one line, for a log file."""
+        counts = operation.counts
+        parts = [f"{styled(operation.state)} {counts.get('redriven', 0):,} redriven"]
+        names = ("succeeded", "failed", "unfinished")
+        parts += [f"{counts[name]:,} {name}" for name in names if counts.get(name)]
+        if operation.note:
+            parts.append(cell(operation.note))
+        return " · ".join(parts)
+
+    def is_over(self, operation: BulkOperation) -> bool:
         from switchyard.services.engine.records.bulk import ACTIVE
 
-        return seen.state not in ACTIVE
+        return operation.state not in ACTIVE
 
-    def succeeded(self, seen: BulkOperation) -> bool:
+    def succeeded(self, operation: BulkOperation) -> bool:
         from switchyard.services.engine.records.bulk import BulkState
 
-        return seen.state is BulkState.COMPLETED
-
-
-def public(operation: BulkOperation) -> dict[str, Any]:
-    """A redrive as `--json` prints it."""
-    from switchyard.services.engine.redrive.spec import RedriveProgress
-
-    shown: dict[str, Any] = plain(
-        {
-            **record_of(operation),
-            "rate": operation.rate,
-            **RedriveProgress.from_operation(operation).to_json(),
-        }
-    )
-    return shown
-
-
-def print_redrive(operation: BulkOperation) -> None:
-    """All that is known of it."""
-    from switchyard.services.engine.redrive.spec import RedriveProgress
-
-    progress = RedriveProgress.from_operation(operation)
-    total = f" of {progress.total:,}" if progress.total is not None else ""
-    print_rows(
-        [
-            ("id", operation.id),
-            ("what", operation.title),
-            ("state", str(operation.state)),
-            ("note", operation.note or ""),
-            ("why", operation.reason or ""),
-            ("started by", f"{operation.created_by}, {age(operation.created_at)} ago"),
-            ("rate", f"{operation.rate:g}/s" if operation.rate else ""),
-            ("redriven", f"{progress.redriven:,}{total}"),
-            ("succeeded", f"{progress.succeeded:,}"),
-            ("failed again", f"{progress.failed:,}" if progress.failed else ""),
-            ("not at their end", f"{progress.unfinished:,}" if progress.unfinished else ""),
-            ("undone", f"{progress.undone:,}" if progress.undone else ""),
-            ("dropped", f"{progress.dropped:,}" if progress.dropped else ""),
-            ("not valid", f"{progress.invalid:,}" if progress.invalid else ""),
-            ("spec", inline_json(dict(operation.spec))),
-        ]
-    )
-    for note in progress.notes:
-        say(note)
-
-
-def one_line(operation: BulkOperation) -> str:
-    """How far it is."""
-    counts = operation.counts
-    parts = [f"{styled(operation.state)} {counts.get('redriven', 0):,} redriven"]
-    names = ("succeeded", "failed", "unfinished")
-    parts += [f"{counts[name]:,} {name}" for name in names if counts.get(name)]
-    if operation.note:
-        parts.append(cell(operation.note))
-    return " · ".join(parts)
+        return operation.state is BulkState.COMPLETED
