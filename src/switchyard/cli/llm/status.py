@@ -43,11 +43,12 @@ def status(as_json: JsonOption = False) -> None:
         list[LlmServerReport], list[BudgetState], list[LlmBatch], Mapping[tuple[str, str], int]
     ]:
         async with open_ledger(settings) as ledger:
+            repositories = LlmLedger(ledger)
             return (
-                await LlmLedger(ledger).slots.llm_servers(),
-                await LlmLedger(ledger).spending.llm_budgets(per_day=settings.llm_budget_per_day),
-                await LlmLedger(ledger).batches.llm_batches(),
-                await LlmLedger(ledger).batches.llm_batch_counts(),
+                await repositories.slots.llm_servers(),
+                await repositories.spending.llm_budgets(per_day=settings.llm_budget_per_day),
+                await repositories.batches.llm_batches(),
+                await repositories.batches.llm_batch_counts(),
             )
 
     called, budgets, batches, counts = run(read())

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -34,6 +34,9 @@ from switchyard.services.llm.reading import Completion
 from switchyard.services.llm.records.llm import CacheHit, LeaseAcquired
 from switchyard.services.llm.thoughts import without_thoughts
 
+if TYPE_CHECKING:
+    from switchyard.services.llm.ledger.llm_answers import LlmAnswerRepository
+
 CLAIM_TTL = 15.0
 """Seconds after which the question of a process that has died is asked by another."""
 FIRST_LOOK, LAST_LOOK = 0.05, 0.5
@@ -50,6 +53,7 @@ class Answers:
     def __init__(self, storage: Storage, ledger: Ledger | None, *, max_age: float) -> None:
         self._storage = storage
         self._ledger = ledger
+        self._repository = None if ledger is None else LlmLedger(ledger).answers
         self._max_age = max_age
         self._holder = new_instance_id()
         self._asking: dict[str, tuple[asyncio.Lock, int]] = {}
@@ -106,8 +110,8 @@ class Answers:
         """Keep the answer no longer. Raises LedgerError, StorageError."""
         key = content_hash(question)
         self._unwritten.pop(key, None)
-        if self._ledger is not None:
-            await LlmLedger(self._ledger).answers.forget_llm_answer(key)
+        if self._repository is not None:
+            await self._repository.forget_llm_answer(key)
         await self._storage.delete_async(_file(key))
 
     @asynccontextmanager
@@ -126,11 +130,11 @@ class Answers:
     async def _find_or_claim(self, key: str, patience: float) -> Completion | None:
         """The kept answer; None when this process is to ask."""
         deadline = time.monotonic() + patience
-        if self._ledger is None:
+        if self._repository is None:
             return await self._stored(key)
         pause, lost = FIRST_LOOK, False
         while True:
-            claim = await LlmLedger(self._ledger).answers.claim_llm_answer(
+            claim = await self._repository.claim_llm_answer(
                 key, self._holder, ttl=CLAIM_TTL, max_age=self._max_age, lost=lost
             )
             if isinstance(claim, CacheHit):
@@ -143,7 +147,7 @@ class Answers:
                 # Whoever asked before may have died between keeping the answer and saying so.
                 answer = None if lost else await self._stored(key)
                 if answer is not None:
-                    await LlmLedger(self._ledger).answers.give_up_llm_answer(key, self._holder)
+                    await self._repository.give_up_llm_answer(key, self._holder)
                 return answer
             if time.monotonic() + pause > deadline:
                 raise LlmSaturated("another process asks the same", after=5.0)
@@ -153,30 +157,28 @@ class Answers:
     @asynccontextmanager
     async def _claimed(self, key: str) -> AsyncIterator[None]:
         """Hold the claim, and give it up where there is no answer."""
-        ledger = self._ledger
-        if ledger is None:
+        repository = self._repository
+        if repository is None:
             yield
             return
         background = TaskSupervisor(self._log)
-        background.start("keep the claim of a question", partial(self._renew, ledger, key))
+        background.start("keep the claim of a question", partial(self._renew, repository, key))
         try:
             yield
         except BaseException:
             try:
-                await asyncio.shield(
-                    LlmLedger(ledger).answers.give_up_llm_answer(key, self._holder)
-                )
+                await asyncio.shield(repository.give_up_llm_answer(key, self._holder))
             except LedgerError as error:  # it runs out by itself
                 self._log.warning("a claim could not be released", error=str(error))
             raise
         finally:
             await background.close()
 
-    async def _renew(self, ledger: Ledger, key: str) -> None:
+    async def _renew(self, repository: LlmAnswerRepository, key: str) -> None:
         while True:
             await asyncio.sleep(CLAIM_TTL / 3)
             try:
-                await LlmLedger(ledger).answers.renew_llm_answer(key, self._holder, CLAIM_TTL)
+                await repository.renew_llm_answer(key, self._holder, CLAIM_TTL)
             except LedgerError as error:
                 self._log.warning("can't renew a claim", error=str(error))
 
@@ -202,9 +204,9 @@ class Answers:
 
     async def _write(self, key: str, encoded: bytes) -> None:
         await self._storage.put_async(_file(key), encoded)
-        if self._ledger is not None:
+        if self._repository is not None:
             try:
-                await LlmLedger(self._ledger).answers.keep_llm_answer(key, len(encoded))
+                await self._repository.keep_llm_answer(key, len(encoded))
             except LedgerError as error:
                 # The answer is there, and is found when the same is asked again.
                 self._log.warning("an answer could not be stored", error=str(error))
@@ -216,10 +218,8 @@ class Answers:
             await asyncio.sleep(CLAIM_TTL / 3)
             try:
                 for key in tuple(self._unwritten):
-                    if self._ledger is not None:
-                        await LlmLedger(self._ledger).answers.renew_llm_answer(
-                            key, self._holder, CLAIM_TTL
-                        )
+                    if self._repository is not None:
+                        await self._repository.renew_llm_answer(key, self._holder, CLAIM_TTL)
                 async with asyncio.timeout(CLAIM_TTL / 3):
                     for key, kept in tuple(self._unwritten.items()):
                         await self._write(key, kept[1])
@@ -256,10 +256,10 @@ class Answers:
 async def drop_old_answers(settings: Settings, ledger: Ledger) -> int:
     """Delete answers beyond the settings' age and size; how many they were. Raises LedgerError,
     StorageError."""
-    storage = Storage(settings.files_url)
+    storage, repository = Storage(settings.files_url), LlmLedger(ledger).answers
     number = 0
     while True:
-        keys = await LlmLedger(ledger).answers.drop_llm_answers(
+        keys = await repository.drop_llm_answers(
             max_age=settings.llm_answers_days * DAY, max_bytes=settings.llm_answers_mb * MIB
         )
         for key in keys:

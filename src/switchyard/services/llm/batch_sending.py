@@ -77,6 +77,7 @@ class BatchSender:
     def __init__(self, settings: Settings, ledger: Ledger, publisher: Publisher) -> None:
         self._settings = settings
         self._ledger = ledger
+        self._batches = LlmLedger(ledger).batches
         self._publisher = publisher
         self._servers = {each.name: each for each in batch_servers(settings)}
         self._known = {each.name: each for each in settings.llm_servers}
@@ -103,7 +104,7 @@ class BatchSender:
 
     async def delete_old(self) -> None:
         """Forget what nobody comes for. Raises LedgerError."""
-        for call in await LlmLedger(self._ledger).batches.tidy_llm_batches(max_age=RETENTION):
+        for call in await self._batches.tidy_llm_batches(max_age=RETENTION):
             await self._till.settle(replace(call, state=CallState.FREE))
 
     async def turn(self) -> None:
@@ -111,14 +112,14 @@ class BatchSender:
         go on holds up no other. Raises LedgerError."""
         await self._release()
         for server in self._servers.values():
-            await LlmLedger(self._ledger).batches.open_llm_batch(
+            await self._batches.open_llm_batch(
                 uuid4().hex,
                 server.name,
                 wait=self._settings.llm_batch_wait,
                 most=self._settings.llm_batch_size,
                 most_bytes=MAX_FILE_BYTES,
             )
-        for batch in await LlmLedger(self._ledger).batches.llm_batches():
+        for batch in await self._batches.llm_batches():
             try:
                 await self._advance(batch)
             except (*Trouble, StorageError) as error:
@@ -127,20 +128,18 @@ class BatchSender:
                     batch=batch.id,
                     error=str(error),
                 )
-                await LlmLedger(self._ledger).batches.note_llm_batch(
-                    batch, state=batch.state, note=str(error)
-                )
+                await self._batches.note_llm_batch(batch, state=batch.state, note=str(error))
         await self._wake_jobs()
 
     async def _release(self) -> None:
         """What no batch is to have asks live: its provider gets none any more, or a job ends soon.
         What was set aside is free first: a second time does no harm."""
-        while found := await LlmLedger(self._ledger).batches.unfit_llm_questions(
+        while found := await self._batches.unfit_llm_questions(
             list(self._servers), ends_within=MAX_BATCH_WAIT
         ):
             for item in found:
                 await self._till.settle(free(item))
-                await LlmLedger(self._ledger).batches.release_llm_question(item.key)
+                await self._batches.release_llm_question(item.key)
             self._log.info("collected questions are asked live", questions=len(found))
 
     async def _advance(self, batch: LlmBatch) -> None:
@@ -149,7 +148,7 @@ class BatchSender:
         if server is None:
             await self._give_up(batch, f"JOBS_LLM_PROVIDERS has no {batch.provider} any more")
         elif batch.state is BatchState.SENDING:
-            if await LlmLedger(self._ledger).batches.fence_llm_batch(batch.id, FENCE_TTL):
+            if await self._batches.fence_llm_batch(batch.id, FENCE_TTL):
                 try:
                     async with asyncio.timeout(SENDING_TIMEOUT):
                         off = server.name not in self._servers  # it is to get none any more
@@ -190,7 +189,7 @@ class BatchSender:
             return
         if remote is None:
             return
-        noted = await LlmLedger(self._ledger).batches.note_llm_batch(
+        noted = await self._batches.note_llm_batch(
             batch, state=BatchState.SENT, remote_id=remote.id, note=remote.status
         )
         if not noted:
@@ -203,7 +202,7 @@ class BatchSender:
     ) -> RemoteBatch | None:
         """The server has no such batch: make it, or give it up."""
         await self._remove_uploads(api, batch)
-        items = {} if late else await LlmLedger(self._ledger).batches.llm_batch_items(batch)
+        items = {} if late else await self._batches.llm_batch_items(batch)
         if not items:
             why = f"it could not be sent: {batch.note}" if late else "there is nothing left in it"
             await self._give_up(batch, why)
@@ -228,9 +227,7 @@ class BatchSender:
 
     async def _give_way(self, batch: LlmBatch, server: LlmServer, remote_id: str) -> None:
         """This process was frozen, and another has sent the batch: one is enough."""
-        theirs = {
-            each.id: each.remote_id for each in await LlmLedger(self._ledger).batches.llm_batches()
-        }
+        theirs = {each.id: each.remote_id for each in await self._batches.llm_batches()}
         self._log.warning("a batch was sent by another process", batch=batch.id, remote=remote_id)
         if theirs.get(batch.id) != remote_id:
             async with BatchApi.connect(server) as api:
@@ -262,11 +259,9 @@ class BatchSender:
                 return
             if late:
                 await self._cancel(api, batch.remote_id)
-            await LlmLedger(self._ledger).batches.note_llm_batch(
-                batch, state=BatchState.SENT, note=remote.status
-            )
+            await self._batches.note_llm_batch(batch, state=BatchState.SENT, note=remote.status)
             return
-        items = await LlmLedger(self._ledger).batches.llm_batch_items(batch)
+        items = await self._batches.llm_batch_items(batch)
         files = remote.files if items else ()  # all concluded: they may be gone
         for file_id in files:
             try:
@@ -304,32 +299,30 @@ class BatchSender:
         body = response.get("body") if isinstance(response, dict) else None
         if not isinstance(response, dict) or response.get("status_code") != 200:
             await self._till.settle(free(item))
-            await LlmLedger(self._ledger).batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
+            await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
             return
         try:
             answer = Reading(server.model).whole(body)
         except Trouble:
             await self._till.settle(replace(item.call, state=CallState.UNSURE))
-            await LlmLedger(self._ledger).batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
+            await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
             return
         await self._answers.keep(item.question, answer)
         await self._till.settle(self._till.settled_call(item.call, answer))
-        await LlmLedger(self._ledger).batches.conclude_llm_item(item.key, batch, ItemState.ANSWERED)
+        await self._batches.conclude_llm_item(item.key, batch, ItemState.ANSWERED)
 
     async def _give_up(self, batch: LlmBatch, note: str) -> None:
         """The batch has ended: what it has not answered is asked live."""
         await self._release_items(batch)
-        noted = await LlmLedger(self._ledger).batches.note_llm_batch(
-            batch, state=BatchState.DONE, note=note
-        )
+        noted = await self._batches.note_llm_batch(batch, state=BatchState.DONE, note=note)
         self._looked_at.pop(batch.id, None)
         if noted:
             self._log.info("batch done", batch=batch.id, note=note)
 
     async def _release_items(self, batch: LlmBatch) -> None:
-        for item in (left := await LlmLedger(self._ledger).batches.llm_batch_items(batch)).values():
+        for item in (left := await self._batches.llm_batch_items(batch)).values():
             await self._till.settle(free(item))
-            await LlmLedger(self._ledger).batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
+            await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
         if left:
             self._log.info("asked live", batch=batch.id, questions=len(left))
 
@@ -350,7 +343,7 @@ class BatchSender:
                 )
 
     async def _wake_jobs(self) -> None:
-        while job_ids := await LlmLedger(self._ledger).batches.call_llm_waits():
+        while job_ids := await self._batches.call_llm_waits():
             found = [await self._ledger.job_reads.get(each) for each in job_ids]
             waiting = [each for each in found if each and each.state is State.RETRYING]
             await publish_recorded(self._publisher, self._ledger, waiting)

@@ -68,6 +68,7 @@ class BatchCollector:
 
     def __init__(self, ledger: Ledger, server: LlmServer, till: BudgetAccount) -> None:
         self._ledger = ledger
+        self._batches = LlmLedger(ledger).batches
         self._server = server
         self._till = till
 
@@ -85,7 +86,7 @@ class BatchCollector:
         if by.job_id is None:
             return
         key = content_hash(question)
-        state = await LlmLedger(self._ledger).batches.await_llm_batch(key, by.job_id)
+        state = await self._batches.await_llm_batch(key, by.job_id)
         if state in (ItemState.ANSWERED, ItemState.LIVE):
             return
         if state is None:
@@ -96,9 +97,7 @@ class BatchCollector:
             await self._till.reserve(call, lasts=2 * BATCH_TIMEOUT)
             item = BatchItem(key, ItemState.COLLECTED, self._server.name, question, call)
             body = json.dumps(request_of(item, self._server), ensure_ascii=False)
-            await LlmLedger(self._ledger).batches.collect_llm_question(
-                item, by.job_id, size=len(body.encode())
-            )
+            await self._batches.collect_llm_question(item, by.job_id, size=len(body.encode()))
         raise WaitingForBatch(
             f"its question waits for a batch of {self._server.name}: the answer comes within a day"
         )
@@ -107,7 +106,7 @@ class BatchCollector:
         """The job has its answer; whether a batch has given it, for this job."""
         if by.job_id is None:
             return False
-        return await LlmLedger(self._ledger).batches.end_llm_wait(content_hash(question), by.job_id)
+        return await self._batches.end_llm_wait(content_hash(question), by.job_id)
 
 
 def request_of(item: BatchItem, server: LlmServer) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class LlmGate:
         rule: ConcurrencyPolicy,
         bounds: Mapping[str, Bounds],
     ) -> None:
-        self._ledger = ledger
+        self._slots = LlmLedger(ledger).slots
         self._servers = sorted(servers, key=lambda each: each.order)
         self._rule = rule
         self._bounds = bounds
@@ -140,7 +140,7 @@ class LlmGate:
         finally:
             await background.close()
             try:
-                await LlmLedger(ledger).slots.release_llm_slots(gate._holder)
+                await gate._slots.release_llm_slots(gate._holder)
             except LedgerError as error:  # they run out by themselves
                 gate._log.warning("LLM slots could not be released", error=str(error))
 
@@ -186,7 +186,7 @@ class LlmGate:
             )
 
         try:
-            await LlmLedger(self._ledger).slots.end_llm_slot(
+            await self._slots.end_llm_slot(
                 entry.server.name, entry.slot, None if lesson is None else change
             )
         except LedgerError as error:
@@ -239,7 +239,7 @@ class LlmGate:
                 slot = f"{self._holder}/{next(self._numbers)}"
                 bounds = self._bounds[server.name]
                 # Cancelled here, it may have been given: it is not renewed, and so it runs out.
-                answer = await LlmLedger(self._ledger).slots.take_llm_slot(
+                answer = await self._slots.take_llm_slot(
                     server.name,
                     slot,
                     self._holder,
@@ -280,11 +280,9 @@ class LlmGate:
 
     async def _renew(self) -> None:
         held = dict(self._held)
-        for slot in await LlmLedger(self._ledger).slots.renew_llm_slots(
-            held, self._holder, SLOT_TTL
-        ):
+        for slot in await self._slots.renew_llm_slots(held, self._holder, SLOT_TTL):
             if slot not in self._held:  # given back meanwhile
-                await LlmLedger(self._ledger).slots.end_llm_slot(held[slot], slot, None)
+                await self._slots.end_llm_slot(held[slot], slot, None)
 
 
 def bounds_of(settings: Settings, server: LlmServer) -> Bounds:

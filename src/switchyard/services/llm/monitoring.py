@@ -87,10 +87,11 @@ async def delayed_jobs(settings: Settings, ledger: Ledger) -> Mapping[str, int]:
 
 async def samples(settings: Settings, ledger: Ledger) -> list[tuple[Metric, Samples]]:
     """Read what the ledger knows of servers, cost and batches, as metrics. Raises LedgerError."""
-    reports = await LlmLedger(ledger).slots.llm_servers()
-    spent = await LlmLedger(ledger).spending.llm_spent_today()
-    budgets = await LlmLedger(ledger).spending.llm_budgets(per_day=settings.llm_budget_per_day)
-    batched = await LlmLedger(ledger).batches.llm_batch_counts()
+    repositories = LlmLedger(ledger)
+    reports = await repositories.slots.llm_servers()
+    spent = await repositories.spending.llm_spent_today()
+    budgets = await repositories.spending.llm_budgets(per_day=settings.llm_budget_per_day)
+    batched = await repositories.batches.llm_batch_counts()
     return [
         *_of_servers(settings, reports),
         *_of_spending(settings, spent, budgets),

@@ -120,7 +120,7 @@ class BudgetAccount:
     """Keeps the accounts of one process; without a ledger there are none."""
 
     def __init__(self, ledger: Ledger | None, prices: ModelPrices, per_day: float | None) -> None:
-        self._ledger = ledger
+        self._repository = None if ledger is None else LlmLedger(ledger).spending
         self._prices = prices
         self._per_day = per_day
         self._log = structlog.get_logger("llm")
@@ -195,20 +195,20 @@ class BudgetAccount:
 
     async def reserve(self, call: LlmCall, *, lasts: float | None = None) -> None:
         """Set aside what a call costs at most. Raises NoBudget, LedgerError."""
-        if self._ledger is None or (self._per_day is None and call.asked_by.backfill_id is None):
+        if self._repository is None or (
+            self._per_day is None and call.asked_by.backfill_id is None
+        ):
             return
-        found = await LlmLedger(self._ledger).spending.reserve_llm_call(
-            call, per_day=self._per_day, lasts=lasts
-        )
+        found = await self._repository.reserve_llm_call(call, per_day=self._per_day, lasts=lasts)
         if isinstance(found, NoBudgetLeft):
             raise self._refusal(found, call.model)
 
     async def settle(self, call: LlmCall) -> None:
         """Note what a call has come to."""
-        if self._ledger is None:
+        if self._repository is None:
             return
         try:
-            await LlmLedger(self._ledger).spending.settle_llm_call(call)
+            await self._repository.settle_llm_call(call)
         except LedgerError as error:
             # The answer counts more. What was set aside is counted as spent in two hours.
             self._log.warning(
@@ -279,12 +279,11 @@ def _may_have_cost(error: BaseException) -> bool:
 async def tidy_spending(settings: Settings, ledger: Ledger) -> int:
     """Count calls whose process has died by their estimate, and forget those beyond the settings'
     age; how many these were. Raises LedgerError."""
-    while await LlmLedger(ledger).spending.settle_lost_llm_calls():
+    repository = LlmLedger(ledger).spending
+    while await repository.settle_lost_llm_calls():
         pass
     number = 0
-    while dropped := await LlmLedger(ledger).spending.drop_llm_calls(
-        max_age=settings.llm_spend_days * DAY
-    ):
+    while dropped := await repository.drop_llm_calls(max_age=settings.llm_spend_days * DAY):
         number += dropped
     return number
 

@@ -44,6 +44,7 @@ class Crawls:
     def __init__(self, settings: Settings, ledger: Ledger, registry: Registry) -> None:
         self._settings = settings
         self._ledger = ledger
+        self._crawls = PipelineLedger(ledger).crawls
         self._registry = registry
 
     async def start(
@@ -65,45 +66,36 @@ class Crawls:
         )
         pages = list(found_pages(self._registry, crawl.id, bounds.start, 0, None))
         interval = self._settings.web_interval
-        kept = await PipelineLedger(self._ledger).crawls.start_crawl(
-            crawl, pages, interval=interval
-        )
+        kept = await self._crawls.start_crawl(crawl, pages, interval=interval)
         return _same(kept, bounds)
 
     async def started(self, bounds: CrawlBounds, key: str) -> CrawlRecord | None:
         """The crawl that was started under the key. Raises CrawlKeyTaken for one that has other
         bounds."""
-        known = await PipelineLedger(self._ledger).crawls.crawl_of_key(key)
+        known = await self._crawls.crawl_of_key(key)
         return None if known is None else _same(known, bounds)
 
     async def show(self, crawl_id: str) -> CrawlProgress:
         """Raises UnknownCrawl."""
-        found = await PipelineLedger(self._ledger).crawls.crawl_progress(crawl_id)
+        found = await self._crawls.crawl_progress(crawl_id)
         if found is None:
             raise UnknownCrawl(crawl_id)
         return found
 
     async def all(self, *, limit: int = 50, cursor: str | None = None) -> Page[CrawlProgress]:
         """The newest first. Raises ValueError for a cursor that is none."""
-        return await PipelineLedger(self._ledger).crawls.list_crawls(limit=limit, cursor=cursor)
+        return await self._crawls.list_crawls(limit=limit, cursor=cursor)
 
     async def pages(
         self, crawl_id: str, *, limit: int = 50, cursor: str | None = None
     ) -> Page[ListedPage]:
         """Its pages, the last due first. Raises UnknownCrawl, ValueError as `all` does."""
         await self.show(crawl_id)
-        return await PipelineLedger(self._ledger).crawls.crawl_pages(
-            crawl_id, limit=limit, cursor=cursor
-        )
+        return await self._crawls.crawl_pages(crawl_id, limit=limit, cursor=cursor)
 
     async def cancel(self, crawl_id: str) -> CrawlProgress:
         """Visit no more of its pages; documents that it has found stay. Raises UnknownCrawl."""
-        if (
-            await PipelineLedger(self._ledger).crawls.cancel_crawl(
-                crawl_id, self._ledger.clock.time()
-            )
-            is None
-        ):
+        if await self._crawls.cancel_crawl(crawl_id, self._ledger.clock.time()) is None:
             raise UnknownCrawl(crawl_id)
         return await self.show(crawl_id)
 

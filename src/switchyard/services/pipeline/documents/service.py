@@ -126,6 +126,10 @@ class DocumentService:
     def __init__(self, ledger: Ledger, inbox: UploadIntake) -> None:
         self._ledger = ledger
         self._runs = PipelineRuns(ledger)
+        repositories = PipelineLedger(ledger)
+        self._documents = repositories.documents
+        self._classes = repositories.document_classes
+        self._graph = repositories.graph_reads
         self.inbox = inbox
 
     # --- in ---------------------------------------------------------------------------------
@@ -163,9 +167,7 @@ class DocumentService:
 
     async def _submit(self, upload: Upload, about: UploadMetadata) -> Submitted:
         document_id = document_id_of(upload.sha256)
-        known = await PipelineLedger(self._ledger).documents.find_document(
-            upload.sha256, about.source
-        )
+        known = await self._documents.find_document(upload.sha256, about.source)
         if known is not None:
             runs = await self._runs.confirmed_runs_of(known.id, known)
             status = status_of(known.id, known, runs.latest)
@@ -191,9 +193,7 @@ class DocumentService:
 
     async def status(self, document_id: str) -> DocumentStatus:
         """How far the document is. Raises UnknownDocument, LedgerUnavailable."""
-        status = await self._status(
-            document_id, await PipelineLedger(self._ledger).documents.get_document(document_id)
-        )
+        status = await self._status(document_id, await self._documents.get_document(document_id))
         if not status.is_finished:
             return status
         unreadable = await self.unreadable_pages([status.document_id])
@@ -219,9 +219,7 @@ class DocumentService:
             # Taken for a document that came from the same source at the same time.
             record = await self._ledger.job_reads.get(jobs[0].id)
             other = record.result.get("document_id") if record and record.result else None
-            found = (
-                await PipelineLedger(self._ledger).documents.get_document(other) if other else None
-            )
+            found = await self._documents.get_document(other) if other else None
             if found is not None:
                 return await self._status(found.id, found)
         return (await self._described([status_of(document_id, document, jobs)]))[0]
@@ -230,8 +228,8 @@ class DocumentService:
         """The same with their classes, and with the titles that were found in them where their
         senders have named none."""
         ids = [each.document_id for each in statuses]
-        classes = await PipelineLedger(self._ledger).document_classes.classes_of(ids)
-        labels = await PipelineLedger(self._ledger).graph_reads.graph_labels(
+        classes = await self._classes.classes_of(ids)
+        labels = await self._graph.graph_labels(
             [each.document_id for each in statuses if each.title is None]
         )
         return [
@@ -350,7 +348,7 @@ class DocumentService:
         not_states = FINISHED_STATES if state is not None and recorded is None else ()
         found: list[DocumentStatus] = []
         for _ in range(_MAX_FILTERED_PAGES):
-            page = await PipelineLedger(self._ledger).documents.list_documents(
+            page = await self._documents.list_documents(
                 state=recorded,
                 not_states=not_states,
                 source=source,

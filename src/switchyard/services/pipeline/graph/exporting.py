@@ -71,13 +71,11 @@ async def _parquet(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
             "told_by": text,
         }
     )
-    count = 0
+    count, reads = 0, PipelineLedger(ledger).graph_reads
     with pq.ParquetWriter(target, schema) as writer:
         after: Sequence[Any] | None = None
         while True:
-            edges, after = await PipelineLedger(ledger).graph_reads.graph_edges_after(
-                after, PAGE_SIZE
-            )
+            edges, after = await reads.graph_edges_after(after, PAGE_SIZE)
             rows = [{name: getattr(edge, name) for name in schema.names} for edge in edges]
             if rows:
                 writer.write_table(pa.Table.from_pylist(rows, schema=schema))
@@ -96,8 +94,8 @@ async def _graphml(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
             xml.empty("key", about)
     xml.start("graph", id="switchyard", edgedefault="directed")
     known: set[str] = set()
-    last = 0
-    while nodes := await PipelineLedger(ledger).graph_reads.graph_nodes_after(last, PAGE_SIZE):
+    last, reads = 0, PipelineLedger(ledger).graph_reads
+    while nodes := await reads.graph_nodes_after(last, PAGE_SIZE):
         for _, node in nodes:
             xml.node(node)
             known.add(node.key)
@@ -105,7 +103,7 @@ async def _graphml(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
     count = 0
     after: Sequence[Any] | None = None
     while True:
-        edges, after = await PipelineLedger(ledger).graph_reads.graph_edges_after(after, PAGE_SIZE)
+        edges, after = await reads.graph_edges_after(after, PAGE_SIZE)
         for edge in edges:
             # One that came after the nodes were read would have an end that is not there.
             if edge.source in known and edge.target in known:

@@ -118,22 +118,21 @@ class _Watched:
 
 async def _within(ledger: Ledger, filters: Filters) -> set[str] | None:
     """The documents that fit; None for all."""
+    repositories = PipelineLedger(ledger)
     within = None if filters.document_ids is None else set(filters.document_ids)
     if filters.source is not None:
-        page = await PipelineLedger(ledger).documents.list_documents(source=filters.source, limit=1)
+        page = await repositories.documents.list_documents(source=filters.source, limit=1)
         from_there = {document.id for document in page.items}
         within = from_there if within is None else within & from_there
     if filters.classes or filters.since is not None or filters.until is not None:
         wanted = DocumentFilter(
             classes=tuple(filters.classes), since=filters.since, until=filters.until
         )
-        found = await PipelineLedger(ledger).documents.document_ids(wanted)
+        found = await repositories.documents.document_ids(wanted)
         within = found if within is None else within & found
     for name, key in (("cites", filters.cites), ("cited_by", filters.cited_by)):
         if key is not None:
-            related = await PipelineLedger(ledger).graph_reads.graph_documents_by(
-                key, cites=name == "cites"
-            )
+            related = await repositories.graph_reads.graph_documents_by(key, cites=name == "cites")
             if related is None:
                 raise UnknownWork(name, key)
             within = related if within is None else within & related

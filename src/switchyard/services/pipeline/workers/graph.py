@@ -35,8 +35,9 @@ async def update_graph(payload: DocumentJob, ctx: JobContext) -> Outcome:
     """Tell the graph again what is kept of a document: what it is, and what it cites. Of a document
     that is gone, nothing is left."""
     ledger, document_id = _ledger(ctx), payload.document_id
-    if await PipelineLedger(ledger).documents.get_document(document_id) is None:
-        dropped = await PipelineLedger(ledger).graph.drop_from_graph(document_id)
+    repositories = PipelineLedger(ledger)
+    if await repositories.documents.get_document(document_id) is None:
+        dropped = await repositories.graph.drop_from_graph(document_id)
         return Done({"document_id": document_id, "dropped": dropped})
     await update_citations(ctx, document_id)
     return Done({"document_id": document_id})
@@ -101,13 +102,14 @@ async def recompute_graph(payload: RecomputeGraph, ctx: JobContext) -> Outcome:
     from switchyard.services.pipeline.graph.ranking import Ranks, rank, read_edges
 
     ledger = _ledger(ctx)
+    repositories = PipelineLedger(ledger)
     began = time.monotonic()
     dropped = 0
-    while strays := await PipelineLedger(ledger).graph.graph_strays():
+    while strays := await repositories.graph.graph_strays():
         for document_id in strays:
-            dropped += await PipelineLedger(ledger).graph.drop_from_graph(document_id)
+            dropped += await repositories.graph.drop_from_graph(document_id)
     async with ledger.leases.holding_lease(RANKING_LEASE):
-        generation = await PipelineLedger(ledger).graph_rankings.begin_ranking()
+        generation = await repositories.graph_rankings.begin_ranking()
         edges = await read_edges(ledger)
         ranks: Ranks = await ctx.in_process(
             rank,
@@ -115,7 +117,7 @@ async def recompute_graph(payload: RecomputeGraph, ctx: JobContext) -> Outcome:
             timeout=RANKING_TIMEOUT,
             memory_limit_mb=ctx.settings.graph_memory_mb,
         )
-        await PipelineLedger(ledger).graph_rankings.put_ranks(generation, ranks.rows())
+        await repositories.graph_rankings.put_ranks(generation, ranks.rows())
         ranking = Ranking(
             generation=generation,
             finished_at=ledger.clock.time(),
@@ -124,7 +126,7 @@ async def recompute_graph(payload: RecomputeGraph, ctx: JobContext) -> Outcome:
             communities=len(set(ranks.communities)),
             seconds=round(time.monotonic() - began, 3),
         )
-        shown = await PipelineLedger(ledger).graph_rankings.finish_ranking(ranking)
+        shown = await repositories.graph_rankings.finish_ranking(ranking)
     return Done({**asdict(ranking), "shown": shown, "dropped": dropped})
 
 

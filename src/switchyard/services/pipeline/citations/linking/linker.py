@@ -77,6 +77,7 @@ class Linker:
         waits: float = MAX_WAIT,
     ) -> None:
         self._ledger = ledger
+        self._kept_answers = PipelineLedger(ledger).catalogue_answers
         self._catalogues = catalogues
         self._max_age = max_age
         self._deadline = time.monotonic() + within
@@ -128,7 +129,7 @@ class Linker:
         answers: Answers = {}
         keys = list(questions)
         for start in range(0, len(keys), READ_BATCH_SIZE):
-            answers |= await PipelineLedger(self._ledger).catalogue_answers.find_catalogue_answers(
+            answers |= await self._kept_answers.find_catalogue_answers(
                 keys[start : start + READ_BATCH_SIZE], max_age=self._max_age
             )
         left = [key for key in keys if key not in answers]
@@ -160,18 +161,14 @@ class Linker:
             self._check_time()
             answers, unsure = await self._ask(questions)
             sure = {key: works for key, works in answers.items() if key not in unsure}
-            await PipelineLedger(self._ledger).catalogue_answers.keep_catalogue_answers(sure)
+            await self._kept_answers.keep_catalogue_answers(sure)
             if unsure:
-                await PipelineLedger(self._ledger).catalogue_answers.give_up_catalogue_claims(
-                    sorted(unsure), self._holder
-                )
+                await self._kept_answers.give_up_catalogue_claims(sorted(unsure), self._holder)
             return answers
         except BaseException:
             try:
                 await asyncio.shield(
-                    PipelineLedger(self._ledger).catalogue_answers.give_up_catalogue_claims(
-                        keys, self._holder
-                    )
+                    self._kept_answers.give_up_catalogue_claims(keys, self._holder)
                 )
             except LedgerError as error:  # they run out by themselves
                 self._log.warning("claims could not be released", error=str(error))
@@ -183,9 +180,7 @@ class Linker:
         while True:
             await asyncio.sleep(CLAIM_TTL / 3)
             try:
-                await PipelineLedger(self._ledger).catalogue_answers.renew_catalogue_claims(
-                    keys, self._holder, CLAIM_TTL
-                )
+                await self._kept_answers.renew_catalogue_claims(keys, self._holder, CLAIM_TTL)
             except LedgerError as error:
                 self._log.warning("can't renew claims", error=str(error))
 

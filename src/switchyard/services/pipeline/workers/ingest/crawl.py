@@ -61,8 +61,9 @@ async def crawl_page(payload: CrawlPagePayload, ctx: JobContext) -> Outcome:
     far as the crawl may go."""
     if ctx.ledger is None:
         raise PermanentError("a crawl needs a ledger")
-    crawl = await PipelineLedger(ctx.ledger).crawls.crawl(payload.crawl_id)
-    page = await PipelineLedger(ctx.ledger).crawls.crawl_page(payload.crawl_id, payload.url)
+    crawls = PipelineLedger(ctx.ledger).crawls
+    crawl = await crawls.crawl(payload.crawl_id)
+    page = await crawls.crawl_page(payload.crawl_id, payload.url)
     if crawl is None or page is None or page.job_id != ctx.job_id:
         raise PermanentError("the job is of no crawl: start one with `jobctl crawl start`")
     now = ctx.ledger.clock.time()
@@ -118,11 +119,12 @@ def _following(
 ) -> Callable[[str], Awaitable[None]]:
     """Whether the page's server may send us there: not out of the crawl, and not to what is another
     page's, which is visited for itself."""
+    crawls = PipelineLedger(ledger).crawls
 
     async def may_follow(url: str) -> None:
         if not belongs(url, crawl.hosts):
             raise SourceRefused(f"it leads to {host_of(url)[:100]}, which is none of the crawl's")
-        if not await PipelineLedger(ledger).crawls.claim_address(crawl.id, page, url, host_of(url)):
+        if not await crawls.claim_address(crawl.id, page, url, host_of(url)):
             raise SourceRefused(f"it leads to another page of the crawl, {url[:200]}")
 
     return may_follow
