@@ -116,7 +116,7 @@ async def _fill(ledger: Ledger, count: int) -> None:
             "label": f"The work of number {node}",
             "title": f"the work of number {node}",
             "author": "",
-            "told_by": "reference",
+            "provenance": "reference",
             "cited": 0,
         }
         for node in range(1, works + 1)
@@ -132,7 +132,7 @@ async def _fill(ledger: Ledger, count: int) -> None:
                 "target": target,
                 "owner": source,
                 "weight": 1.0,
-                "told_by": "reference",
+                "provenance": "reference",
             }
             for source, target in pairs.T.tolist()
         ],

@@ -159,7 +159,7 @@ async def test_the_graph_at_the_terminal(
         "target": "doi:10.1234/e",
         "kind": "cites",
         "weight": 1.0,
-        "told_by": "reference",
+        "provenance": "reference",
     } in rows
     assert sorted(each.name for each in tmp_path.iterdir()) == [
         "around.svg",

@@ -136,7 +136,7 @@ async def test_a_work_that_is_cited_becomes_the_document_when_it_comes(ledger: L
         "title:the sea and all that is in it|1999|doe"
     )
     assert work is not None
-    assert (work.kind, work.label, work.told_by) == (NodeKind.WORK, SEA["title"], "reference")
+    assert (work.kind, work.label, work.provenance) == (NodeKind.WORK, SEA["title"], "reference")
     await put(ledger, "sea", title="The Sea, and All that is in it.")
     page = await PipelineLedger(ledger).graph_reads.graph_neighbours(
         "tides", kinds=[EdgeKind.CITES]
@@ -144,7 +144,7 @@ async def test_a_work_that_is_cited_becomes_the_document_when_it_comes(ledger: L
     assert page is not None
     (cited,) = page.items
     assert (cited.direction, cited.node.documents) == (Direction.OUT, ("sea",))
-    assert (cited.node.kind, cited.node.told_by) == (NodeKind.DOCUMENT, "document")
+    assert (cited.node.kind, cited.node.provenance) == (NodeKind.DOCUMENT, "document")
 
 
 async def test_works_become_one_when_a_doi_becomes_known(ledger: Ledger) -> None:

@@ -329,7 +329,7 @@ async def test_a_document_s_references_are_linked_and_every_repeat_changes_nothi
         document_id, kinds=[EdgeKind.CITES]
     )
     assert page is not None
-    assert {(each.node.key, each.edge.told_by, each.node.told_by) for each in page.items} == {
+    assert {(each.node.key, each.edge.provenance, each.node.provenance) for each in page.items} == {
         ("doi:10.1000/tides", "openalex", "link"),
         ("openalex:W3", "openalex", "link"),
     }

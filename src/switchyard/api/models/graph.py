@@ -17,7 +17,7 @@ class NodeView(ApiModel):
     kind: NodeKind
     label: str = Field(description="Its title or name.")
     year: int | None
-    told_by: str = Field(description="Who describes it: `document`, `link` or `reference`.")
+    provenance: str = Field(description="Who describes it: `document`, `link` or `reference`.")
     cited: int = Field(description="How many works cite it.")
     rank: float | None = Field(description="PageRank; null before the first ranking.")
     community: int | None = Field(description="0 is the largest; null before the first ranking.")
@@ -35,7 +35,7 @@ class EdgeView(ApiModel):
     target: str
     kind: EdgeKind
     weight: float
-    told_by: str = Field(description="Origin of the edge.")
+    provenance: str = Field(description="Origin of the edge.")
 
 
 class NeighbourView(ApiModel):

@@ -81,7 +81,7 @@ def show(
             ("Kind", found.kind),
             ("Label", found.label),
             ("Year", str(found.year or "")),
-            ("Told by", found.told_by),
+            ("Provenance", found.provenance),
             ("Cited", str(found.cited)),
             ("Rank", "" if found.rank is None else f"{found.rank:.3g}"),
             ("Community", "" if found.community is None else str(found.community)),
@@ -311,7 +311,7 @@ def _as_records(view: models.NeighbourhoodView) -> Neighbourhood:
             kind=each.kind,
             label=each.label,
             year=each.year,
-            told_by=each.told_by,
+            provenance=each.provenance,
             cited=each.cited,
         )
         for each in view.nodes

@@ -19,7 +19,7 @@ from switchyard.services.pipeline.records.graph import (
     NewEdge,
     NodeDescription,
     NodeKind,
-    ToldBy,
+    Provenance,
 )
 from switchyard.services.pipeline.sources.arxiv.feed import ArxivId
 
@@ -100,13 +100,13 @@ def document_of(
     shown = tidy(title)
     year = _year(str(entry.get("published") or "")[:4])
     family = compared(_parted(names[0])[0]) if names else ""
-    edges = [NewEdge(EdgeKind.WRITTEN_BY, person, told_by="metadata") for person in people]
+    edges = [NewEdge(EdgeKind.WRITTEN_BY, person, provenance="metadata") for person in people]
     if venue := _venue(tidy(entry.get("journal_ref"))):
-        edges.append(NewEdge(EdgeKind.PUBLISHED_IN, venue, told_by="metadata"))
+        edges.append(NewEdge(EdgeKind.PUBLISHED_IN, venue, provenance="metadata"))
     for topic in _list(entry.get("categories"))[:MAX_TOPICS]:
         if name := tidy(topic, MAX_KEY):
             about = NodeDescription(NodeKind.TOPIC, name, (key("topic", name.casefold()),))
-            edges.append(NewEdge(EdgeKind.ABOUT, about, told_by="metadata"))
+            edges.append(NewEdge(EdgeKind.ABOUT, about, provenance="metadata"))
     words = compared(shown)
     named = _title_key(words, family, year)
     return NodeDescription(
@@ -116,7 +116,7 @@ def document_of(
         title=words if named or is_telling(words) else "",
         author=family,
         year=year,
-        told_by="document",
+        provenance="document",
         document_id=document_id,
         edges=tuple(edges),
     )
@@ -138,13 +138,15 @@ def cited_works(
         linked = link.get("work") if link.get("status") == "linked" else None
         work = work_of({**reference, **linked}, "link") if linked else work_of(reference)
         if work is not None:
-            told_by = tidy(link.get("provider")) if linked else ""
+            provenance = tidy(link.get("provider")) if linked else ""
             weight = float(max(1, places.get(at, 0)))
-            edges.append(NewEdge(EdgeKind.CITES, work, weight, told_by or "reference"))
+            edges.append(NewEdge(EdgeKind.CITES, work, weight, provenance or "reference"))
     return edges
 
 
-def work_of(reference: Mapping[str, Any], told_by: ToldBy = "reference") -> NodeDescription | None:
+def work_of(
+    reference: Mapping[str, Any], provenance: Provenance = "reference"
+) -> NodeDescription | None:
     """A work, by its fields as they stand in a parsed reference, or as a catalogue has told them;
     None where they name none."""
     keys = _present(
@@ -182,7 +184,7 @@ def work_of(reference: Mapping[str, Any], told_by: ToldBy = "reference") -> Node
         title=words if named or is_telling(words) else "",
         author=family,
         year=year,
-        told_by=told_by,
+        provenance=provenance,
         edges=tuple(edges),
     )
 

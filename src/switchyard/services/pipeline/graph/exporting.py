@@ -22,8 +22,8 @@ PAGE_SIZE = 5_000
 """Nodes or edges that are in memory at once."""
 
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_NODE = ("kind", "label", "year", "cited", "rank", "community", "documents", "told_by")
-_EDGE = ("kind", "weight", "told_by")
+_NODE = ("kind", "label", "year", "cited", "rank", "community", "documents", "provenance")
+_EDGE = ("kind", "weight", "provenance")
 _TYPES = {"year": "int", "cited": "long", "rank": "double", "community": "long", "weight": "double"}
 
 
@@ -68,7 +68,7 @@ async def _parquet(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
             "target": text,
             "kind": text,
             "weight": pa.float64(),
-            "told_by": text,
+            "provenance": text,
         }
     )
     count, reads = 0, PipelineLedger(ledger).graph_reads

@@ -29,7 +29,7 @@ class Node:
     title: str
     author: str
     year: int | None
-    told_by: str
+    provenance: str
     keys: set[str] = field(default_factory=set)
     documents: set[str] = field(default_factory=set)
     """Ids of the documents that are this work."""
@@ -100,9 +100,9 @@ def same_by_key(node: Node, key: str, told: NodeDescription) -> bool:
     return scheme_of(key) != "title" or not (node.documents and _documents_of(told))
 
 
-def trust_of(told_by: str) -> int:
+def trust_of(provenance: str) -> int:
     """How much a description is worth, more for one that is better."""
-    return [str(each) for each in TRUST].index(told_by) if told_by in TRUST else 0
+    return [str(each) for each in TRUST].index(provenance) if provenance in TRUST else 0
 
 
 def _documents_of(told: NodeDescription | Node) -> set[str]:

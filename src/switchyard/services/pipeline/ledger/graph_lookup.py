@@ -72,7 +72,7 @@ def nodes_of(
             kind=NodeKind(row.kind),
             label=row.label,
             year=row.year,
-            told_by=row.told_by,
+            provenance=row.provenance,
             cited=row.cited,
             rank=row.rank,
             community=row.community,

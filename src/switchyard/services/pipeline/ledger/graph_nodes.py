@@ -210,7 +210,7 @@ class GraphNodes:
             told.title,
             told.author,
             told.year,
-            told.told_by,
+            told.provenance,
             is_new=True,
         )
         self._nodes[node_id] = node
@@ -222,10 +222,10 @@ class GraphNodes:
 
     def _enrich(self, node: Node, told: NodeDescription) -> None:
         before = replace(node)
-        better = trust_of(told.told_by) > trust_of(node.told_by)
-        again = told.told_by == node.told_by and told.told_by != "reference"
+        better = trust_of(told.provenance) > trust_of(node.provenance)
+        again = told.provenance == node.provenance and told.provenance != "reference"
         if (better or again) and told.label:
-            node.label, node.title, node.told_by = told.label, told.title, told.told_by
+            node.label, node.title, node.provenance = told.label, told.title, told.provenance
         if told.year is not None and (better or again or node.year is None):
             node.year = told.year
         if told.author and (better or again or not node.author):
@@ -265,8 +265,8 @@ class GraphNodes:
         self._move_edges(gone, kept)
         for column in (graph_ranks.c.node_id, graph_nodes.c.id):
             self._connection.execute(delete(column.table).where(column == gone))
-        if trust_of(goes.told_by) > trust_of(stays.told_by):
-            stays.label, stays.title, stays.told_by = goes.label, goes.title, goes.told_by
+        if trust_of(goes.provenance) > trust_of(stays.provenance):
+            stays.label, stays.title, stays.provenance = goes.label, goes.title, goes.provenance
         stays.year = goes.year if stays.year is None else stays.year
         stays.author = stays.author or goes.author
         stays.keys |= goes.keys
@@ -291,12 +291,12 @@ class GraphNodes:
             others.c.source == kept, others.c.kind == edges.kind, edges.owner == 0
         )
         out = select(
-            literal(kept), edges.kind, edges.target, edges.owner, edges.weight, edges.told_by
+            literal(kept), edges.kind, edges.target, edges.owner, edges.weight, edges.provenance
         ).where(edges.source == gone, edges.target != kept, ~told.exists())
         into = select(
-            edges.source, edges.kind, literal(kept), edges.owner, edges.weight, edges.told_by
+            edges.source, edges.kind, literal(kept), edges.owner, edges.weight, edges.provenance
         ).where(edges.target == gone, edges.source != kept, edges.source != gone)
-        names = ["source", "kind", "target", "owner", "weight", "told_by"]
+        names = ["source", "kind", "target", "owner", "weight", "provenance"]
         for moved in (out, into):
             copy = insert_into(self._connection, graph_edges).from_select(names, moved)
             self._connection.execute(copy.on_conflict_do_nothing())
@@ -327,7 +327,7 @@ class GraphNodes:
                 row.title,
                 row.author,
                 row.year,
-                row.told_by,
+                row.provenance,
             )
             if row.title:
                 self._by_title.setdefault(row.title, []).append(row.id)
@@ -357,5 +357,5 @@ def _row(node: Node) -> dict[str, Any]:
         "title": node.title,
         "author": node.author,
         "year": node.year,
-        "told_by": node.told_by,
+        "provenance": node.provenance,
     }

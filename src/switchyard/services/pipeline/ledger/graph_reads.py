@@ -280,7 +280,7 @@ def _neighbour_rows(
             theirs.label("other"),
             # Two documents of one work may both tell an edge: it is one.
             func.max(graph_edges.c.weight).label("weight"),
-            func.min(graph_edges.c.told_by).label("told_by"),
+            func.min(graph_edges.c.provenance).label("provenance"),
         ).where(mine == node_id)
         if kinds:
             query = query.where(graph_edges.c.kind.in_(sorted(map(str, kinds))))
@@ -298,7 +298,7 @@ def _neighbour_rows(
 def _neighbour(nodes: dict[int, GraphNode], node_id: int, row: Row[Any]) -> Neighbour:
     here, there = nodes[node_id].key, nodes[row.other].key
     source, target = (there, here) if row.way else (here, there)
-    edge = GraphEdge(source, target, EdgeKind(row.kind), row.weight, row.told_by)
+    edge = GraphEdge(source, target, EdgeKind(row.kind), row.weight, row.provenance)
     return Neighbour(nodes[row.other], edge, Direction.IN if row.way else Direction.OUT)
 
 
@@ -306,4 +306,4 @@ def _edge(keys: dict[int, str], row: Row[Any]) -> GraphEdge | None:
     if row.source not in keys or row.target not in keys:
         return None  # merged just now
     kind = EdgeKind(row.kind)
-    return GraphEdge(keys[row.source], keys[row.target], kind, row.weight, row.told_by)
+    return GraphEdge(keys[row.source], keys[row.target], kind, row.weight, row.provenance)

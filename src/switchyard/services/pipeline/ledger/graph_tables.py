@@ -28,7 +28,7 @@ graph_nodes = Table(
     Column("title", Text, nullable=False),
     Column("author", Text, nullable=False),
     Column("year", Integer),
-    Column("told_by", Text, nullable=False),
+    Column("provenance", Text, nullable=False),
     Column("cited", BigInteger, nullable=False),
 )
 Index("ix_graph_nodes_title", graph_nodes.c.title)
@@ -57,7 +57,7 @@ graph_edges = Table(
     Column("target", BigInteger, primary_key=True, autoincrement=False),
     Column("owner", BigInteger, primary_key=True, autoincrement=False),
     Column("weight", Double, nullable=False),
-    Column("told_by", Text, nullable=False),
+    Column("provenance", Text, nullable=False),
     sqlite_with_rowid=False,
 )
 Index("ix_graph_edges_target", graph_edges.c.target, graph_edges.c.kind, graph_edges.c.source)

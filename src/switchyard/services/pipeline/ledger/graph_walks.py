@@ -234,7 +234,7 @@ def _between(
         edges.target,
         edges.kind,
         func.max(edges.weight).label("weight"),
-        func.min(edges.told_by).label("told_by"),
+        func.min(edges.provenance).label("provenance"),
     ).where(
         among(connection, edges.source, nodes),
         # A sum has no index: a work that a million others cite is not read from that end.
@@ -282,7 +282,7 @@ def _edge(nodes: dict[int, GraphNode], row: Row[Any]) -> GraphEdge:
         nodes[row.target].key,
         EdgeKind(row.kind),
         row.weight,
-        row.told_by,
+        row.provenance,
     )
 
 

@@ -180,7 +180,7 @@ def _update_works(connection: Connection, nodes: GraphNodes) -> None:
         source = nodes.now(node_id)
         if nodes.node(source).documents:
             told_itself, hearsay = _known_of(connection, source)
-            if hearsay and told.told_by == "reference":
+            if hearsay and told.provenance == "reference":
                 continue
             targets = [each for each in targets if each[0].kind not in told_itself]
             if not targets:
@@ -235,7 +235,7 @@ def _edge(source: int, kind: str, target: int, owner: int, edge: NewEdge) -> dic
         "target": target,
         "owner": owner,
         "weight": edge.weight,
-        "told_by": edge.told_by,
+        "provenance": edge.provenance,
     }
 
 

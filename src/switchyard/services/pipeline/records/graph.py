@@ -40,10 +40,10 @@ class Direction(StrEnum):
     BOTH = "both"
 
 
-ToldBy = Literal["reference", "link", "document"]
+Provenance = Literal["reference", "link", "document"]
 """Who describes a node, the least trusted first: a reference as it was parsed, a bibliographic
 service, or the document itself."""
-TRUST: tuple[ToldBy, ...] = ("reference", "link", "document")
+TRUST: tuple[Provenance, ...] = ("reference", "link", "document")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class NodeDescription:
     author: str = ""
     """The family name of its first author, as it is compared."""
     year: int | None = None
-    told_by: ToldBy = "reference"
+    provenance: Provenance = "reference"
     document_id: str | None = None
     """The document here that is this work."""
     edges: tuple[NewEdge, ...] = ()
@@ -76,8 +76,8 @@ class NewEdge:
     kind: EdgeKind
     target: NodeDescription
     weight: float = 1.0
-    told_by: str = "reference"
-    """Its provenance: `reference`, `metadata`, `similarity`, or the service that linked it."""
+    provenance: str = "reference"
+    """`reference`, `metadata`, `similarity`, or the service that linked it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class GraphNode:
     kind: NodeKind
     label: str
     year: int | None
-    told_by: str
+    provenance: str
     cited: int
     """How many works cite it."""
     rank: float | None = None
@@ -110,7 +110,7 @@ class GraphEdge:
     target: str
     kind: EdgeKind
     weight: float
-    told_by: str
+    provenance: str
 
 
 @dataclass(frozen=True, slots=True)
