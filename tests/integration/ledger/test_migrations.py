@@ -17,6 +17,8 @@ from switchyard.services.engine.ledger.sql.tables import SCHEMA_REVISION, metada
 from switchyard.services.engine.records.errors import LedgerError, LedgerMissing, SchemaOutdated
 from switchyard.services.engine.records.results import Created
 from switchyard.services.engine.records.states import State
+from switchyard.services.llm.ledger.ledger import LlmLedger
+from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from tests.support.made import new_job
 
 
@@ -34,6 +36,10 @@ REVISIONS = revisions()
 
 async def test_the_migrated_tables_are_those_of_the_program(empty_database_url: str) -> None:
     await upgrade(empty_database_url)
+    async with await Ledger.open(empty_database_url) as ledger:
+        # Each wing's tables are declared when its repositories are loaded.
+        LlmLedger(ledger)
+        PipelineLedger(ledger)
     database = connect(empty_database_url)
 
     def differences(connection: Connection) -> list[Any]:
