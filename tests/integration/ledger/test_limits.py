@@ -12,17 +12,17 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from switchyard.services.engine.ledger import Ledger, upgrade
-from switchyard.services.engine.ledger.sql.limiting import PermitBatch, RoomChange
+from switchyard.services.engine.ledger.sql.limiting import PermitBatch, PermitChange
 from switchyard.services.engine.records.limits import (
     LimitSize,
     NotRunnable,
+    PermitAnswer,
     PermitDemand,
     PermitGranted,
     PermitRefused,
     PermitReleased,
     PermitRequest,
     PermitReturn,
-    RoomAnswer,
 )
 from switchyard.services.engine.records.states import State
 from tests.support.made import claim, finish, new_job
@@ -51,11 +51,11 @@ def request(
     )
 
 
-async def take(ledger: Ledger, job_id: str, *needs: PermitDemand) -> RoomAnswer:
+async def take(ledger: Ledger, job_id: str, *needs: PermitDemand) -> PermitAnswer:
     return await ledger.limits.take_permits(request(job_id, *needs))
 
 
-def called(answer: RoomAnswer | Sequence[object]) -> list[str]:
+def called(answer: PermitAnswer | Sequence[object]) -> list[str]:
     found = answer if isinstance(answer, Sequence) else answer.woken
     return [each.job_id for each in found]  # type: ignore[attr-defined]
 
@@ -303,7 +303,7 @@ def statements() -> Iterator[list[str]]:
         event.remove(Engine, "before_cursor_execute", note)
 
 
-async def together(ledger: Ledger, changes: Sequence[RoomChange]) -> list[RoomAnswer]:
+async def together(ledger: Ledger, changes: Sequence[PermitChange]) -> list[PermitAnswer]:
     """In one transaction, as the group commit does with those that come at once."""
     return await ledger.core.database.write(
         lambda connection: PermitBatch(connection, changes).run()
@@ -401,11 +401,11 @@ async def test_what_is_read_does_not_grow_with_those_that_wait(sqlite_url: str) 
     assert many < few * 1.5
 
 
-async def steps(ledger: Ledger, changes: Sequence[RoomChange]) -> int:
+async def steps(ledger: Ledger, changes: Sequence[PermitChange]) -> int:
     """So many tens of steps SQLite takes for these in one transaction."""
     taken = count()
 
-    def work(connection: Connection) -> list[RoomAnswer]:
+    def work(connection: Connection) -> list[PermitAnswer]:
         file: Any = connection.connection.driver_connection
         file.set_progress_handler(lambda: next(taken) and None, 10)
         try:

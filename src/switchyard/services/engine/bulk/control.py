@@ -57,14 +57,14 @@ def new_bulk_id(kind: str) -> str:
 async def require_bulk(ledger: Ledger, operation_id: str, kind: str | None = None) -> BulkOperation:
     """Return the operation with that id, or whose id alone begins so. Raises
     UnknownBulkOperation, AmbiguousId."""
-    found = await ledger.bulk.get_bulk(
+    operation = await ledger.bulk.get_bulk(
         await ledger.short_ids.full_id(Among.OPERATIONS, operation_id)
     )
-    if found is None or kind not in (None, found.kind):
+    if operation is None or kind not in (None, operation.kind):
         raise UnknownBulkOperation(
             f"no {kind or 'operation'} {operation_id!r}{LISTED_BY.get(kind or '', '')}"
         )
-    return found
+    return operation
 
 
 def check_limits(limits: Mapping[str, float | int | None]) -> None:
@@ -90,10 +90,10 @@ async def set_limits(
     """Change `rate` (jobs a second), `max_open` or `budget`, or take it away with None; also while
     it runs. Raises InvalidLimits, UnknownBulkOperation, BulkConflict when it is over."""
     check_limits(changes)
-    found = await require_bulk(ledger, operation_id, kind)
-    if found.state in ENDED:
-        raise BulkConflict(f"{operation_id} is {found.state}: it is over")
-    return await ledger.bulk.set_bulk_limits(found.id, changes) or found
+    operation = await require_bulk(ledger, operation_id, kind)
+    if operation.state in ENDED:
+        raise BulkConflict(f"{operation_id} is {operation.state}: it is over")
+    return await ledger.bulk.set_bulk_limits(operation.id, changes) or operation
 
 
 async def pause(
@@ -131,13 +131,15 @@ async def _move(
 ) -> BulkOperation:
     if kind is not None:
         operation_id = (await require_bulk(ledger, operation_id, kind)).id
-    found, moved = await ledger.bulk.move_bulk(operation_id, to, among=among, note=note, hold=hold)
-    if found is None:
+    operation, moved = await ledger.bulk.move_bulk(
+        operation_id, to, among=among, note=note, hold=hold
+    )
+    if operation is None:
         raise UnknownBulkOperation(f"no operation {operation_id!r}")
-    if not moved and found.state not in same:
-        over = ": it is over" if found.state in ENDED else ""
-        raise BulkConflict(f"{operation_id} is {found.state}{over}, and can't be {_WORD[to]}")
-    return found
+    if not moved and operation.state not in same:
+        over = ": it is over" if operation.state in ENDED else ""
+        raise BulkConflict(f"{operation_id} is {operation.state}{over}, and can't be {_WORD[to]}")
+    return operation
 
 
 _WORD = {

@@ -1,4 +1,4 @@
-"""What was told to people, so that it is told once."""
+"""Alerts that were sent, so that each is sent once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SentAlerts(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def sent_alerts(self) -> dict[str, float]:
-        """When each alert was told that is remembered; seconds since the epoch."""
+        """Return when each remembered alert was sent, in seconds since the epoch."""
         query = select(alerts.c.key, alerts.c.told_at)
 
         def read(connection: Connection) -> dict[str, float]:
@@ -23,7 +23,7 @@ class SentAlerts(Repository):
         return await self._database.read(read)
 
     async def remember_alert(self, key: str, now: float) -> None:
-        """It was told."""
+        """Record that an alert was sent."""
         forget = delete(alerts).where(alerts.c.key == key)
         keep = insert(alerts).values(key=key, told_at=now)
         await self._database.write(
@@ -31,11 +31,11 @@ class SentAlerts(Repository):
         )
 
     async def forget_alert(self, key: str) -> None:
-        """It is over: it may be told again."""
+        """Forget an alert that is over: it may be sent again."""
         statement = delete(alerts).where(alerts.c.key == key)
         await self._database.write(lambda connection: connection.execute(statement))
 
     async def forget_alerts_before(self, moment: float, *, keep: Collection[str]) -> None:
-        """Drop what was told before, but for these, which last until they are over."""
+        """Forget alerts sent before a time, except those named, which are not over."""
         statement = delete(alerts).where(alerts.c.told_at < moment, alerts.c.key.not_in(keep))
         await self._database.write(lambda connection: connection.execute(statement))

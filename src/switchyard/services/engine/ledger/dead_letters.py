@@ -1,4 +1,4 @@
-"""The index of `jobs.dead`: what lies there, why, and what became of it."""
+"""The index of `jobs.dead`: its letters, why they are there, and what became of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DeadLetterReads(Repository):
     async def index_dead(
         self, letters: Sequence[DeadLetterRecord], *, recount: bool = False
     ) -> None:
-        """Note letters, and mark their jobs dead, in one transaction. With `recount` they are all
+        """Index letters, and mark their jobs dead, in one transaction. With `recount` they are all
         that `jobs.dead` has of these ids, and not further ones.
 
         A job stays as it is when it has finished, when a newer copy than the letter's has been
@@ -88,7 +88,7 @@ class DeadLetterReads(Repository):
             await self._database.write(lambda connection: self._writer.run(connection, burials))
 
     async def note_returned(self, letter_ids: Sequence[str], now: float) -> None:
-        """The broker has these displaced jobs again, as they were."""
+        """Record that displaced jobs are back in their queues, as they were."""
         dialect = self._database.dialect
         # Not one that has died meanwhile: that is another letter.
         statement = text(
@@ -103,8 +103,8 @@ class DeadLetterReads(Repository):
         await self._database.write(lambda connection: connection.execute(statement, parameters))
 
     async def note_not_displaced(self, letters: Sequence[DeadLetterRecord]) -> None:
-        """These do not go back by themselves after all: their jobs end with them, and they wait as
-        all others do."""
+        """Record that letters do not go back by themselves after all: their jobs end with them, and
+        they wait as all others do."""
         burials = [MarkDead(letter) for letter in letters]
         statement = text(
             "UPDATE dead_letters SET reason = :reason, error_message = :message, "
@@ -129,8 +129,8 @@ class DeadLetterReads(Repository):
             await self._database.write(work)
 
     async def foreign_among(self, letters: Sequence[FoundLetter]) -> set[int]:
-        """The places of those that are other jobs than the ones whose ids they carry: see
-        `agreeing.is_foreign_letter`."""
+        """Return the places of letters that carry another job's id: see
+        `copy_validation.is_foreign_letter`."""
         found = [(each, each.message.job_id, _work_of(each.message)) for each in letters]
         dialect, at = self._database.dialect, self.clock.time()
 
@@ -156,8 +156,8 @@ class DeadLetterReads(Repository):
     async def list_dead(
         self, wanted: DeadLetterFilter | None = None, *, limit: int = 50, cursor: str | None = None
     ) -> Page[DeadLetter]:
-        """Dead letters, the latest first. Raises ValueError for a limit outside 1 to 1,000 or a
-        cursor that is not from a page before."""
+        """List dead letters, the latest first. Raises ValueError for a limit outside 1 to 1,000 or
+        a cursor that is not from a page before."""
         wanted = wanted or DeadLetterFilter()
         query = filtered(select(dead_letters), wanted, self._database.dialect)
         at, key = dead_letters.c.dead_at, dead_letters.c.id
@@ -166,7 +166,7 @@ class DeadLetterReads(Repository):
         )
 
     async def count_dead(self, wanted: DeadLetterFilter) -> int:
-        """How many dead letters fit."""
+        """Count the dead letters that match."""
         query = filtered(
             select(func.count()).select_from(dead_letters), wanted, self._database.dialect
         )
@@ -181,8 +181,8 @@ class DeadLetterReads(Repository):
         return int(await self._database.read(lambda connection: connection.scalar(query) or 0))
 
     async def drop_absent(self, present: Collection[str], until: float) -> int:
-        """Note that the broker has no other letters than these, of those that were indexed until
-        then. Returns how many it has no longer."""
+        """Record that the broker has no other letters than these, of those indexed until then.
+        Returns how many it has no longer."""
         query = select(dead_letters.c.id).where(
             dead_letters.c.state == DeadLetterState.WAITING,
             dead_letters.c.reason != REFUSED,
@@ -198,7 +198,7 @@ class DeadLetterReads(Repository):
 
     @read
     def get_dead(self, connection: Connection, letter_id: str) -> DeadLetter | None:
-        """One dead letter."""
+        """Return one dead letter."""
         query = select(dead_letters).where(dead_letters.c.id == letter_id)
         row = connection.execute(query).one_or_none()
         return None if row is None else to_letter(row)
@@ -206,7 +206,7 @@ class DeadLetterReads(Repository):
     async def mark_dead_state(
         self, letter_ids: Sequence[str], state: DeadLetterState, now: float
     ) -> int:
-        """Note what became of letters; returns how many there are. For a redrive, see
+        """Record what became of letters; returns how many there are. For a redrive, see
         `note_redriven`."""
         dialect = self._database.dialect
         statement = text(
@@ -256,7 +256,7 @@ def _columns(letter: DeadLetterRecord, now: float) -> dict[str, Any]:
 
 
 def filtered(query: Select[Any], wanted: DeadLetterFilter, dialect: str) -> Select[Any]:
-    """The query with the conditions of the filter."""
+    """Add the conditions of a filter to a query."""
     for name in ("state", "reason", "job_type", "lane", "error_type"):
         value = getattr(wanted, name)
         if value is not None:
@@ -283,6 +283,6 @@ def filtered(query: Select[Any], wanted: DeadLetterFilter, dialect: str) -> Sele
 
 
 def to_letter(row: Row[Any]) -> DeadLetter:
-    """A row of the table."""
+    """Make a dead letter of a row."""
     fields = {column.name: row._mapping[column.name] for column in dead_letters.c}
     return DeadLetter(**{**fields, "headers": json.loads(fields["headers"])})

@@ -33,8 +33,9 @@ SHARED_CHANGE_THRESHOLD = 100
 
 
 class JobRepository(Repository):
-    """The hot path. All of these are grouped, may be called by any number of coroutines, and
-    raise LedgerUnavailable when the database is away: the same call may then be made again."""
+    """Writes jobs' states: the hot path. All of these are grouped, may be called by any number of
+    coroutines, and raise LedgerUnavailable when the database is away: the same call may then be
+    made again."""
 
     async def record(self, job: NewJob) -> Recorded:
         """Make the job's row, `pending` or (with `run_at`) `scheduled`.
@@ -58,9 +59,9 @@ class JobRepository(Repository):
         return found
 
     async def requeue_all(self, lane: str | None = None) -> int:
-        """The broker has lost what waited in its queues: all of it, or all of a lane, is pending
-        again, and so published by the scheduler. Returns how many jobs that are. A copy that the
-        broker has after all does no harm: of two, one runs."""
+        """Make queued jobs pending again, all or those of a lane, as the broker has lost them: the
+        scheduler publishes them. Returns how many jobs that are. A copy that the broker has after
+        all does no harm: of two, one runs."""
         statement = (
             update(jobs)
             .where(jobs.c.state.in_(IN_QUEUES))
@@ -71,8 +72,8 @@ class JobRepository(Repository):
         return await self._database.write(lambda connection: connection.execute(statement).rowcount)
 
     async def mark_queued(self, job_ids: Sequence[str], queued_at: float) -> int:
-        """The broker has confirmed these jobs. Returns how many that changed: a job that a
-        worker was faster to claim stays as it is."""
+        """Mark jobs queued that the broker has confirmed. Returns how many that changed: a job that
+        a worker was faster to claim stays as it is."""
         if len(job_ids) >= SHARED_CHANGE_THRESHOLD:
             return await self._mark_many_queued(job_ids, queued_at)
         answers = await self._committer.submit_many(
@@ -96,7 +97,7 @@ class JobRepository(Repository):
         )
 
     async def pin(self, job_ids: Sequence[str]) -> dict[str, State]:
-        """Rely on jobs that others have recorded: none of these is taken back any more. Returns
+        """Pin jobs that others have recorded: none of these is rolled back any more. Returns
         the states of those that are there; one that is missing was taken back before."""
         answers = await self._committer.submit_many([ops.PinJob(job_id) for job_id in job_ids])
         states = zip(job_ids, _all_of(answers), strict=True)
@@ -111,7 +112,8 @@ class JobRepository(Repository):
         )
 
     async def mark_overflowed(self, job_id: str, now: float) -> bool:
-        """The job's lane was full and it waits in `jobs.dead`; False when it has gone on."""
+        """Mark a job overflowed: its lane was full, and it waits in `jobs.dead`; False when it has
+        gone on."""
         return await self._committer.submit(MarkOverflowed(job_id, now))
 
     async def claim(self, request: ClaimRequest) -> ClaimResult:
@@ -130,7 +132,7 @@ class JobRepository(Repository):
         return await self._committer.submit(Finish(request, result))
 
     async def cancel(self, job_id: str, now: float) -> CancelResult:
-        """Call a job off. One that runs must be stopped by its worker; that it is to end is noted,
+        """Cancel a job. One that runs must be stopped by its worker; that it is to end is noted,
         so that it never begins again."""
         return await self._committer.submit(Cancel(job_id, now))
 
@@ -192,7 +194,7 @@ class JobRepository(Repository):
 
 
 def _all_of(answers: Sequence[Answer | BaseException]) -> list[Answer]:
-    """The answers, where there is no error among them; else the first error is raised."""
+    """Return the answers, or raise the first error among them."""
     found: list[Answer] = []
     for answer in answers:
         if isinstance(answer, BaseException):

@@ -1,4 +1,4 @@
-"""Joins: how far they are, what their jobs came to, and letting one go on."""
+"""Joins: their progress, the outcomes of their jobs, and releasing one."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class JoinRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def record_joined(self, batch: Sequence[NewJob]) -> list[Recorded]:
-        """Record jobs and the one that waits for them, all or none: what a crash left of them could
-        end before the others are there. Raises RowRejected."""
+        """Record jobs and the one that waits for them, all or none: after a crash, some could end
+        before the others are recorded. Raises RowRejected."""
         records = [ops.InsertJob(job) for job in batch]
         answers = await self._database.write(
             lambda connection: self._writer.run(connection, records)
@@ -52,8 +52,9 @@ class JoinRepository(Repository):
     async def seal(
         self, join_id: str, now: float, *, when_dead: WhenDead | None = None
     ) -> bool | None:
-        """All jobs of a join are there: it waits for no more than these; `when_dead` changes what
-        becomes of it. Whether the job that waits is `pending` now; None where no such join waits.
+        """Seal a join, all jobs of which are recorded: it waits for no more than these; `when_dead`
+        changes what becomes of it. Whether the job that waits is `pending` now; None where no such
+        join waits.
         """
         settle = self._writer.joins.settle
         return await self._database.write(
@@ -62,12 +63,12 @@ class JoinRepository(Repository):
 
     @read
     def join(self, connection: Connection, join_id: str) -> JoinRecord | None:
-        """How far it is, by the id of the job that waits."""
+        """Return a join by the id of the job that waits."""
         row = connection.execute(select(joins).where(joins.c.id == join_id)).one_or_none()
         return None if row is None else _record(row)
 
     async def stuck_joins(self, limit: int) -> list[JoinRecord]:
-        """Those that wait for dead jobs alone."""
+        """Return the joins that wait for dead jobs alone."""
         waits = select(jobs.c.id).where(jobs.c.id == joins.c.id, jobs.c.state == State.JOINING)
         query = (
             select(joins)
@@ -93,8 +94,8 @@ class JoinRepository(Repository):
         state: str | None = None,
         limit: int,
     ) -> tuple[list[JoinedJob], tuple[float, str] | None]:
-        """Jobs of a join in the order in which they were made, those after a place; and the place
-        for what follows, None after the last."""
+        """Read jobs of a join, in the order in which they were made, from after a place; and the
+        place for the next page, None after the last."""
         query = select(*_JOINED).where(jobs.c.join_id == join_id)
         if state is not None:
             query = query.where(jobs.c.state == state)

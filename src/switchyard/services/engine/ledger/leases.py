@@ -1,4 +1,4 @@
-"""Leases: what one process at a time does, while the others wait for their turn."""
+"""Leases: each is held by one process at a time, while the others wait."""
 
 from __future__ import annotations
 
@@ -75,12 +75,13 @@ class LeaseRepository(Repository):
 
     @read
     def lease_remaining(self, connection: Connection, name: str) -> float:
-        """Seconds until a lease runs out, by the database's clock; 0 when nobody holds it."""
+        """Return the seconds until a lease runs out, by the database's clock; 0 when nobody holds
+        it."""
         query = text(f"SELECT expires_at - {clock(connection)} FROM leases WHERE name = :name")
         return max(0.0, float(connection.scalar(query, {"name": name}) or 0.0))
 
     async def source_pause(self, server: str) -> float:
-        """Seconds for which a server is left alone by the whole fleet
+        """Return the seconds for which a server is left alone by the whole fleet
         (services/pipeline/sources/throttle.py); 0 where it is not."""
         return await self.lease_remaining(f"{server}.pause")
 
@@ -110,7 +111,7 @@ class LeaseRepository(Repository):
     @write
     def drop_old_leases(self, connection: Connection, age: float) -> int:
         """Forget leases that ran out so many seconds ago, as those of web sites that nobody visits
-        any more; how many."""
+        any more; return how many."""
         query = text(f"DELETE FROM leases WHERE expires_at < {clock(connection)} - :age")
         return connection.execute(query, {"age": age}).rowcount
 

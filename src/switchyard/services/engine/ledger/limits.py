@@ -1,4 +1,4 @@
-"""Named limits: who has room in them, what started in the last minute, and who waits.
+"""Named limits: permits in use, what started in the last minute, and jobs that wait.
 
 A hold has a short life and is renewed by its holder, so that what a killed worker held comes back
 by itself. All times are the database's own. What happens within a transaction: `sql.limiting`.
@@ -14,18 +14,18 @@ from sqlalchemy import Connection, delete, func, select, update
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import db_now
 from switchyard.services.engine.ledger.sql.limit_tables import limit_holds, limit_waits, limits
-from switchyard.services.engine.ledger.sql.limiting import RoomChange, wake_waiting
+from switchyard.services.engine.ledger.sql.limiting import PermitChange, wake_waiting
 from switchyard.services.engine.ledger.sql.operations import JobChange
 from switchyard.services.engine.records.limits import (
     LimitReport,
     LimitSize,
     PendingPermit,
+    PermitAnswer,
     PermitDemand,
     PermitReleased,
     PermitRequest,
     PermitReturn,
     RateWindow,
-    RoomAnswer,
     WokenJob,
 )
 
@@ -38,54 +38,54 @@ IDLE_LIMIT_TTL = 3600.0
 class LimitRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def take_permits(self, request: PermitRequest) -> RoomAnswer:
-        """Room for a job in all its limits at once, or in none of them."""
+    async def take_permits(self, request: PermitRequest) -> PermitAnswer:
+        """Give a job a permit of each of its limits at once, or none."""
         return await self._commit_permit(request)
 
     async def return_permits(
         self, hold: str, needs: Sequence[PermitDemand], used_tokens: int | None
     ) -> PermitReleased:
-        """The job has ended, and used so many tokens; None: as many as were estimated. Those that
-        are called may run now, of this limit or another: they are to be sent to their queues."""
+        """Return the permits of a job that has ended. `used_tokens`: None for as many as were
+        estimated. The woken jobs, of this limit or another, are to be sent to their queues."""
         return cast(
             "PermitReleased", await self._commit_permit(PermitReturn(hold, needs, used_tokens))
         )
 
-    async def _commit_permit(self, change: RoomChange) -> RoomAnswer:
+    async def _commit_permit(self, change: PermitChange) -> PermitAnswer:
         # The committer does not look into what it commits.
-        return await self._permit_committer.submit(cast("JobChange[RoomAnswer]", change))
+        return await self._permit_committer.submit(cast("JobChange[PermitAnswer]", change))
 
     async def wake_waiting(self, at_most: int = 100) -> list[WokenJob]:
-        """Those that have room now although nobody has made any, as a rate or the lease of a dead
-        worker has run out; and those that have grown too old. They are to be sent to their queues.
-        Looks at so many limits at most."""
+        """Wake jobs that may run now although no permit was returned, as a rate or the lease of a
+        dead worker has run out; and jobs that have expired. They are to be sent to their queues.
+        Examines `at_most` limits."""
         return await self._database.write(lambda connection: wake_waiting(connection, at_most))
 
     @write
     def renew_permits(self, connection: Connection, holds: Sequence[str], ttl: float) -> int:
-        """Keep these for `ttl` seconds more; how many there still are, one for each limit."""
-        kept = connection.execute(
+        """Renew permits for `ttl` seconds; return how many there still are, one for each limit."""
+        renewed = connection.execute(
             update(limit_holds)
             .where(limit_holds.c.hold.in_(holds))
             .values(expires_at=db_now(connection) + ttl)
         )
-        return kept.rowcount
+        return renewed.rowcount
 
     @write
     def release_permits(self, connection: Connection, holder: str) -> None:
-        """Give back all that a holder has: its process ends."""
+        """Return all permits of a holder whose process ends."""
         statement = delete(limit_holds).where(limit_holds.c.holder == holder)
         connection.execute(statement)
 
     @write
     def cancel_wait(self, connection: Connection, job_id: str) -> None:
-        """The job gives up its place among those that wait."""
+        """Take the job out of the queue of its limit."""
         statement = delete(limit_waits).where(limit_waits.c.job_id == job_id)
         connection.execute(statement)
 
     @read
     def limit_wait(self, connection: Connection, job_id: str) -> PendingPermit | None:
-        """For what a job waits, if it was put off for want of room."""
+        """Return the limit that a job waits for, if it was refused a permit."""
         row = connection.execute(
             select(limit_waits).where(limit_waits.c.job_id == job_id)
         ).one_or_none()
@@ -95,7 +95,7 @@ class LimitRepository(Repository):
 
     @read
     def waiting_for_permits(self, connection: Connection) -> dict[str, int]:
-        """Jobs that were put off for want of room, by the queue that they are not in now."""
+        """Count the jobs that were refused a permit, by the queue that they will go back to."""
         away = select(limit_waits.c.queue, func.count()).where(
             limit_waits.c.back_at > db_now(connection)
         )
@@ -103,12 +103,12 @@ class LimitRepository(Repository):
         return {row[0]: int(row[1]) for row in rows}
 
     async def limit_reports(self, at_most: int = 1000) -> list[LimitReport]:
-        """The limits as they are now, by name and key: those in use or waited for first."""
+        """Report the limits as they are now, by name and key: those in use or waited for first."""
         return await self._database.read(lambda connection: _reports(connection, at_most))
 
     @write
     def forget_idle_limits(self, connection: Connection) -> int:
-        """Drop what nobody needs any more; how many limits that are."""
+        """Drop limits that are neither used nor waited for; return how many."""
         now = db_now(connection)
         connection.execute(delete(limit_holds).where(limit_holds.c.expires_at <= now))
         lost = limit_waits.c.back_at <= now - FORGOTTEN_AFTER

@@ -1,4 +1,4 @@
-"""What running jobs say of themselves: recorded, and asked for by the next attempt."""
+"""Progress and check-points of running jobs, which the next attempt reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ProgressRepository(Repository):
         return await self._committer.submit(SaveProgress(request))
 
     async def progress(self, job_ids: Sequence[str]) -> dict[str, ProgressRecord]:
-        """How far the last attempts are of those of these jobs that say so."""
+        """Return the last progress of each of these jobs that has reported any."""
         query = select(
             job_progress.c.job_id,
             job_progress.c.fraction,
@@ -42,8 +42,9 @@ class ProgressRepository(Repository):
         return await self._database.read(read)
 
     async def last_checkpoint(self, message: JobMessage) -> str | None:
-        """The check-point, JSON, that an earlier attempt at this job has kept; None where there is
-        none, or where it was kept of other work: a redrive may have changed the payload."""
+        """Return the check-point, JSON, that an earlier attempt at this job has kept; None where
+        there is none, or where it was kept of other work: a redrive may have changed the
+        payload."""
         work = fingerprint(message.job_type, to_json(message.payload))
         query = select(job_checkpoints.c.data).where(
             job_checkpoints.c.job_id == message.job_id, job_checkpoints.c.work == work

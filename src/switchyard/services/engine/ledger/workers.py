@@ -47,7 +47,7 @@ class WorkerRepository(Repository):
         concurrency: int,
         mark: str | None = None,
     ) -> None:
-        """A worker has started. The same id again starts its beat anew."""
+        """Register a worker that has started. The same id again starts its beat anew."""
         parameters = {
             "worker_id": worker_id,
             "kinds": json.dumps(list(kinds)),
@@ -73,8 +73,8 @@ class WorkerRepository(Repository):
         )
 
     async def beat(self, worker_id: str, *, hot: bool = False) -> bool:
-        """A sign of life; `hot` when the worker took a hot job since the last one. False when the
-        worker is not registered."""
+        """Record a sign of life; `hot` when the worker took a hot job since the last one. False
+        when the worker is not registered."""
         hot_at = ", hot_at = {now}" if hot else ""
         return await self._touch(
             f"UPDATE workers SET beat = beat + 1, beat_at = {{now}}{hot_at} "
@@ -84,19 +84,19 @@ class WorkerRepository(Repository):
 
     @read
     def hot_idle(self, connection: Connection) -> float | None:
-        """Seconds since a worker that took a hot job has said so; None where none ever has."""
+        """Return the seconds since a worker last reported a hot job; None where none ever has."""
         query = text(f"SELECT {clock(connection)} - MAX(hot_at) FROM workers")
         idle: float | None = connection.scalar(query)
         return idle
 
     async def stopped(self, worker_id: str) -> bool:
-        """The worker has stopped in good order. False when it is not registered."""
+        """Record that a worker has stopped in good order. False when it is not registered."""
         return await self._touch(
             "UPDATE workers SET stopped_at = {now} WHERE worker_id = :worker_id", worker_id
         )
 
     async def worker_beat(self, worker_id: str) -> int | None:
-        """The worker's beat counter; None when it has stopped or was never registered. A
+        """Return a worker's beat counter; None when it has stopped or was never registered. A
         counter that stands still between two readings means that the worker is dead."""
         query = select(workers.c.beat).where(
             workers.c.worker_id == worker_id, workers.c.stopped_at.is_(None)
@@ -105,7 +105,7 @@ class WorkerRepository(Repository):
 
     @read
     def list_workers(self, connection: Connection) -> list[WorkerRecord]:
-        """All workers, those that started last first."""
+        """List all workers, those that started last first."""
         query = select(workers).order_by(workers.c.started_at.desc(), workers.c.worker_id)
         found = []
         for row in connection.execute(query).mappings():
@@ -117,8 +117,9 @@ class WorkerRepository(Repository):
     def running_at_deaths(
         self, connection: Connection, worker_ids: Sequence[str]
     ) -> list[WorkerDeath]:
-        """The types of the jobs that ran in these workers, which have died: those that were taken
-        over since, of the latest RECENT_ATTEMPTS attempts of all jobs, and those that were not."""
+        """Return the types of the jobs that ran in these workers, which have died: those that were
+        taken over since, of the latest RECENT_ATTEMPTS attempts of all jobs, and those that were
+        not."""
         newest = select(func.max(attempts.c.id) - RECENT_ATTEMPTS).scalar_subquery()
         taken = (
             select(attempts.c.worker_id, jobs.c.job_type)
@@ -137,7 +138,8 @@ class WorkerRepository(Repository):
 
     @write
     def note_loop_block(self, connection: Connection, block: LoopBlock) -> None:
-        """Keep it for BLOCKS_KEPT_FOR; the same id again says how long it has lasted since."""
+        """Record a blocked event loop, kept for BLOCKS_KEPT_FOR seconds; the same id again updates
+        its duration."""
         old = delete(loop_blocks).where(
             (loop_blocks.c.id == block.id)
             | (loop_blocks.c.began_at < block.began_at - BLOCKS_KEPT_FOR)
@@ -148,7 +150,7 @@ class WorkerRepository(Repository):
 
     @read
     def loop_blocks(self, connection: Connection, since: float) -> list[LoopBlock]:
-        """Those that began since that time, the longest first; MAX_BLOCKS at most."""
+        """List blocked event loops since a time, the longest first; MAX_BLOCKS at most."""
         query = (
             select(loop_blocks)
             .where(loop_blocks.c.began_at >= since)
@@ -160,7 +162,7 @@ class WorkerRepository(Repository):
 
     @read
     def lacking(self, connection: Connection) -> list[UnknownTypeReport]:
-        """Job types that workers got jobs of, do not know, and have sent on."""
+        """Report job types that workers got jobs of, do not know, and have sent on."""
         query = (
             select(jobs.c.worker_id, jobs.c.job_type, func.count())
             .where(jobs.c.state == State.RETRYING, jobs.c.error_type == UNKNOWN_TYPE)

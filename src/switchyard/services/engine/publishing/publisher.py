@@ -261,10 +261,10 @@ class JobPublisher:
         refused = {index: each for index, each in made.items() if isinstance(each, Created)}
         if not refused:
             return {}
-        kept = await self._ledger.jobs.rollback_inserts(list(refused.values()))
+        states = await self._ledger.jobs.rollback_inserts(list(refused.values()))
         return {
             index: Published(jobs[index].message.job_id, jobs[index].routing_key, state)
-            for index, state in zip(refused, kept, strict=True)
+            for index, state in zip(refused, states, strict=True)
             if state is not None
         }
 

@@ -59,13 +59,13 @@ class InvalidRequest(InvalidInput):
         super().__init__("; ".join(each.message for each in complaints))
 
 
-def check_source(said: str, own: str) -> None:
+def check_source(source: str, own: str) -> None:
     """Raises InvalidRequest for a job's source that is somebody else's. `own` is that of the API
     key that says it; it may be divided further, as `own/nightly`."""
-    if said == own or said.startswith(f"{own}/"):
+    if source == own or source.startswith(f"{own}/"):
         return
-    if NAMED_SOURCES.fullmatch(said.strip()):
-        text = f"source {said!r} is not yours: use {own}, {own}/NAME or another name"
+    if NAMED_SOURCES.fullmatch(source.strip()):
+        text = f"source {source!r} is not yours: use {own}, {own}/NAME or another name"
         raise InvalidRequest(RequestFieldError(("source",), text))
 
 
@@ -158,7 +158,7 @@ def differs(
     expires_within = 0.001
     if expires_in is not None:
         expires_at, expires_within = known.created_at + expires_in, SAME_MOMENT
-    asked = known.run_at - known.created_at if known.run_at is not None else 0.0
+    known_delay = known.run_at - known.created_at if known.run_at is not None else 0.0
     if request.routing_key != known.routing_key:
         return "routing_key"
     priority = request.priority
@@ -168,7 +168,7 @@ def differs(
         return "max_attempts"
     if not _same(expires_at, known.expires_at, expires_within):
         return "expires_at"
-    return None if abs(request.delay - asked) <= SAME_MOMENT else "delay"
+    return None if abs(request.delay - known_delay) <= SAME_MOMENT else "delay"
 
 
 def _same(one: float | None, other: float | None, within: float) -> bool:

@@ -122,7 +122,7 @@ class PermitReleased:
     """Also by others of its transaction, of whatever limit."""
 
 
-RoomAnswer = PermitGranted | PermitRefused | NotRunnable | PermitReleased
+PermitAnswer = PermitGranted | PermitRefused | NotRunnable | PermitReleased
 
 
 @dataclass(frozen=True, slots=True)

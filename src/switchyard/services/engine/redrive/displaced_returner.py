@@ -1,5 +1,5 @@
-"""What the broker had taken and is not in its lane goes back by itself, as it was: what a full lane
-threw out at a restart, and what no queue was bound for.
+"""Returns displaced jobs to their queues, unchanged: jobs that a full lane dropped at a restart,
+and jobs that no queue was bound for.
 
 It goes straight into its queue, past `jobs.topic`: AMQP does not say whether a key is bound, and a
 job that is sent astray a second time would be a letter again, and again.
@@ -81,7 +81,7 @@ class DisplacedJobReturner:
         self._log = structlog.get_logger("displaced jobs")
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Send back displaced jobs again and again, until cancelled."""
         while True:
             try:
                 await self.turn()
@@ -90,24 +90,24 @@ class DisplacedJobReturner:
             await asyncio.sleep(self.look)
 
     async def turn(self) -> int:
-        """Send back those for which there is room now; how many. What has no room waits in
+        """Send back the jobs whose queues have room now; return how many. The others wait in
         `jobs.dead`. Raises BrokerUnavailable, LedgerError."""
-        wanted = await self._returnable()
-        if not wanted:
+        returnable = await self._returnable()
+        if not returnable:
             return 0
         sent = 0
         async with scanning_in_turn(self.settings, self.ledger) as scan:
-            found = [letter async for letter in scan.letters() if letter.id in wanted]
-            for start in range(0, len(found), BATCH_SIZE):
-                sent += await self._send(found[start : start + BATCH_SIZE], wanted)
-        letters = [each.letter for each in wanted.values()]
-        await self._give_up(letters, {letter.id for letter in found})
+            queued = [letter async for letter in scan.letters() if letter.id in returnable]
+            for start in range(0, len(queued), BATCH_SIZE):
+                sent += await self._send(queued[start : start + BATCH_SIZE], returnable)
+        letters = [each.letter for each in returnable.values()]
+        await self._give_up(letters, {letter.id for letter in queued})
         if sent:
             self._log.warning("displaced jobs returned", jobs=sent)
         return sent
 
     async def _returnable(self) -> dict[str, _ReturnableLetter]:
-        """Those that fit into their queues, the oldest first, by id."""
+        """Return the letters whose queues have room, the oldest first, by id."""
         fitting: dict[str, _ReturnableLetter] = {}
         left: dict[str, int] = {}
         after: tuple[float, str] | None = None
@@ -130,7 +130,8 @@ class DisplacedJobReturner:
         return fitting
 
     def _queue_of(self, letter: DeadLetter) -> str:
-        """Where the job belongs now; its type may have been given to another kind of worker."""
+        """Find the queue where the job belongs now; its type may have been given to another kind of
+        worker."""
         died_in = read(letter.headers, letter.routing_key or "", letter.job_type).queue
         lane = letter.lane or lane_of(died_in)
         try:
@@ -139,12 +140,12 @@ class DisplacedJobReturner:
             return died_in or queue_name(lane, letter.worker or "")
 
     async def _capacity_of(self, queues: Collection[str]) -> dict[str, int]:
-        """How many messages fit into each queue; none where it is not there."""
+        """Return how many messages fit into each queue; none where it does not exist."""
         known = {lane.name: lane for lane in self.lanes}
-        asked = sorted(each for each in queues if lane_of(each) in known)
-        if not asked:
+        known_queues = sorted(each for each in queues if lane_of(each) in known)
+        if not known_queues:
             return dict.fromkeys(queues, 0)
-        depths = await ask_queues(self.settings.require_amqp_url(), asked)
+        depths = await ask_queues(self.settings.require_amqp_url(), known_queues)
         return dict.fromkeys(queues, 0) | {
             queue: known[lane_of(queue)].max_length - depth.ready
             for queue, depth in depths.items()
@@ -152,9 +153,10 @@ class DisplacedJobReturner:
         }
 
     async def _send(
-        self, letters: Sequence[QueuedDeadLetter], wanted: Mapping[str, _ReturnableLetter]
+        self, letters: Sequence[QueuedDeadLetter], returnable: Mapping[str, _ReturnableLetter]
     ) -> int:
-        """Publish, record, acknowledge; what its job does not need any more is taken away."""
+        """Publish, record, acknowledge; letters that their jobs do not need any more are
+        removed."""
         known = await self.ledger.redrives.job_generations([letter.id for letter in letters])
         over: list[QueuedDeadLetter] = []
         stay: list[QueuedDeadLetter] = []
@@ -170,13 +172,16 @@ class DisplacedJobReturner:
                 message = letter.message.with_metadata(queued_at=self.ledger.clock.now())
                 back.append((letter, message))
         results = await asyncio.gather(
-            *(self._publish(letter, message, wanted[letter.id].queue) for letter, message in back)
+            *(
+                self._publish(letter, message, returnable[letter.id].queue)
+                for letter, message in back
+            )
         )
         sent: list[QueuedDeadLetter] = []
         for (letter, _), result in zip(back, results, strict=True):
             if isinstance(result, Accepted):
                 sent.append(letter)
-            elif isinstance(result, Refused) and self._is_parked(wanted[letter.id].queue):
+            elif isinstance(result, Refused) and self._is_parked(returnable[letter.id].queue):
                 letter.ack()  # what was sent is a dead letter itself now
             elif isinstance(result, NeverTaken):
                 stay.append(letter)
@@ -208,12 +213,12 @@ class DisplacedJobReturner:
         return result
 
     def _is_parked(self, queue: str) -> bool:
-        """Whether the broker makes a dead letter of what the queue has no room for."""
+        """Tell whether the broker dead-letters what the queue has no room for."""
         lane = lane_named(lane_of(queue), self.lanes)
         return lane.dead_letters_overflow and broker_parks_overflow(self.settings.profile)
 
     async def _give_up(self, wanted: Collection[DeadLetter], found: Collection[str]) -> None:
-        """Of what somebody has taken out of `jobs.dead`, say that it is gone: its job waits for
+        """Mark letters gone that somebody has taken out of `jobs.dead`: their jobs wait for
         nothing, and `jobctl dead redrive --from-ledger` sends it back."""
         moment = self.ledger.clock.time()
         gone = [

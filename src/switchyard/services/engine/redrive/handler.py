@@ -1,4 +1,4 @@
-"""Running a redrive: in passes through `jobs.dead`, by its rate, its canary and what becomes of it.
+"""Runs a redrive: in passes through `jobs.dead`, by its rate, its canary and what becomes of it.
 
 A letter that waits in a scan is held by it, and the broker does not let anybody hold one for long.
 So a pass ends after a while, whatever it waits for, and the next one begins where things stand

@@ -1,4 +1,5 @@
-"""What a redrive would do: which letters would go where, changed how, and which could not."""
+"""Plans a redrive without doing it: which letters would go where, changed how, and which could
+not."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ async def plan_redrive(
     lanes: tuple[Lane, ...] = LANES,
     wait: Sleep = asyncio.sleep,
 ) -> RedriveCounts:
-    """The redrive's tally as it would be, without publishing or changing anything. `wait` is
-    awaited while others go through `jobs.dead`.
+    """Return the redrive's counts as they would be, without publishing or changing anything. `wait`
+    is awaited while others go through `jobs.dead`.
 
     Raises InvalidRedrive, UnknownGroup, BrokerUnavailable, LedgerUnavailable.
     """
@@ -79,7 +80,7 @@ async def plan_redrive(
 def _matching_letters(
     settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Sleep
 ) -> AbstractAsyncContextManager[Letters]:
-    """The letters that are meant, oldest first: those on the broker, or the ledger's."""
+    """Yield the letters that match, oldest first: those on the broker, or the ledger's."""
     source = _stored if spec.from_ledger else _waiting
     return source(settings, ledger, spec, wait)
 
@@ -110,7 +111,7 @@ async def _stored(
 
 
 def _note(copies: Sequence[RedriveMessage], change: Change, tally: RedriveCounts) -> None:
-    """Count copies as they would go."""
+    """Count the copies that would be sent."""
     tally.done += len(copies)
     for copy in copies:
         tally.routes[copy.routing_key] = tally.routes.get(copy.routing_key, 0) + 1

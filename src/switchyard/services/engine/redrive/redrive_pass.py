@@ -1,4 +1,4 @@
-"""One pass of a redrive through the letters: what may go is sent, what has no room is held."""
+"""One pass of a redrive through the letters: sends what it may, and holds what has no room."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RedrivePass:
         """Copies for which their queue had no room, oldest first."""
 
     async def run(self, letters: AsyncGenerator[DeadLetterLike, None]) -> bool:
-        """True when every letter was seen and nothing waits."""
+        """Go through the letters; True when every letter was seen and nothing waits."""
         self._run.next_pass()
         await self._session.move(BulkState.RUNNING)
         batch: list[DeadLetterLike] = []
@@ -88,7 +88,7 @@ class RedrivePass:
             await self._run.save_notes()
 
     async def _send(self, copies: Sequence[RedriveMessage]) -> None:
-        """Send those for which there is room, hold the others."""
+        """Send the letters whose queues have room, and hold the others."""
         self._room.refresh()
         fitting: list[RedriveMessage] = []
         for copy in copies:

@@ -1,4 +1,4 @@
-"""How far a redrive has come, and what it may do now: its limits, canary, halt, and notes."""
+"""Progress of a redrive, and what it may do now: its limits, canary, halt, and notes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIN_SAMPLE = 10
 
 
 class Halted(Exception):
-    """It stops itself; the text says why."""
+    """Raised where a redrive stops itself; the text says why."""
 
 
 class RedriveRun:
@@ -54,7 +54,7 @@ class RedriveRun:
         self._looked = self._noted = 0.0
 
     async def begin(self) -> None:
-        """Find out how far it is."""
+        """Read from the ledger how far the redrive is."""
         await self._read_outcomes()
         self._planned = sum(self._ended.values())
         if "baseline" not in self._cursor:  # it begins, or was resumed after a halt
@@ -67,7 +67,8 @@ class RedriveRun:
         await self.save_notes(force=True)
 
     def is_ours(self, letter: DeadLetterLike) -> bool:
-        """Not one that died after the redrive began: while a cause lasts it would never end."""
+        """Tell whether the redrive takes a letter: not one whose job died after it began, as a
+        cause that lasts would make it endless."""
         return bool(self.spec.which.ids) or was_dead(letter, self.moment)
 
     @property
@@ -75,7 +76,7 @@ class RedriveRun:
         return self.spec.limit is not None and self._planned >= self.spec.limit
 
     async def wait_for_slot(self) -> None:
-        """Until something may be sent by the rate, with nothing in hand."""
+        """Wait until a letter may be sent by the rate."""
         while (wait := self.session.slot_wait) > 0:
             rate = self.session.operation.rate
             await self.session.move(BulkState.RUNNING, f"sends {rate:g} a second, by its rate")
@@ -84,7 +85,8 @@ class RedriveRun:
             )  # the rate may change meanwhile
 
     async def not_sent_before(self, batch: Sequence[DeadLetterLike]) -> list[DeadLetterLike]:
-        """Those of a batch that are to be sent: not what this redrive has sent, and died again."""
+        """Return the letters of a batch that are to be sent: not those that this redrive has sent,
+        and that died again."""
         planned = await self._ledger.redrives.planned_redrives(
             self.session.id, [letter.id for letter in batch]
         )
@@ -96,7 +98,7 @@ class RedriveRun:
         ]
 
     async def allowance(self) -> int | None:
-        """How many more may be sent now; None for any number. Raises Halted."""
+        """Return how many more letters may be sent now; None for any number. Raises Halted."""
         limits = []
         if self.spec.limit is not None:
             limits.append(self.spec.limit - self._planned)
@@ -116,7 +118,7 @@ class RedriveRun:
         return max(0, min(limits)) if limits else None
 
     async def check_outcomes(self, *, now: bool = False) -> None:
-        """See what became of what was sent. Raises Halted."""
+        """Check what became of the letters that were sent. Raises Halted."""
         if time.monotonic() - self._looked >= STATE_POLL_INTERVAL or now:
             await self._read_outcomes()
         done, failed = self._since_baseline()
@@ -132,7 +134,8 @@ class RedriveRun:
         return Halted(f"{why}; see `jobctl dead redrives show {self.session.id}`")
 
     async def drain(self) -> None:
-        """Where what becomes of the letters matters, wait for it. Raises Halted."""
+        """Wait for the outcomes of the letters, where the redrive depends on them. Raises
+        Halted."""
         while True:
             await self.check_outcomes(now=True)
             if not self._open or (self.spec.canary is None and self.spec.halt_on is None):
@@ -143,19 +146,19 @@ class RedriveRun:
 
     @property
     def final_note(self) -> str | None:
-        said = [f"{self._failed} failed again"] if self._failed else []
+        sentences = [f"{self._failed} failed again"] if self._failed else []
         seen = self._planned + self._before.dropped + self.tally.dropped + self.tally.invalid
         if (lost := (self._before.total or 0) - seen) > 0:
-            said.append(only_in_ledger(lost))
-        return "; ".join(said) or None
+            sentences.append(only_in_ledger(lost))
+        return "; ".join(sentences) or None
 
     def planned(self, copies: Sequence[RedriveMessage]) -> None:
-        """These are about to be sent."""
+        """Count letters that are about to be sent."""
         self._count_planned(len(self._new(copies)))
 
     def not_taken(self, copies: Sequence[RedriveMessage]) -> list[str]:
-        """The broker did not take these. Those of them that are to be forgotten: what an earlier
-        process has planned, it may have sent."""
+        """Take back the count of letters that the broker did not take. Returns those to be
+        forgotten: what an earlier process has planned, it may have sent."""
         new = self._new(copies)
         self._count_planned(-len(new))
         return new
@@ -176,7 +179,7 @@ class RedriveRun:
         self.tally = RedriveCounts()
 
     async def save_notes(self, *, force: bool = False) -> None:
-        """Note how far it is, now and then. Ends the run when it is not to go on."""
+        """Record the progress from time to time. Ends the run when it is not to go on."""
         if not force and time.monotonic() - self._noted < NOTE_INTERVAL:
             return self.session.check()
         self._noted = time.monotonic()

@@ -1,4 +1,4 @@
-"""Sending dead letters back: publish, confirm, record, and only then take them off their place."""
+"""Sends dead letters back: publish, confirm, record, and only then acknowledge."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class LetterSender:
     async def prepare(
         self, batch: Sequence[DeadLetterLike], tally: RedriveCounts, *, drop: bool
     ) -> list[RedriveMessage]:
-        """The copies of those that can go back. With `drop`, letters of jobs that need no
-        redrive any more are taken off their place."""
+        """Make the copies of the letters that can go back. With `drop`, letters of jobs that need
+        no redrive any more are taken off their place."""
         known = await self._ledger.redrives.job_generations([letter.id for letter in batch])
         copies: list[RedriveMessage] = []
         over: list[DeadLetterLike] = []
@@ -124,7 +124,7 @@ class LetterSender:
     async def _remove_finished(
         self, over: Sequence[DeadLetterLike], redriven: Sequence[tuple[DeadLetterLike, int]]
     ) -> None:
-        """Letters of jobs that have ended, and of those that were redriven so many times."""
+        """Remove letters of jobs that have ended, or were redriven so many times."""
         moment = self._ledger.clock.time()
         if over:
             ids = [letter.id for letter in over]
@@ -137,7 +137,8 @@ class LetterSender:
             letter.ack()
 
     async def plan(self, copies: Sequence[RedriveMessage], session: BulkSession) -> None:
-        """Note that these are about to be sent. Ends the handler where the operation is lost."""
+        """Record that letters are about to be sent. Ends the handler where the operation is
+        lost."""
         moment = self._ledger.clock.time()
         edits = [
             LetterEdit(
@@ -161,7 +162,8 @@ class LetterSender:
             session.fail_lost()
 
     async def forget(self, letter_ids: Sequence[str], session: BulkSession) -> None:
-        """The broker did not take these after all. Ends the handler where the operation is lost."""
+        """Record that the broker did not take letters after all. Ends the handler where the
+        operation is lost."""
         if not await self._ledger.redrives.forget_planned(session.id, session.holder, letter_ids):
             session.fail_lost()
 
@@ -212,7 +214,7 @@ class LetterSender:
 
 
 class QueueCapacity:
-    """How much room the queues have; counts down what is sent there."""
+    """Remaining capacity of the queues, less what was sent there."""
 
     def __init__(self, lanes: tuple[Lane, ...], depth: Depth) -> None:
         self._lanes = lanes
@@ -220,8 +222,8 @@ class QueueCapacity:
         self._left: dict[str, int] = {}
 
     async def take(self, queue: str) -> bool:
-        """Whether one more fits. A full hot lane would make a new dead letter of a copy: the old
-        one would lose its place, and what is known of its death."""
+        """Take a place in the queue; False when it is full. A full hot lane would make a new dead
+        letter of a copy: the old one would lose its place, and what is known of its death."""
         if queue not in self._left:
             limit = lane_named(lane_of(queue), self._lanes).max_length
             self._left[queue] = limit - await self._depth(queue)
@@ -229,5 +231,5 @@ class QueueCapacity:
         return self._left[queue] >= 0
 
     def refresh(self) -> None:
-        """Forget what was known."""
+        """Read the queues' depths anew at the next call."""
         self._left.clear()

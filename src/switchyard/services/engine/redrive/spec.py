@@ -1,4 +1,4 @@
-"""What a redrive is asked to do, what it has done, and how one is begun."""
+"""The specification and the progress of a redrive, and how one is started."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RedriveConflict(bulk_control.BulkConflict):
 
 @dataclass(frozen=True, slots=True)
 class RedriveSpec:
-    """What is to be done."""
+    """What a redrive is to do."""
 
     which: LetterFilter
     change: Change = field(default_factory=Change)
@@ -134,7 +134,7 @@ class RedriveProgress:
 
 
 def only_in_ledger(number: int) -> str:
-    """What is said of letters that the index lists and the broker has lost."""
+    """Describe letters that the index lists and the broker has lost."""
     return (
         f"{pluralize(number, 'letter')} of these can't be found on the broker any more: "
         "`--from-ledger` sends the ledger's copies"
@@ -187,7 +187,7 @@ async def resume_redrive(
 
 
 async def settled(ledger: Ledger, operation: BulkOperation) -> BulkOperation:
-    """The record with what has become of its letters by now. Raises LedgerUnavailable."""
+    """Return the operation with the outcomes of its letters by now. Raises LedgerUnavailable."""
     ended = await ledger.redrives.settle_redriven(operation.id)
     counts = {
         "succeeded": ended.get(RedriveOutcome.SUCCEEDED, 0),
@@ -214,7 +214,7 @@ async def refuse_overlap(ledger: Ledger, spec: RedriveSpec, *, but: str | None =
 
 
 def title_of(spec: RedriveSpec) -> str:
-    """In one line, what it does."""
+    """Describe the redrive in one line."""
     parts = [spec.which.describe()]
     if spec.change.to is not None:
         parts.append(f"to {spec.change.to}")

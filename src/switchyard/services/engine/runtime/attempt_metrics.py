@@ -123,14 +123,14 @@ class AttemptMetrics:
     def counted(self) -> Iterable[tuple[Metric, Samples]]:
         """For `Metrics.show`."""
         self._count_ends()
-        asked = Counter(self._none_asked)
+        processed = Counter(self._none_asked)
         for (worker, _lane, job_type, outcome), number in self._ended.items():
             if worker == LLM:
-                asked[outcome, job_type] += number
+                processed[outcome, job_type] += number
         return [
             (names.ATTEMPTS, self._ended),
             (names.DEATHS, self._deaths),
-            (names.LLM_PROCESSED, asked),
+            (names.LLM_PROCESSED, processed),
         ]
 
     def distributed(self) -> Iterable[tuple[Metric, Distributions]]:

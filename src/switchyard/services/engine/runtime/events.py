@@ -66,9 +66,9 @@ class Reporter:
             self.meter.started(job.message, job.delivery.lane, self.clock.time())
         self._announce("started", job)
 
-    def progressed(self, job: RunningJob, said: ReportedProgress) -> None:
+    def progressed(self, job: RunningJob, progress: ReportedProgress) -> None:
         """Its handler says how far it is, and the ledger has it."""
-        self._announce(PROGRESS, job, said)
+        self._announce(PROGRESS, job, progress)
 
     def wrote(self, job: RunningJob, text: str, offset: int) -> None:
         """Its handler has written that, after so many characters."""

@@ -36,11 +36,11 @@ from switchyard.services.engine.jobs.retry import Delayed, Died, Failure
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.limits import (
+    PermitAnswer,
     PermitDemand,
     PermitGranted,
     PermitRefused,
     PermitRequest,
-    RoomAnswer,
     WokenJob,
 )
 from switchyard.services.engine.runtime.events import Counters
@@ -104,10 +104,10 @@ class PermitClient:
             return Permit(refused=error)
         if not needs:
             return Permit()
-        entry = Permit(needs, expires_at=expires_at)
+        permit = Permit(needs, expires_at=expires_at)
         if not _was_woken(delivery):
             await self.gathering.join(needs)
-        answer = await self._request(entry, message, delivery.queue, delivery.body)
+        answer = await self._request(permit, message, delivery.queue, delivery.body)
         if isinstance(answer, PermitRefused):
             self.gathering.found_full(answer.name, answer.key)
             self._log.info(
@@ -117,19 +117,19 @@ class PermitClient:
             delivery.ack()
             self.counters.put_off += 1
             return None
-        return entry
+        return permit
 
-    async def confirm(self, entry: Permit, job: RunningJob) -> None:
+    async def confirm(self, permit: Permit, job: RunningJob) -> None:
         """Check the permits of a job that is claimed. One that requested none, as it ran elsewhere,
         takes over those of its last worker, which has died. Raises LedgerError."""
         if job.verdict is not None:
             return
-        if entry.refused is not None:
-            failure = Failure.from_error(entry.refused)
+        if permit.refused is not None:
+            failure = Failure.from_error(permit.refused)
             job.verdict = Died(Reason.PERMANENT, job.message.metadata.attempts, failure)
-        elif entry.needs and entry.hold is None:
+        elif permit.needs and permit.hold is None:
             answer = await self._request(
-                entry, job.message, job.delivery.queue, job.message.encode(), claimed=True
+                permit, job.message, job.delivery.queue, job.message.encode(), claimed=True
             )
             if isinstance(answer, PermitRefused):
                 job.verdict = Delayed(
@@ -141,58 +141,58 @@ class PermitClient:
                     ages=True,
                 )
 
-    async def leave(self, entry: Permit) -> None:
+    async def leave(self, permit: Permit) -> None:
         """Return the permits of a job that has ended."""
-        hold, entry.hold = entry.hold, None
+        hold, permit.hold = permit.hold, None
         if hold is None:
             return
         self._held.discard(hold)
         self.gathering.leave()
         try:
             released = await self.ledger.limits.return_permits(
-                hold, entry.needs, entry.usage.tokens
+                hold, permit.needs, permit.usage.tokens
             )
         except LedgerError as error:  # it runs out by itself
             self._log.warning("permits not released", error=str(error))
             return
         if not released.waited_for:
-            self.gathering.found_room(entry.needs)
+            self.gathering.found_room(permit.needs)
         await self._wake(released.woken)
 
     async def _request(
         self,
-        entry: Permit,
+        permit: Permit,
         message: JobMessage,
         queue: str,
         body: bytes,
         *,
         claimed: bool = False,
-    ) -> RoomAnswer:
-        hold = f"{self._holder}/{next(self._numbers)}"
+    ) -> PermitAnswer:
+        hold_id = f"{self._holder}/{next(self._numbers)}"
         metadata = message.metadata
         request = PermitRequest(
-            hold=hold,
+            hold=hold_id,
             holder=self._holder,
-            needs=entry.needs,
+            needs=permit.needs,
             job_id=message.job_id,
             redrives=metadata.redrives,
             attempts=metadata.attempts,
             queue=queue,
             body=body if len(body) <= MAX_KEPT_BYTES else None,
             levels=self.follow_up.policy.levels,
-            expires_at=entry.expires_at,
+            expires_at=permit.expires_at,
             life=PERMIT_TTL,
             claimed=claimed,
         )
-        self._held.add(hold)
-        entry.hold = hold  # also when the answer is lost: it is given back then
-        answer: RoomAnswer | None = None
+        self._held.add(hold_id)
+        permit.hold = hold_id  # also when the answer is lost: it is given back then
+        answer: PermitAnswer | None = None
         try:
             answer = await self.ledger.limits.take_permits(request)
         finally:
             if not isinstance(answer, PermitGranted):
-                self._held.discard(hold)
-                entry.hold = None
+                self._held.discard(hold_id)
+                permit.hold = None
         await self._wake(answer.woken)
         return answer
 

@@ -26,7 +26,7 @@ WRITE_INTERVAL = 1.0
 Heard = Callable[[ReportedProgress], None]
 
 
-def _no_one(said: ReportedProgress) -> None:
+def _no_one(progress: ReportedProgress) -> None:
     return
 
 
@@ -46,8 +46,8 @@ class ProgressWriter:
 
     async def last_checkpoint(self, message: JobMessage) -> Any:
         """What an earlier attempt has kept; None where there is nothing. Raises LedgerError."""
-        kept = await self.ledger.progress.last_checkpoint(message)
-        return None if kept is None else json.loads(kept)
+        checkpoint = await self.ledger.progress.last_checkpoint(message)
+        return None if checkpoint is None else json.loads(checkpoint)
 
 
 class _Writing(AbstractAsyncContextManager[ProgressBuffer]):

@@ -103,9 +103,9 @@ class Runner:
             **_trace_of(message),
         )
         try:
-            entry = await self._enter(delivery, message, task)
-            if entry is not None:
-                await self._claim_and_run(delivery, message, task, entry)
+            permit = await self._enter(delivery, message, task)
+            if permit is not None:
+                await self._claim_and_run(delivery, message, task, permit)
         except _LEDGER_AWAY as error:
             self._log.warning("ledger unreachable", error=str(error))
             self.reporter.counters.returned += 1
@@ -138,20 +138,20 @@ class Runner:
         return await self.limits.enter(delivery, message, *task, expires_at)
 
     async def _claim_and_run(
-        self, delivery: Delivery, message: JobMessage, task: Task | None, entry: Permit
+        self, delivery: Delivery, message: JobMessage, task: Task | None, permit: Permit
     ) -> None:
         try:
             job = await self.claims.claim(delivery, message, is_known=task is not None)
             if job is not None:
-                await self._run_attempt(job, task, entry)
+                await self._run_attempt(job, task, permit)
         finally:
-            await self.limits.leave(entry)
+            await self.limits.leave(permit)
 
-    async def _run_attempt(self, job: RunningJob, task: Task | None, entry: Permit) -> None:
+    async def _run_attempt(self, job: RunningJob, task: Task | None, permit: Permit) -> None:
         """Run a claimed job once, and record how the attempt ends."""
         try:
             with attempting(job) as tell:
-                ended = await self._attempt(job, task, entry)
+                ended = await self._attempt(job, task, permit)
                 ending, due = await self._conclude(job, ended)
                 tell(ending)
         except ClaimLost as error:
@@ -175,11 +175,11 @@ class Runner:
         finally:
             self.claims.close(job)
 
-    async def _attempt(self, job: RunningJob, task: Task | None, entry: Permit) -> Any:
+    async def _attempt(self, job: RunningJob, task: Task | None, permit: Permit) -> Any:
         """Return the handler's answer, or a Failure of the handler or of what comes before it. None
         for a job that has its verdict."""
         try:
-            await self._confirm(job, entry)
+            await self._confirm(job, permit)
             return await self._run(job, *task) if task and not job.verdict else None
         except _LEDGER_AWAY:
             raise
@@ -281,12 +281,12 @@ class Runner:
             return None
         return job_type, job_type.validate(message.payload)
 
-    async def _confirm(self, job: RunningJob, entry: Permit) -> None:
+    async def _confirm(self, job: RunningJob, permit: Permit) -> None:
         """Check that a claimed job has its permits; give it a verdict if not. Without the ledger
         it runs: it is claimed, and one job too many does less harm."""
-        job.usage = entry.usage
+        job.usage = permit.usage
         try:
-            await self.limits.confirm(entry, job)
+            await self.limits.confirm(permit, job)
         except LedgerError as error:
             self._log.warning("permit not requested", error=str(error))
 

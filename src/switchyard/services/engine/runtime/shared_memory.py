@@ -160,8 +160,8 @@ class SharedProgressWriter:
                 return
             token = self._address.token
             if notes.progress is not None:
-                said = json.dumps([notes.progress.fraction, notes.progress.note])
-                _PROGRESS.write(self._memory, token + said.encode())
+                progress = json.dumps([notes.progress.fraction, notes.progress.note])
+                _PROGRESS.write(self._memory, token + progress.encode())
             if notes.checkpoint is not None:
                 _CHECKPOINT.write(self._memory, token + f"[{notes.checkpoint}]".encode())
 

@@ -351,13 +351,13 @@ class Worker:
 
     async def _beat(self) -> None:
         interval = self._settings.takeover_after / BEATS_PER_TAKEOVER
-        told = 0
+        reported = 0
         while True:
             await asyncio.sleep(interval)
             hot = self.counters.hot
             try:
-                await self._ledger.workers.beat(self.worker_id, hot=hot > told)
-                told = hot
+                await self._ledger.workers.beat(self.worker_id, hot=hot > reported)
+                reported = hot
             except LedgerError as error:
                 self._log.warning("ledger unreachable", error=str(error))
                 self._on_ledger_away()

@@ -196,10 +196,10 @@ class Scheduler:
         full: set[tuple[str, str]] = set()
         while True:
             due = await fetch(BATCH, without=full)
-            kept = await self._pin(due)
-            accepted = set(await self._publish(kept, turn))
+            pinned = await self._pin(due)
+            accepted = set(await self._publish(pinned, turn))
             number += len(accepted)
-            refused = {(each.lane, each.worker) for each in kept if each.id not in accepted}
+            refused = {(each.lane, each.worker) for each in pinned if each.id not in accepted}
             if len(due) < BATCH or not refused:
                 return number
             full |= refused

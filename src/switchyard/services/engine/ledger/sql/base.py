@@ -14,7 +14,7 @@ from switchyard.services.engine.ledger.sql.database import Database
 from switchyard.services.engine.ledger.sql.limiting import PermitBatch
 from switchyard.services.engine.ledger.sql.operations import JobChange
 from switchyard.services.engine.ledger.sql.transaction import JobWriter
-from switchyard.services.engine.records.limits import RoomAnswer
+from switchyard.services.engine.records.limits import PermitAnswer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class LedgerCore:
     async def _commit(self, operations: Sequence[JobChange[Any]]) -> Sequence[Any]:
         return await self.database.write(lambda connection: self.writer.run(connection, operations))
 
-    async def _commit_permits(self, changes: Sequence[Any]) -> Sequence[RoomAnswer]:
+    async def _commit_permits(self, changes: Sequence[Any]) -> Sequence[PermitAnswer]:
         return await self.database.write(lambda connection: PermitBatch(connection, changes).run())
 
 

@@ -22,19 +22,19 @@ from switchyard.services.engine.ledger.sql.locked_limits import LockedLimit, Per
 from switchyard.services.engine.records.limits import (
     LimitSize,
     NotRunnable,
+    PermitAnswer,
     PermitDemand,
     PermitGranted,
     PermitRefused,
     PermitReleased,
     PermitRequest,
     PermitReturn,
-    RoomAnswer,
     WokenJob,
     backoff_level,
 )
 from switchyard.services.engine.records.states import FINISHED, State
 
-RoomChange = PermitRequest | PermitReturn
+PermitChange = PermitRequest | PermitReturn
 
 ORDER_EPSILON = 1e-6
 """Seconds by which two that came together are told apart; a transaction takes longer than all of
@@ -45,7 +45,7 @@ class PermitBatch:
     """What many callers ask of limits, in one transaction: each limit is loaded and locked once,
     and what becomes of each job is decided in memory."""
 
-    def __init__(self, connection: Connection, changes: Sequence[RoomChange]) -> None:
+    def __init__(self, connection: Connection, changes: Sequence[PermitChange]) -> None:
         self._connection = connection
         self._changes = changes
         self._takes = [each for each in changes if isinstance(each, PermitRequest)]
@@ -66,7 +66,7 @@ class PermitBatch:
         }
         self._waiting = PermitQueue(connection, self._limits, self._here)
 
-    def run(self) -> list[RoomAnswer]:
+    def run(self) -> list[PermitAnswer]:
         """Decide all requests; the answers in order, the first with the jobs that were woken."""
         returns = {
             each.hold: each.used_tokens for each in self._changes if isinstance(each, PermitReturn)
@@ -119,7 +119,7 @@ class PermitBatch:
             return (not request.claimed, True, float("inf"))
         return (not request.claimed, wait.called_until == 0, wait.since)
 
-    def _take(self, request: PermitRequest) -> RoomAnswer:
+    def _take(self, request: PermitRequest) -> PermitAnswer:
         if not request.claimed and not self._is_to_run(request):
             self._no_waits.add(request.job_id)
             return NotRunnable()
