@@ -126,7 +126,7 @@ async def test_ids_of_a_server_are_no_addresses(
     await new_sender(plain_ledger, given).turn()
     (ours,) = await LlmLedger(plain_ledger).batches.llm_batches()
     assert ours.remote_id is None
-    assert "id is none" in (ours.note or "")
+    assert "an invalid id" in (ours.note or "")
 
 
 async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(

@@ -150,7 +150,9 @@ class Answers:
                     await self._repository.give_up_llm_answer(key, self._holder)
                 return answer
             if time.monotonic() + pause > deadline:
-                raise LlmSaturated("another process asks the same", after=5.0)
+                raise LlmSaturated(
+                    "another process is already sending this request to the model", after=5.0
+                )
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(pause * 1.5, LAST_LOOK)
 
@@ -169,7 +171,7 @@ class Answers:
             try:
                 await asyncio.shield(repository.give_up_llm_answer(key, self._holder))
             except LedgerError as error:  # it runs out by itself
-                self._log.warning("a claim could not be released", error=str(error))
+                self._log.warning("claim not released", error=str(error))
             raise
         finally:
             await background.close()
@@ -180,7 +182,7 @@ class Answers:
             try:
                 await repository.renew_llm_answer(key, self._holder, CLAIM_TTL)
             except LedgerError as error:
-                self._log.warning("can't renew a claim", error=str(error))
+                self._log.warning("claim not renewed", error=str(error))
 
     async def _keep(self, key: str, question: Mapping[str, Any], answer: Completion) -> Completion:
         """Where the storage does not take it, it is kept here until the storage does."""
@@ -191,7 +193,7 @@ class Answers:
         except (StorageUnavailable, DiskFull) as error:
             if len(self._unwritten) >= MAX_UNWRITTEN:
                 raise
-            self._log.warning("an answer could not be stored; it is tried again", error=str(error))
+            self._log.warning("answer not stored; it is tried again", error=str(error))
             self._unwritten[key] = answer, encoded
             if self._writing is None:
                 self._writing = TaskSupervisor(self._log)
@@ -209,7 +211,7 @@ class Answers:
                 await self._repository.keep_llm_answer(key, len(encoded))
             except LedgerError as error:
                 # The answer is there, and is found when the same is asked again.
-                self._log.warning("an answer could not be stored", error=str(error))
+                self._log.warning("answer not recorded", error=str(error))
 
     async def _write_again(self) -> None:
         """Write what the storage did not take, and hold the claims until then: other processes wait
@@ -226,7 +228,7 @@ class Answers:
                         if self._unwritten.get(key) is kept:
                             del self._unwritten[key]
             except (LedgerError, StorageUnavailable, DiskFull, TimeoutError) as error:
-                self._log.warning("answers could not be stored yet", error=str(error) or "time-out")
+                self._log.warning("answers not stored yet", error=str(error) or "time-out")
 
     def _now(self) -> float:
         return time.time() if self._ledger is None else self._ledger.clock.time()
@@ -246,7 +248,7 @@ class Answers:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             # Somebody's hand, or another version's format: paying again mends it.
             self._log.warning(
-                "unreadable answer of the language model; the request is repeated",
+                "stored answer unreadable; the request is repeated",
                 key=key,
                 error=str(error),
             )

@@ -54,7 +54,7 @@ def _left(ctx: JobContext, within: float) -> float:
         return within
     left = (expires_at - _now(ctx)).total_seconds()
     if left <= 0:
-        raise Expired("its time was over before it was asked")
+        raise Expired("the job expired before the model was called")
     return min(within, left)
 
 

@@ -95,7 +95,7 @@ class BatchApi:
             page = await self._page(path, {"limit": 100, **asked, **after})
             listed = field_of(page, "data")
             if not isinstance(listed, list):
-                raise InvalidLlmResponse(f"the model server's list of {path[1:]} is none")
+                raise InvalidLlmResponse(f"the model server returned an invalid list of {path[1:]}")
             for each in listed[:1000]:
                 yield each
             last = _id(listed[-1], "id") if listed else None
@@ -182,7 +182,7 @@ def _id(found: Any, name: str) -> str | None:
     if value in (None, ""):
         return None
     if not isinstance(value, str) or not _ID.fullmatch(value):
-        raise InvalidLlmResponse(f"the model server's {name} is none")
+        raise InvalidLlmResponse(f"the model server returned an invalid {name}")
     return value
 
 

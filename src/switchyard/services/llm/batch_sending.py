@@ -97,9 +97,7 @@ class BatchSender:
                     await self.delete_old()
                     tidied_at = time.monotonic()
             except (LedgerError, StorageError) as error:
-                self._log.warning(
-                    "batches could not be sent or read; they are tried again", error=str(error)
-                )
+                self._log.warning("batch turn failed; it is tried again", error=str(error))
             await asyncio.sleep(TURN_INTERVAL if self._servers else BATCH_POLL_INTERVAL)
 
     async def delete_old(self) -> None:
@@ -124,7 +122,7 @@ class BatchSender:
                 await self._advance(batch)
             except (*Trouble, StorageError) as error:
                 self._log.warning(
-                    "a batch could not be sent or read; it is tried again",
+                    "batch not advanced; it is tried again",
                     batch=batch.id,
                     error=str(error),
                 )
@@ -140,7 +138,7 @@ class BatchSender:
             for item in found:
                 await self._till.settle(free(item))
                 await self._batches.release_llm_question(item.key)
-            self._log.info("collected questions are asked live", questions=len(found))
+            self._log.info("collected questions released", questions=len(found))
 
     async def _advance(self, batch: LlmBatch) -> None:
         server = self._known.get(batch.provider)
@@ -221,14 +219,14 @@ class BatchSender:
         try:
             found = await api.uploads(batch.id)
         except Trouble as error:
-            self._log.warning("uploads can't be looked for", batch=batch.id, error=str(error))
+            self._log.warning("uploads not listed", batch=batch.id, error=str(error))
             return
         await self._remove(api, found)
 
     async def _give_way(self, batch: LlmBatch, server: LlmServer, remote_id: str) -> None:
         """This process was frozen, and another has sent the batch: one is enough."""
         theirs = {each.id: each.remote_id for each in await self._batches.llm_batches()}
-        self._log.warning("a batch was sent by another process", batch=batch.id, remote=remote_id)
+        self._log.warning("batch sent by another process", batch=batch.id, remote=remote_id)
         if theirs.get(batch.id) != remote_id:
             async with BatchApi.connect(server) as api:
                 await self._cancel(api, remote_id)
@@ -269,7 +267,7 @@ class BatchSender:
             except (InvalidLlmResponse, LlmRefused) as error:
                 if not late:
                     raise
-                self._log.error("answers can't be read", batch=batch.id, error=str(error))
+                self._log.error("batch answers unreadable", batch=batch.id, error=str(error))
                 continue
             await self._conclude_all(batch, server, lines, items)
         await self._release_items(batch)
@@ -324,13 +322,13 @@ class BatchSender:
             await self._till.settle(free(item))
             await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
         if left:
-            self._log.info("asked live", batch=batch.id, questions=len(left))
+            self._log.info("batch questions released", batch=batch.id, questions=len(left))
 
     async def _cancel(self, api: BatchApi, remote_id: str) -> None:
         try:
             await api.cancel(remote_id)
         except Trouble as error:
-            self._log.warning("a batch could not be cancelled", remote=remote_id, error=str(error))
+            self._log.warning("batch not cancelled", remote=remote_id, error=str(error))
 
     async def _remove(self, api: BatchApi, files: Iterable[str]) -> None:
         """The server need not keep them."""
@@ -338,9 +336,7 @@ class BatchSender:
             try:
                 await api.delete(file_id)
             except Trouble as error:
-                self._log.warning(
-                    "the file of a batch could not be deleted", file=file_id, error=str(error)
-                )
+                self._log.warning("batch file not deleted", file=file_id, error=str(error))
 
     async def _wake_jobs(self) -> None:
         while job_ids := await self._batches.call_llm_waits():

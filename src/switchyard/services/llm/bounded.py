@@ -47,8 +47,8 @@ async def _bound(response: Any) -> None:
         raise InvalidLlmResponse("the model server packs its answer although it was asked not to")
     if response.has_redirect_location and not _is_within(response):
         raise InvalidLlmResponse(
-            "the model server leads elsewhere, and questions and keys go to the address of the "
-            "settings alone: name the other one there if it is right"
+            "the model server redirects to another host, which is not followed: if that is the "
+            "right server, set its address in the settings"
         )
     is_stream = response.is_success and "event-stream" in response.headers.get("content-type", "")
     sent = response.aiter_raw

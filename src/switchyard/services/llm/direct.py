@@ -153,7 +153,7 @@ class DirectRequests:
             try:
                 await self._ledger.workers.beat(self._runner.worker_id)
             except LedgerError as error:
-                self._log.warning("ledger away", error=str(error))
+                self._log.warning("ledger unreachable", error=str(error))
 
     async def _close(self) -> None:
         await self._background.close()
@@ -162,4 +162,4 @@ class DirectRequests:
         try:
             await self._ledger.workers.stopped(self._runner.worker_id)
         except LedgerError as error:  # it is silent from now on, which says the same, later
-            self._log.warning("the stop of this process could not be recorded", error=str(error))
+            self._log.warning("process stop not recorded", error=str(error))

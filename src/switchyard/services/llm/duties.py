@@ -26,4 +26,4 @@ async def _drop_answers(context: DutyContext) -> None:
     if number := await drop_old_answers(context.settings, context.ledger):
         log.info("model answers deleted", answers=number)
     if number := await tidy_spending(context.settings, context.ledger):
-        log.info("records of cost deleted", calls=number)
+        log.info("cost records deleted", calls=number)

@@ -142,7 +142,7 @@ class LlmGate:
             try:
                 await gate._slots.release_llm_slots(gate._holder)
             except LedgerError as error:  # they run out by themselves
-                gate._log.warning("LLM slots could not be released", error=str(error))
+                gate._log.warning("model slots not released", error=str(error))
 
     async def enter(
         self, urgency: Urgency, *, patience: float, without: Collection[str] = ()
@@ -191,7 +191,7 @@ class LlmGate:
             )
         except LedgerError as error:
             # The answer that was paid for counts more; the slot runs out by itself.
-            self._log.warning("an LLM slot could not be released", error=str(error))
+            self._log.warning("model slot not released", error=str(error))
         self._wake_first()
 
     # --- those who wait -----------------------------------------------------------------------
@@ -276,7 +276,7 @@ class LlmGate:
                 try:
                     await self._renew()
                 except LedgerError as error:
-                    self._log.warning("LLM slots could not be renewed", error=str(error))
+                    self._log.warning("model slots not renewed", error=str(error))
 
     async def _renew(self) -> None:
         held = dict(self._held)

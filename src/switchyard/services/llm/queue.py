@@ -158,7 +158,7 @@ class LLMQueue:
                 try:
                     await asyncio.wait_for(feed.is_listening.wait(), SUBSCRIBE_TIMEOUT)
                 except TimeoutError:
-                    log.warning("job events are not received yet")
+                    log.warning("job events not received yet")
                 fair_from = settings.fair_from
                 jobs = JobPublisher(
                     registry, ledger, publisher, pressure=pressure, fair_from=fair_from

@@ -110,7 +110,10 @@ class _SchemaComplexity:
             self._unevaluated += parts
         self._patterns += ("pattern" in part) + len(_values(part.get("patternProperties")))
         if self._unevaluated > MAX_UNEVALUATED:
-            raise ValueError("it asks in too many places for what is unevaluated")
+            raise ValueError(
+                "the JSON Schema applies unevaluatedProperties or unevaluatedItems to more than "
+                f"{MAX_UNEVALUATED:,} parts: simplify it"
+            )
         if self._patterns > MAX_PATTERNS:
             raise ValueError(f"a JSON Schema may have {MAX_PATTERNS} patterns")
 

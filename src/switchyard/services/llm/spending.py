@@ -211,9 +211,7 @@ class BudgetAccount:
             await self._repository.settle_llm_call(call)
         except LedgerError as error:
             # The answer counts more. What was set aside is counted as spent in two hours.
-            self._log.warning(
-                "the cost of a call could not be recorded", call=call.id, error=str(error)
-            )
+            self._log.warning("call cost not recorded", call=call.id, error=str(error))
 
     async def _end(self, estimate: LlmCall, ended: LlmCall, bill: CallCharge) -> None:
         await self.settle(ended)

@@ -330,7 +330,7 @@ class InlineRunner(AsyncCloseable):
         if (died := joined_died(job.message, join)) is not None:
             return died, []
         if self._time_left(job) <= 0:
-            late = Failure("Expired", "its time was over before it was run")
+            late = Failure("Expired", "the job expired before it was run")
             return Died(Reason.EXPIRED, job.message.metadata.attempts, late), []
         ended = await self._attempt(job, claim_id, claim, usage)
         return ended.decision, inherit_join(claim.join_id, ended.following)

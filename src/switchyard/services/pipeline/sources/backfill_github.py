@@ -81,7 +81,9 @@ class GithubBackfill(Source):
                 found = await self._page(client, page, PAGE_SIZE)
                 listed = found.get("items")
                 if not isinstance(listed, list):
-                    raise InvalidSourceResponse("GitHub's answer is no list of repositories")
+                    raise InvalidSourceResponse(
+                        "GitHub returned something other than a list of repositories"
+                    )
                 for number, each in enumerate(listed[done:], start=done + 1):
                     place = {"page": page, "done": number}
                     try:

@@ -60,7 +60,9 @@ class HuggingfaceBackfill(Source):
                     raise InvalidSourceResponse("Hugging Face's next page is elsewhere") from error
                 listed = answer.json()
                 if not isinstance(listed, list):
-                    raise InvalidSourceResponse(f"Hugging Face's answer is no list of {kind}s")
+                    raise InvalidSourceResponse(
+                        f"Hugging Face returned something other than a list of {kind}s"
+                    )
                 for number, each in enumerate(listed[done:], start=done + 1):
                     at = {"page": place, "done": number}
                     try:

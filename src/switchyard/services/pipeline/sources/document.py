@@ -99,7 +99,9 @@ def mapping(value: object, what: str, label: str) -> Mapping[str, Any]:
     from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 
     if not isinstance(value, dict):
-        raise InvalidSourceResponse(f"{label}'s answer is no {what}")
+        raise InvalidSourceResponse(
+            f"{label} returned something other than a JSON object for the {what}"
+        )
     return value
 
 

@@ -98,7 +98,7 @@ class GithubSource(DocumentSource):
         )
         listed = releases.json()
         if not isinstance(listed, list):
-            raise InvalidSourceResponse("GitHub's answer is no list of releases")
+            raise InvalidSourceResponse("GitHub returned something other than a list of releases")
         newest = [each for each in listed if isinstance(each, dict)][:MAX_RELEASES]
         return FoundDocument(
             id=name.lower(),

@@ -62,7 +62,7 @@ class SourceResponse:
         try:
             return json.loads(self.text())
         except (ValueError, RecursionError) as error:
-            raise InvalidSourceResponse(f"{self.label}'s answer is no JSON") from error
+            raise InvalidSourceResponse(f"{self.label} returned no JSON") from error
 
     def text(self) -> str:
         """The body, by its byte order mark or the charset that its Content-Type names, else as
@@ -105,7 +105,7 @@ class SourceResponseCache:
         try:
             return SourceResponse(**json.loads(head), body=body, unchanged=True)
         except (ValueError, TypeError) as error:  # somebody's hand
-            _log.warning("unreadable answer kept of %s: %s", self.server, error)
+            _log.warning("stored response unreadable: %s: %s", self.server, error)
             return None
 
     async def keep(self, answer: SourceResponse, url: str, accept: str) -> None:

@@ -55,4 +55,4 @@ def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Elem
         parser.Parse(decode(data, charset or charset_in(data)).encode(), True)
         return builder.close()
     except (expat.ExpatError, ValueError, LookupError) as error:
-        raise InvalidSourceResponse(f"{label}'s answer is no XML: {error}") from error
+        raise InvalidSourceResponse(f"{label} returned no XML: {error}") from error

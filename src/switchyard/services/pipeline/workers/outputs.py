@@ -248,7 +248,7 @@ def _read(raw: bytes) -> dict[str, Any] | None:
             return dict(kept)
     except (ValueError, KeyError, TypeError) as error:
         # Puts are atomic, so this was somebody's hand. Working again mends it.
-        _log.warning("unreadable stage output: %s", error)
+        _log.warning("stage output unreadable: %s", error)
     return None
 
 

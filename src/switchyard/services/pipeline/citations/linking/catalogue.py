@@ -73,7 +73,7 @@ class Catalogue(ABC):
     async def _get(self, path: str, **params: str) -> dict[str, Any]:
         told = (await self._client.get(path, params | self._polite)).json()
         if not isinstance(told, dict):
-            raise InvalidSourceResponse(f"{self.label}'s answer is no object")
+            raise InvalidSourceResponse(f"{self.label} returned something other than an object")
         return told
 
     def _records(self, told: Mapping[str, Any], *path: str) -> list[Mapping[str, Any]]:

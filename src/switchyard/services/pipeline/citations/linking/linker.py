@@ -61,7 +61,7 @@ Answers = dict[str, list[Any]]
 
 
 class OutOfTime(TemporarilyUnavailable):
-    """The linker's time is over; what was answered is kept."""
+    """The time for linking is over; what was answered is kept."""
 
 
 class Linker:
@@ -171,7 +171,7 @@ class Linker:
                     self._kept_answers.give_up_catalogue_claims(keys, self._holder)
                 )
             except LedgerError as error:  # they run out by themselves
-                self._log.warning("claims could not be released", error=str(error))
+                self._log.warning("claims not released", error=str(error))
             raise
         finally:
             await background.close()
@@ -182,7 +182,7 @@ class Linker:
             try:
                 await self._kept_answers.renew_catalogue_claims(keys, self._holder, CLAIM_TTL)
             except LedgerError as error:
-                self._log.warning("can't renew claims", error=str(error))
+                self._log.warning("claims not renewed", error=str(error))
 
     async def _ask(self, questions: Sequence[WorkQuestion]) -> tuple[Answers, set[str]]:
         """The catalogues in their order, each for what the ones before it do not know. Also the
@@ -202,7 +202,7 @@ class Linker:
                 answered = True
             except (SourceUnavailable, InvalidSourceResponse) as error:
                 self._log.warning(
-                    "a request to a catalogue failed", catalogue=catalogue.name, error=str(error)
+                    "catalogue request failed", catalogue=catalogue.name, error=str(error)
                 )
                 failed = error
                 continue
@@ -211,7 +211,7 @@ class Linker:
                     raise
                 self.paused[catalogue.name] = self._ledger.clock.time() + error.wait
                 self._log.warning(
-                    "catalogue left out",
+                    "catalogue skipped",
                     catalogue=catalogue.name,
                     seconds=round(error.wait),
                     error=str(error),
@@ -221,7 +221,7 @@ class Linker:
             except (SourceRefused, SourceNotFound) as error:
                 # Of the question, not of the catalogue: another may understand it.
                 self._log.warning(
-                    "a catalogue refused a request", catalogue=catalogue.name, error=str(error)
+                    "catalogue request refused", catalogue=catalogue.name, error=str(error)
                 )
                 answered = True
                 continue
@@ -278,7 +278,7 @@ class Linker:
 
     def _check_time(self) -> None:
         if time.monotonic() > self._deadline:
-            raise OutOfTime("the linker's time is over")
+            raise OutOfTime("time limit reached while linking references")
 
 
 def _wanted(

@@ -209,7 +209,7 @@ class ArxivClient:
         answer.ok()
         if not is_xml:
             kind = answer.headers.get("content-type", "no content type")[:100]
-            raise InvalidSourceResponse(f"arXiv's answer is no XML but {kind}")
+            raise InvalidSourceResponse(f"arXiv returned no XML but {kind}")
         return await asyncio.to_thread(parse_feed, answer.body, answer.charset)
 
 
