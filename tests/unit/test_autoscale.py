@@ -4,7 +4,7 @@ import pytest
 
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.system.autoscale import (
-    SETTLE,
+    START_COOLDOWN,
     KindLoad,
     Memory,
     ScalingCooldowns,
@@ -40,9 +40,9 @@ def idle(processes: int = 1, running: int = 0, waited: float = 0) -> KindLoad:
 
 def test_one_more_is_started_at_a_time_and_gets_its_time_to_begin() -> None:
     wanted = course(*[busy()] * 12)
-    assert wanted[:4] == [2, 2, 2, 3]  # SETTLE is three looks
+    assert wanted[:4] == [2, 2, 2, 3]  # START_COOLDOWN is three looks
     assert wanted[-1] == SPAN.most
-    assert SETTLE == 15
+    assert START_COOLDOWN == 15
 
 
 def test_a_wait_that_is_short_starts_nothing() -> None:

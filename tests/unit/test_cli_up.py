@@ -63,7 +63,7 @@ def test_another_terminal_means_the_same_servers_prices_and_budgets(
 def test_an_api_that_starts_late_is_told_of_and_told_again_when_it_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("switchyard.cli.process.up.API_START", 0.01)
+    monkeypatch.setattr("switchyard.cli.process.up.API_START_TIMEOUT", 0.01)
     supervisor = Supervisor(tmp_path, {})
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

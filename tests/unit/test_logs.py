@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from switchyard.services.common.logs import REPEATED, LogStream, Repeats
+from switchyard.services.common.logs import REPEAT_INTERVAL, LogStream, Repeats
 
 LOGS = """
 import logging, os, sys
@@ -61,12 +61,12 @@ def test_the_same_warning_is_one_line_in_some_seconds_and_tells_how_often_it_cam
     assert said(error="b") is not None
     assert [said("info"), said("info")].count(None) == 0
     assert [said(exc_info="True"), said(exc_info="True")].count(None) == 0
-    now += REPEATED
+    now += REPEAT_INTERVAL
     told = said(error="a")
     assert told is not None
     assert told["times"] == 3
     assert said(error="a") is None
-    now += REPEATED
+    now += REPEAT_INTERVAL
     assert said(error="c") is not None
 
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.services.common.durations import LONGEST_RETRY_DELAY
+from switchyard.services.common.durations import MAX_RETRY_DELAY
 from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.jobs.outcomes import Discard, Done, Job, Next, Retry, Snooze
 from switchyard.services.engine.jobs.retry import (
@@ -123,8 +123,8 @@ def test_a_job_that_crashes_twice_is_dead_and_one_that_saw_others_crash_is_not(
         (300, 300, None),
         (301, 300, 301),
         (3600, 300, 3600),
-        (1e18, 300, LONGEST_RETRY_DELAY),
-        (float("inf"), 300, LONGEST_RETRY_DELAY),
+        (1e18, 300, MAX_RETRY_DELAY),
+        (float("inf"), 300, MAX_RETRY_DELAY),
         (float("nan"), 5, None),
         (-1, 5, None),
     ],

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from switchyard.services.common.durations import LONGEST_RETRY_DELAY, parse_retry_after
+from switchyard.services.common.durations import MAX_RETRY_DELAY, parse_retry_after
 from switchyard.services.engine.jobs.outcomes import Discard, Done, Job, Next, Retry, Snooze
 from switchyard.services.engine.jobs.retry import (
     Delayed,
@@ -83,7 +83,7 @@ def test_a_delay_is_as_long_as_was_asked_for_or_the_job_waits_on(ended, policy) 
     assert isinstance(decision, Delayed)
     assert decision.level in policy.levels
     asked = ended.after if ended.after is not None and ended.after == ended.after else 0
-    asked = min(max(asked, 0), LONGEST_RETRY_DELAY)
+    asked = min(max(asked, 0), MAX_RETRY_DELAY)
     if decision.counts:
         asked = max(asked, policy.backoff(1))
     if decision.level >= asked:
@@ -119,9 +119,9 @@ def test_backoff_never_shrinks_and_stays_within_the_levels(policy, attempt) -> N
         ("120", 120),
         (" 7 ", 7),
         ("0", 0),
-        ("999999999999999999999", LONGEST_RETRY_DELAY),
+        ("999999999999999999999", MAX_RETRY_DELAY),
         ("Fri, 31 Dec 1999 23:59:59 GMT", 0),
-        ("Fri, 31 Dec 9999 23:59:59 GMT", LONGEST_RETRY_DELAY),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", MAX_RETRY_DELAY),
         ("", None),
         ("soon", None),
         ("-5", None),
@@ -142,4 +142,4 @@ def test_a_date_is_counted_from_now() -> None:
 @given(st.one_of(st.text(), st.from_regex(r"\w{3}, \d+ \w{3} \d+ \d+:\d+:\d+ ?[-+\w]*")))
 def test_whatever_a_server_sends_as_retry_after_is_a_delay_or_nothing(value: str) -> None:
     delay = parse_retry_after(value)
-    assert delay is None or 0 <= delay <= LONGEST_RETRY_DELAY
+    assert delay is None or 0 <= delay <= MAX_RETRY_DELAY

@@ -3,7 +3,7 @@
 import pytest
 
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.cli.system.assembly import MOST_PROCESSES, read_scale
+from switchyard.cli.system.assembly import MAX_PROCESSES, read_scale
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.wings import job_modules
 
@@ -26,7 +26,7 @@ def test_each_kind_gets_its_number_and_the_last_word_counts(registry: Registry) 
         ("llm=-1", "write llm=N"),
         ("llm=1.5", "write llm=N"),
         ("llm=²", "write llm=N"),
-        (f"llm={MOST_PROCESSES + 1}", f"from 0 to {MOST_PROCESSES}"),
+        (f"llm={MAX_PROCESSES + 1}", f"from 0 to {MAX_PROCESSES}"),
     ],
 )
 def test_what_is_no_number_of_a_kind_is_refused(registry: Registry, text: str, said: str) -> None:

@@ -15,7 +15,7 @@ from switchyard.api.middleware.connections import bounded_http
 from switchyard.api.state import ApiState
 from switchyard.services.common.settings import Settings
 
-LAST_ANSWERS = 10
+DRAIN_TIMEOUT = 10
 """Seconds that requests under way get to be answered after `stop`."""
 
 
@@ -35,7 +35,7 @@ class ApiServer(uvicorn.Server):
                 access_log=False,  # the application writes its own
                 log_config=None,
                 server_header=False,
-                timeout_graceful_shutdown=LAST_ANSWERS,
+                timeout_graceful_shutdown=DRAIN_TIMEOUT,
                 ws="none",
                 http=bounded_http(proxies=settings.api_trusted_proxies),
                 ssl_certfile=settings.api_tls_cert,

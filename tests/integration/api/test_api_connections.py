@@ -262,7 +262,7 @@ async def test_a_stream_ends_with_its_client_also_where_requests_wait_behind_it(
         await eventually(lambda: feed.subscribers == 1, what="the stream begins behind its head")
         sender.writer.transport.abort()
         await eventually(lambda: feed.subscribers == 0, what="the stream ends")
-    assert "defect" not in capsys.readouterr().out
+    assert "unhandled exception" not in capsys.readouterr().out
 
 
 async def test_connections_beyond_the_limit_are_closed_unheard(

@@ -17,7 +17,7 @@ M = TypeVar("M", bound=BaseModel)
 P = ParamSpec("P")
 
 _JSON = TypeAdapter(dict[str, Any])
-UPLOAD_PATIENCE = 600.0
+UPLOAD_TIMEOUT = 600.0
 """Seconds that an upload's answer is waited for: without a broker it has been worked by then."""
 
 Upload = str | Path | IO[bytes]
@@ -128,6 +128,6 @@ def in_path(name: str) -> str:
     return quote(name, safe="")
 
 
-def given(values: Mapping[str, T | None]) -> dict[str, T]:
+def without_none(values: Mapping[str, T | None]) -> dict[str, T]:
     """The values that are not None."""
     return {name: value for name, value in values.items() if value is not None}

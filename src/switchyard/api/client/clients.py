@@ -13,7 +13,7 @@ import httpx
 
 from switchyard.api.client import calls
 from switchyard.api.client.call import Call, Upload, in_path
-from switchyard.api.client.common import Common, looks
+from switchyard.api.client.common import Common, poll_intervals
 from switchyard.api.client.errors import ApiError, away, error_of
 from switchyard.api.client.operations import streams
 from switchyard.api.client.sse import Event, EventReader, ReconnectBackoff, check_stream
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from switchyard.api.models.documents import DocumentView
     from switchyard.api.models.jobs import JobDetails
 
-RECONNECTS = 8
+MAX_RECONNECTS = 8
 """How often in a row a stream of events is opened in vain."""
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class Client(Common):
     def wait(self, job_id: str, *, timeout: float | None = None) -> JobDetails:
         """The job as soon as it has ended, well or not. Raises WaitTimeout after `timeout`
         seconds; None waits for ever."""
-        for pause in looks(f"job {job_id}", timeout):
+        for pause in poll_intervals(f"job {job_id}", timeout):
             if self.job_status(job_id).state in FINISHED:
                 break
             time.sleep(pause)
@@ -96,7 +96,7 @@ class Client(Common):
 
     def wait_for_document(self, document_id: str, *, timeout: float | None = None) -> DocumentView:
         """The document as soon as nothing happens to it any more. Raises WaitTimeout."""
-        for pause in looks(f"document {document_id}", timeout):
+        for pause in poll_intervals(f"document {document_id}", timeout):
             found = self.document(document_id)
             if _has_ended(found):
                 return found
@@ -119,7 +119,7 @@ class Client(Common):
         lane: str | None = None,
         job_type: str | None = None,
         last_event_id: str | None = None,
-        reconnects: int = RECONNECTS,
+        reconnects: int = MAX_RECONNECTS,
     ) -> Generator[Event, None, None]:
         """What happens to all jobs, or to those of a lane or type, without an end.
 
@@ -130,7 +130,7 @@ class Client(Common):
 
     @streams("events-follow_job")
     def job_events(
-        self, job_id: str, *, last_event_id: str | None = None, reconnects: int = RECONNECTS
+        self, job_id: str, *, last_event_id: str | None = None, reconnects: int = MAX_RECONNECTS
     ) -> Generator[Event, None, None]:
         """What happens to one job: from `state` to `end`; `state` comes again where the stream
         was cut."""
@@ -251,7 +251,7 @@ class AsyncClient(Common):
 
     async def wait(self, job_id: str, *, timeout: float | None = None) -> JobDetails:
         """As Client.wait."""
-        for pause in looks(f"job {job_id}", timeout):
+        for pause in poll_intervals(f"job {job_id}", timeout):
             if (await self.job_status(job_id)).state in FINISHED:
                 break
             await _sleep(pause)
@@ -261,7 +261,7 @@ class AsyncClient(Common):
         self, document_id: str, *, timeout: float | None = None
     ) -> DocumentView:
         """As Client.wait_for_document."""
-        for pause in looks(f"document {document_id}", timeout):
+        for pause in poll_intervals(f"document {document_id}", timeout):
             found = await self.document(document_id)
             if _has_ended(found):
                 return found
@@ -283,7 +283,7 @@ class AsyncClient(Common):
         lane: str | None = None,
         job_type: str | None = None,
         last_event_id: str | None = None,
-        reconnects: int = RECONNECTS,
+        reconnects: int = MAX_RECONNECTS,
     ) -> AsyncGenerator[Event, None]:
         """As Client.events."""
         query = {"lane": lane, "job_type": job_type}
@@ -291,7 +291,7 @@ class AsyncClient(Common):
 
     @streams("events-follow_job")
     def job_events(
-        self, job_id: str, *, last_event_id: str | None = None, reconnects: int = RECONNECTS
+        self, job_id: str, *, last_event_id: str | None = None, reconnects: int = MAX_RECONNECTS
     ) -> AsyncGenerator[Event, None]:
         """As Client.job_events."""
         path = f"/jobs/{in_path(job_id)}/events"

@@ -25,10 +25,10 @@ from switchyard.api.client.errors import (
     shown_url,
 )
 from switchyard.api.client.operations import Operations
-from switchyard.api.client.sse import QUIET
+from switchyard.api.client.sse import SILENCE_TIMEOUT
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-FIRST_LOOK, LONGEST_LOOK = 0.1, 2.0
+FIRST_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.1, 2.0
 """Seconds between looks at what is waited for: half as much again each time."""
 
 T = TypeVar("T")
@@ -152,7 +152,7 @@ class Common(Operations, ABC):
     def _stream(self, last_id: str | None) -> dict[str, Any]:
         return {
             "headers": {"Last-Event-ID": last_id} if last_id else {},
-            "timeout": httpx.Timeout(self._timeout, read=QUIET),
+            "timeout": httpx.Timeout(self._timeout, read=SILENCE_TIMEOUT),
         }
 
 
@@ -160,13 +160,13 @@ def _fits_header(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def looks(what: str, timeout: float | None) -> Iterator[float]:
+def poll_intervals(what: str, timeout: float | None) -> Iterator[float]:
     """Seconds to wait after each look. Raises WaitTimeout."""
     until = None if timeout is None else time.monotonic() + timeout
-    pause = FIRST_LOOK
+    pause = FIRST_POLL_INTERVAL
     while True:
         left = pause if until is None else until - time.monotonic()
         yield max(0.0, min(pause, left))
         if until is not None and time.monotonic() >= until:
             raise WaitTimeout(f"{what} has not ended within {timeout:g} s")
-        pause = min(pause * 1.5, LONGEST_LOOK)
+        pause = min(pause * 1.5, MAX_POLL_INTERVAL)

@@ -17,7 +17,7 @@ from switchyard.api.client.errors import (
     shown_url,
 )
 
-QUIET = 60.0
+SILENCE_TIMEOUT = 60.0
 """Seconds without a sign of life after which a stream counts as cut."""
 FIRST_PAUSE, LAST_PAUSE = 0.2, 5.0
 """Seconds before a stream is opened again: doubled each time that nothing comes."""

@@ -43,7 +43,7 @@ from switchyard.services.engine.records.bulk import BulkState
 
 router = Routes(prefix="/backfills", tags=["backfills"])
 
-PATIENCE = 5.0
+SOURCE_TIMEOUT = 5.0
 """Seconds that a request waits for a turn to ask a source."""
 
 BACKFILLS = BulkRoutes(
@@ -181,7 +181,9 @@ async def cancel(
 
 
 def _backfills(state: ApiState) -> Backfills:
-    return Backfills.from_settings(state.settings, state.registry, state.ledger, patience=PATIENCE)
+    return Backfills.from_settings(
+        state.settings, state.registry, state.ledger, patience=SOURCE_TIMEOUT
+    )
 
 
 def _allowed(state: ApiState, body: BackfillPlan, asks: Principal) -> Backfills:

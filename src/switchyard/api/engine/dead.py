@@ -36,7 +36,7 @@ from switchyard.services.engine.redrive.spec import KIND
 
 router = Routes(prefix="/admin/dead", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
 
-PATIENCE = 5.0
+SCAN_TIMEOUT = 5.0
 """Seconds that a request waits until nobody else goes through `jobs.dead`."""
 
 REDRIVES = BulkRoutes(
@@ -85,7 +85,7 @@ async def start_redrive(
     spec = replace(spec, which=await with_full_ids(state.ledger, spec.which))
     if body.dry_run:
         tally = await plan_redrive(
-            state.settings, state.registry, state.ledger, spec, wait=wait_at_most(PATIENCE)
+            state.settings, state.registry, state.ledger, spec, wait=wait_at_most(SCAN_TIMEOUT)
         )
         return JsonResponse(plan_view(tally).model_dump(mode="json"))
     operation = await redrive_spec.start_redrive(

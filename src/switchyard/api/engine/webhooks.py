@@ -26,7 +26,7 @@ from switchyard.services.engine.webhooks.deliveries import DeliveryJob, Ignored,
 
 router = Routes(prefix="/webhooks", tags=["webhooks"], include_in_schema=False)
 
-LATER = 5.0
+RETRY_DELAY = 5.0
 """Seconds after which a job enters its lane that finds it full, or the broker away: whoever sends
 webhooks does not come again, so it is recorded and waits."""
 
@@ -93,7 +93,7 @@ async def _published(state: Shared, wanted: DeliveryJob, source: str) -> Publish
         request.routing_key,
         request.payload,
         source=source,
-        delay=LATER,
+        delay=RETRY_DELAY,
         idempotency_key=key,
         job_id=request.job_id,
     )

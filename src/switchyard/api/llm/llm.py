@@ -47,7 +47,7 @@ router = Routes(prefix="/llm/requests", tags=["llm"])
 spending_router = Routes(prefix="/llm/spend", tags=["llm"])
 
 _REFUSALS = (InvalidJob, InvalidPayload, UnknownJobType)
-LONGEST_STREAM = 3600.0
+MAX_STREAM_DURATION = 3600.0
 """Seconds after which a stream ends whose request does not expire."""
 STREAMED = (
     'event: accepted\ndata: {"job_id": "0b0f6c1e"}\n\n'
@@ -88,7 +88,7 @@ async def ask(
         float,
         Query(
             ge=0,
-            le=models.LONGEST_WAIT,
+            le=models.MAX_WAIT,
             description="Seconds to wait for the answer; the same as in the body.",
         ),
     ] = 0,
@@ -163,14 +163,14 @@ async def answer(
     request: Request,
     response: Response,
     wait: Annotated[
-        float, Query(ge=0, le=models.LONGEST_WAIT, description="Seconds to wait for the answer.")
+        float, Query(ge=0, le=models.MAX_WAIT, description="Seconds to wait for the answer.")
     ] = 0,
 ) -> models.AnswerOfModel:
     """Get the answer to an earlier request; with `wait`, wait for it."""
     record = await known_job(state, job_id)
     with Place(request) if wait else nullcontext():
         if wait and state.direct is not None:
-            return _shown(await state.direct.result(job_id, timeout=wait), response)
+            return _answer_or_accepted(await state.direct.result(job_id, timeout=wait), response)
         if wait:
             feed = state.require_broker().feed
             record = await wait_for_end(feed, state.ledger, job_id, timeout=wait) or record
@@ -193,7 +193,7 @@ async def _streamed(
         written.close()
         place.leave()
 
-    frames = _frames(state, queue, written, body.expires_in or LONGEST_STREAM)
+    frames = _frames(state, queue, written, body.expires_in or MAX_STREAM_DURATION)
     return EventStream(frames, closing=close)
 
 
@@ -241,7 +241,7 @@ async def _frames(
                     result = result_of(each, state.ledger.clock.time())
     except LedgerError as error:
         structlog.get_logger("api").warning("a stream ends without its answer", error=str(error))
-    yield frame("end", _public(result).model_dump(mode="json"))
+    yield frame("end", _answer_view(result).model_dump(mode="json"))
 
 
 async def _ask_directly(
@@ -267,21 +267,21 @@ async def _ask_directly(
     result = LlmResult(job_id, LlmStatus.WAITING)
     if body.wait:
         result = await queue.result(job_id, timeout=body.wait)
-    return _shown(result, response)
+    return _answer_or_accepted(result, response)
 
 
 async def _view(record: JobRecord, state: ApiState, response: Response) -> models.AnswerOfModel:
-    view = _shown(result_of(record, state.ledger.clock.time()), response)
+    view = _answer_or_accepted(result_of(record, state.ledger.clock.time()), response)
     return view.model_copy(update={"raw_answers": await raw_answers(state.storage, record)})
 
 
-def _shown(result: LlmResult, response: Response) -> models.AnswerOfModel:
+def _answer_or_accepted(result: LlmResult, response: Response) -> models.AnswerOfModel:
     if result.status is LlmStatus.WAITING:
         response.status_code = 202
-    return _public(result)
+    return _answer_view(result)
 
 
-def _public(result: LlmResult) -> models.AnswerOfModel:
+def _answer_view(result: LlmResult) -> models.AnswerOfModel:
     return models.AnswerOfModel(
         job_id=result.job_id,
         status=result.status,

@@ -23,7 +23,7 @@ STREAMED_TYPES = frozenset({"multipart/form-data", "text/plain"})
 """What routes for files read piece by piece. All else is read into memory as a whole."""
 MULTIPART_OVERHEAD = 1024 * 1024
 """Bytes for the form around a file."""
-SLOWEST_UPLOAD = 64 * 1024
+MIN_UPLOAD_RATE = 64 * 1024
 """Bytes a second: an upload gets the time that its limit takes at this speed."""
 DRAIN_BYTES, DRAIN_SECONDS = 32 * 1024 * 1024, 3.0
 """What is read of a body that was refused already, at most."""
@@ -155,7 +155,7 @@ class _LimitedBody:
         self._most, seconds = self._settings.api_max_body, self._settings.api_body_timeout
         if self._is_streamed:
             self._most = self._settings.max_document_bytes + MULTIPART_OVERHEAD
-            seconds = self._most / SLOWEST_UPLOAD
+            seconds = self._most / MIN_UPLOAD_RATE
         self._deadline = time.monotonic() + seconds
         self._held = self._memory.hold(self._scope)
         return self._held

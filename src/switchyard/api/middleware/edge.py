@@ -57,7 +57,7 @@ class RequestMiddleware:
 
             async def told(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    _tell(spanned, scope, int(message["status"]))
+                    _name_span(spanned, scope, int(message["status"]))
                 await send(message)
 
             await self._serve(scope, receive, told)
@@ -86,7 +86,7 @@ class RequestMiddleware:
             else:
                 await self._app(scope, receive, answer)
         except Exception:
-            self._log.exception("defect", request_id=request_id, path=scope["path"])
+            self._log.exception("unhandled exception", request_id=request_id, path=scope["path"])
             if status:
                 raise  # the answer has begun: the server cuts it off
             await render(Problem("internal-error"), request_id)(scope, receive, answer)
@@ -117,7 +117,7 @@ def _request_span(scope: Scope) -> AbstractContextManager[SpanHandle]:
     return span(method, kind="server", parent=parent, http__request__method=method)
 
 
-def _tell(spanned: SpanHandle, scope: Scope, status: int) -> None:
+def _name_span(spanned: SpanHandle, scope: Scope, status: int) -> None:
     route = getattr(scope.get("route"), "path", None)
     if route is not None:
         spanned.rename(f"{scope['method']} {route}")

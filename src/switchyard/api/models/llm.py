@@ -11,7 +11,7 @@ from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.llm.records.spending import SpentBy
 
-LONGEST_WAIT = 60.0
+MAX_WAIT = 60.0
 """Seconds that one HTTP request may wait; a client that wants longer asks for the job's end."""
 
 
@@ -51,7 +51,7 @@ class QuestionToModel(RequestModel):
     wait: float = Field(
         default=0,
         ge=0,
-        le=LONGEST_WAIT,
+        le=MAX_WAIT,
         description="Seconds that this HTTP request waits for the answer.",
     )
     source: str | None = Field(

@@ -90,10 +90,10 @@ async def _accepted(
     request: Request, desk: Crawls, crawl: CrawlRecord, response: Response
 ) -> models.CrawlView:
     response.headers["Location"] = f"/crawl/{crawl.id}"
-    return _told(request, await desk.show(crawl.id))
+    return _crawl_view(request, await desk.show(crawl.id))
 
 
-def _told(request: Request, progress: CrawlProgress) -> models.CrawlView:
+def _crawl_view(request: Request, progress: CrawlProgress) -> models.CrawlView:
     """Return what the key sees of it that has changed it."""
     is_own = progress.crawl.created_by == starter_of(request)
     return receipt(request, _view(progress), is_own=is_own)
@@ -168,7 +168,7 @@ async def pages(
 @router.delete("/{crawl_id}", dependencies=CHANGES, responses=responses("not-found", "ledger-away"))
 async def cancel(crawl_id: CrawlId, request: Request, state: Shared) -> models.CrawlView:
     """Cancel a crawl: it visits no more pages. Results are kept."""
-    return _told(request, await _desk(state).cancel(crawl_id))
+    return _crawl_view(request, await _desk(state).cancel(crawl_id))
 
 
 async def _pressure(state: ApiState) -> Pressure | None:

@@ -81,7 +81,7 @@ async def summary(state: Shared) -> models.GraphView:
 @router.get("/node", responses=NODE_PROBLEMS)
 async def show_node(node: NodeKey, state: Shared) -> models.NodeDetailView:
     """Show a node with all its keys."""
-    found = _found(await PipelineLedger(state.ledger).graph_reads.graph_node(node), node)
+    found = _require(await PipelineLedger(state.ledger).graph_reads.graph_node(node), node)
     return models.NodeDetailView(**asdict(found))
 
 
@@ -95,7 +95,7 @@ async def neighbours(
     cursor: CursorOf = None,
 ) -> models.NeighbourList:
     """List the neighbours of a node: outgoing edges first, by kind."""
-    page = _found(
+    page = _require(
         await PipelineLedger(state.ledger).graph_reads.graph_neighbours(
             node, kinds=kind or (), direction=direction, limit=limit, cursor=cursor
         ),
@@ -118,7 +118,7 @@ async def neighbourhood(
     limit: Annotated[int, Query(ge=1, le=MAX_NEARBY)] = 100,
 ) -> models.NeighbourhoodView:
     """Show the part of the graph within `depth` edges of a node, at most `limit` nodes."""
-    found = _found(
+    found = _require(
         await PipelineLedger(state.ledger).graph_walks.graph_neighbourhood(
             node, depth=depth, kinds=kind or (), direction=direction, limit=limit
         ),
@@ -148,7 +148,7 @@ async def paths(
     found = await PipelineLedger(state.ledger).graph_walks.graph_paths(
         start, end, kinds=kind or (), direction=direction, longest=longest, limit=limit
     )
-    ways = _found(found, f"{start}, or {end}")
+    ways = _require(found, f"{start}, or {end}")
     return models.PathsView(
         paths=[
             models.PathView(
@@ -164,7 +164,7 @@ async def paths(
 async def cocited(node: NodeKey, state: Shared, limit: LimitOf = 20) -> models.RelatedList:
     """List works that are cited together with a work, most frequent first."""
     return _related(
-        _found(await PipelineLedger(state.ledger).graph_reads.graph_cocited(node, limit), node)
+        _require(await PipelineLedger(state.ledger).graph_reads.graph_cocited(node, limit), node)
     )
 
 
@@ -172,7 +172,7 @@ async def cocited(node: NodeKey, state: Shared, limit: LimitOf = 20) -> models.R
 async def coupled(node: NodeKey, state: Shared, limit: LimitOf = 20) -> models.RelatedList:
     """List works that share references with a work, by number of shared references."""
     return _related(
-        _found(await PipelineLedger(state.ledger).graph_reads.graph_coupled(node, limit), node)
+        _require(await PipelineLedger(state.ledger).graph_reads.graph_coupled(node, limit), node)
     )
 
 
@@ -197,7 +197,7 @@ async def most_cited(
     return models.NodeList(nodes=[_node(each) for each in page.items], next_cursor=page.next_cursor)
 
 
-def _found(value: T | None, key: str) -> T:
+def _require(value: T | None, key: str) -> T:
     if value is None:
         raise Problem("not-found", f"the graph has no node {key}")
     return value

@@ -17,7 +17,7 @@ T = TypeVar("T")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 RETIRE_SIGNAL = signal.SIGUSR1
 """To a worker: take no more jobs, and end when those that run have ended."""
-ECHO = 0.5
+SIGNAL_DEBOUNCE = 0.5
 """Seconds in which a repeated signal is the first one again: `timeout` signals its command and then
 the group that it is in, so that each of its signals comes twice."""
 
@@ -45,7 +45,7 @@ def run_enduring(work: Coroutine[Any, Any, T]) -> T:
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
     """Call `stop` at the first SIGTERM or SIGINT, and end the process at once at the next one that
-    comes more than ECHO after it."""
+    comes more than SIGNAL_DEBOUNCE after it."""
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, _first, loop, stop)
@@ -72,7 +72,7 @@ def _first(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
 
 
 def _again(loop: asyncio.AbstractEventLoop, since: float) -> None:
-    if loop.time() - since <= ECHO:
+    if loop.time() - since <= SIGNAL_DEBOUNCE:
         return
     import multiprocessing
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from switchyard.services.engine.records.results import JobSummary
     from switchyard.services.engine.records.states import State
 
-FIRST_LOOK, LAST_LOOK = 0.05, 1.0
+FIRST_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.05, 1.0
 """Seconds between looks: half as many again each time, from the first to the last."""
-CHUNK = 500
+BATCH_SIZE = 500
 """Ids asked for at once."""
-PIPELINES = 100
+PIPELINE_BATCH_SIZE = 100
 """Pipelines asked for at once."""
 
 
@@ -41,11 +41,11 @@ async def wait_for_end(
     deadline = None if timeout is None else time.monotonic() + timeout
     seen: dict[str, State] = {}
     heard: dict[str, ProgressRecord] = {}
-    pause = FIRST_LOOK
+    pause = FIRST_POLL_INTERVAL
     while True:
         open_ids = [job_id for job_id in job_ids if seen.get(job_id) not in FINISHED]
-        for start in range(0, len(open_ids), CHUNK):
-            chunk = open_ids[start : start + CHUNK]
+        for start in range(0, len(open_ids), BATCH_SIZE):
+            chunk = open_ids[start : start + BATCH_SIZE]
             # Before the states, as a job's last word comes before its end.
             said = await ledger.progress.progress(chunk) if on_progress is not None else {}
             found = await ledger.job_reads.states(chunk)
@@ -53,7 +53,7 @@ async def wait_for_end(
                 if seen.get(job_id) is not state:
                     seen[job_id] = state
                     on_change(job_id, state)
-                    pause = FIRST_LOOK
+                    pause = FIRST_POLL_INTERVAL
             for job_id, progress in said.items():
                 if on_progress is not None and heard.get(job_id) != progress:
                     heard[job_id] = progress
@@ -64,7 +64,7 @@ async def wait_for_end(
         if deadline is not None and time.monotonic() >= deadline:
             raise _too_late(timeout, left[0], seen.get(left[0]), len(left))
         await asyncio.sleep(pause)
-        pause = min(pause * 1.5, LAST_LOOK)
+        pause = min(pause * 1.5, MAX_POLL_INTERVAL)
 
 
 async def wait_for_pipelines(
@@ -79,13 +79,13 @@ async def wait_for_pipelines(
 
     deadline = None if timeout is None else time.monotonic() + timeout
     ended: dict[str, list[JobSummary]] = {}
-    pause = FIRST_LOOK
+    pause = FIRST_POLL_INTERVAL
     while True:
         left = [job_id for job_id in job_ids if job_id not in ended]
         unfinished: JobSummary | None = None
         count = 0
-        for start in range(0, len(left), PIPELINES):
-            found = await ledger.job_reads.pipelines(left[start : start + PIPELINES])
+        for start in range(0, len(left), PIPELINE_BATCH_SIZE):
+            found = await ledger.job_reads.pipelines(left[start : start + PIPELINE_BATCH_SIZE])
             for job_id, jobs in found.items():
                 open_jobs = [job for job in jobs if job.state not in FINISHED]
                 count += len(open_jobs)
@@ -93,7 +93,7 @@ async def wait_for_pipelines(
                     unfinished = unfinished or open_jobs[0]
                 else:
                     ended[job_id] = jobs
-                    pause = FIRST_LOOK
+                    pause = FIRST_POLL_INTERVAL
         if len(ended) == len(set(job_ids)):
             return ended
         if deadline is not None and time.monotonic() >= deadline:
@@ -104,7 +104,7 @@ async def wait_for_pipelines(
                 max(count, 1),
             )
         await asyncio.sleep(pause)
-        pause = min(pause * 1.5, LAST_LOOK)
+        pause = min(pause * 1.5, MAX_POLL_INTERVAL)
 
 
 def _too_late(

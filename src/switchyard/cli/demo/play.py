@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from switchyard.services.engine.publishing.publisher import JobPublisher
     from switchyard.services.engine.records.results import JobRecord
 
-LOOK_SECONDS = 0.4
-STUCK_SECONDS = 60.0
+POLL_INTERVAL = 0.4
+STUCK_TIMEOUT = 60.0
 """Without any change for so long, the demo gives up and says where it stands."""
-STOP_SECONDS = 15.0
+STOP_TIMEOUT = 15.0
 HOT_DOCUMENTS = 200
 """More documents than that go through the backfill lane, which holds ten times as many jobs."""
 FAILURES = 2
@@ -57,7 +57,7 @@ async def play(system: System, directory: Path, files: list[Path]) -> DemoRun:
         return story
     finally:
         await ledger.close()
-        supervisor.stop(STOP_SECONDS)
+        supervisor.stop(STOP_TIMEOUT)
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class _DemoRunner:
                 seen, changed_at = progress, time.monotonic()
             self._check_alive(time.monotonic() - changed_at)
             await self.view.show()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_INTERVAL)
         await self.view.show()
 
     async def _publish(self, files: list[Path]) -> None:
@@ -174,7 +174,7 @@ class _DemoRunner:
     def _check_alive(self, unchanged_for: float) -> None:
         for child in self.supervisor.dead():
             raise CommandFailed(f"{child.name} ended before its time; its last words: {child.tail}")
-        limit = STUCK_SECONDS
+        limit = STUCK_TIMEOUT
         if self.system.settings.llm_base_url is not None:
             limit += self.system.settings.llm_timeout
         if unchanged_for > limit:

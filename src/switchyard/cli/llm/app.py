@@ -143,7 +143,7 @@ def ask(
     )
     result, printed = run(asking)
     if as_json:
-        print_json(_shown(result))
+        print_json(_result_json(result))
     elif printed is not None and printed == result.text:
         return
     elif result.result is not None:
@@ -229,7 +229,7 @@ async def _print(events: AsyncIterator[LlmText | LlmResult]) -> tuple[LlmResult,
     raise CommandFailed("the request is gone: somebody has removed its record")
 
 
-def _shown(result: LlmResult) -> dict[str, Any]:
+def _result_json(result: LlmResult) -> dict[str, Any]:
     return {
         "job_id": result.job_id,
         "status": result.status,

@@ -25,7 +25,7 @@ ClassOption = Annotated[
     ),
 ]
 
-_LOOKED_AT = 100
+_MAX_DOCUMENTS = 100
 """Of the newest documents, so many are looked at for the classes that there are."""
 
 
@@ -44,7 +44,7 @@ def hint_of(client: Client, classes: Sequence[str] | None) -> str:
     there = sorted(
         {
             f"{found.kind}:{found.label}"
-            for document in islice(client.documents(), _LOOKED_AT)
+            for document in islice(client.documents(), _MAX_DOCUMENTS)
             for found in document.classes
         }
     )
@@ -93,7 +93,7 @@ def classify(
                 echo(job.job_id)
 
 
-def shown(found: ClassView) -> str:
+def class_text(found: ClassView) -> str:
     """A class in a line, with what speaks for it."""
     words = found.why.get("keywords") or {}
     said = ", ".join(f"{word} ×{count}" for word, count in words.items())

@@ -102,7 +102,7 @@ def start(
     if waits:
         say("The backfill lane is full (`jobctl lanes`): its pages wait until there is room.")
     if as_json:
-        print_json(_public(progress))
+        print_json(_crawl_json(progress))
         return
     echo(progress.crawl.id)
     say(f"The scheduler publishes its pages; see `jobctl crawl show {progress.crawl.id}`.")
@@ -133,7 +133,7 @@ def list_crawls(
     """List crawls, newest first."""
     found = _with_desk(lambda desk: desk.all(limit=limit)).items
     if as_json:
-        print_json([_public(each) for each in found])
+        print_json([_crawl_json(each) for each in found])
         return
     if not found:
         say("No crawls: `jobctl crawl start URL`.")
@@ -145,7 +145,7 @@ def list_crawls(
             cell(each.crawl.id),
             styled(each.state),
             f"{each.crawl.claimed:,} of {each.crawl.max_pages:,}",
-            f"{_ended(each):,}",
+            f"{_count_ended(each):,}",
             cell(each.crawl.start[0]),
             age(each.crawl.created_at),
         )
@@ -168,9 +168,9 @@ def show(
     progress, listed = _with_desk(work)
     shown = listed.items[:pages]
     if as_json:
-        print_json(_public(progress) | {"last_pages": [plain(each) for each in shown]})
+        print_json(_crawl_json(progress) | {"last_pages": [plain(each) for each in shown]})
         return
-    _tell(progress)
+    _print_crawl(progress)
     if not shown:
         return
     rows = table("DUE", "STATE", "DEPTH", "PAGE", "CAME TO", flexible=("PAGE", "CAME TO"))
@@ -191,12 +191,12 @@ def cancel(crawl_id: IdArgument, as_json: JsonOption = False) -> None:
     """Cancel a crawl: it visits no more pages. Results are kept."""
     progress = _with_desk(lambda desk: desk.cancel(crawl_id))
     if as_json:
-        print_json(_public(progress))
+        print_json(_crawl_json(progress))
         return
-    _tell(progress)
+    _print_crawl(progress)
 
 
-def _tell(progress: CrawlProgress) -> None:
+def _print_crawl(progress: CrawlProgress) -> None:
     crawl = progress.crawl
     states = ", ".join(f"{number:,} {state}" for state, number in sorted(progress.pages.items()))
     echo(f"{crawl.id} {progress.state}: {crawl.claimed:,} of {crawl.max_pages:,} pages ({states})")
@@ -204,13 +204,13 @@ def _tell(progress: CrawlProgress) -> None:
     echo(f"depth {crawl.max_depth} at most, until {format_local(crawl.deadline)}")
 
 
-def _ended(progress: CrawlProgress) -> int:
+def _count_ended(progress: CrawlProgress) -> int:
     from switchyard.services.engine.records.states import FINISHED, State
 
     return sum(number for state, number in progress.pages.items() if State(state) in FINISHED)
 
 
-def _public(progress: CrawlProgress) -> dict[str, Any]:
+def _crawl_json(progress: CrawlProgress) -> dict[str, Any]:
     shown: dict[str, Any] = plain(progress.crawl)
     shown["deadline"] = moment(progress.crawl.deadline).isoformat(timespec="milliseconds")
     return shown | {"state": progress.state, "pages": dict(progress.pages)}

@@ -28,7 +28,7 @@ from switchyard.cli.base.output import (
     table,
 )
 from switchyard.cli.base.shared_options import TimeoutOption, seconds_to_wait
-from switchyard.cli.pipeline.classes import ClassOption, classify, hint_of, shown
+from switchyard.cli.pipeline.classes import ClassOption, class_text, classify, hint_of
 from switchyard.cli.pipeline.figures import figures
 from switchyard.cli.pipeline.options import DocumentIdArgument, FileArgument, refuse_id
 from switchyard.cli.pipeline.references import bibliography, references
@@ -286,7 +286,7 @@ def _print_status(document: DocumentView, as_json: bool) -> None:
             ("Title", document.title or ""),
             ("File", document.filename or ""),
             ("Source", document.source or ""),
-            *(("Class", shown(each)) for each in document.classes),
+            *(("Class", class_text(each)) for each in document.classes),
             ("Unreadable", page_ranges(document.unreadable_pages)),
             ("Job", document.job_id or ""),
             (

@@ -40,7 +40,7 @@ class OfflineName(StrEnum):
 def show(as_json: JsonOption = False) -> None:
     """Show the location of the index, its embedder, and the progress of a rebuild."""
     quiet_logs()
-    told = run(_look())
+    told = run(_read_index())
     if as_json:
         print_json(told)
         return
@@ -119,7 +119,7 @@ def abandon() -> None:
         echo(f"The index for {given_up} is given up.")
 
 
-async def _look() -> dict[str, Any]:
+async def _read_index() -> dict[str, Any]:
     from switchyard.services.pipeline.index.opening import open_index, report
 
     async with open_index(load_settings()) as index:

@@ -22,7 +22,7 @@ from types import FrameType
 from switchyard.cli.base.errors import FAILED
 from switchyard.cli.base.output import echo, say
 
-LOOK_SECONDS = 0.3
+POLL_INTERVAL = 0.3
 """Between looks at the files' times."""
 STOPS = (signal.SIGTERM, signal.SIGINT)
 JOBCTL = (sys.executable, "-P", "-m", "switchyard.cli.main")
@@ -68,7 +68,7 @@ class Reloader:
             say(f"reload: {probed.error}; waiting for a change")
         changes = 0
         while not self.stops:
-            self._woken.wait(LOOK_SECONDS)
+            self._woken.wait(POLL_INTERVAL)
             if (code := self._ended()) is not None and not self.stops:
                 if not changes:
                     return code

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from switchyard.cli.system.supervisor import Supervisor
     from switchyard.services.common.settings import Settings
 
-LOOK_SECONDS = 0.3
-NODE_PAUSE = 30.0
+POLL_INTERVAL = 0.3
+NODE_RESTART_INTERVAL = 30.0
 """Seconds between two tries to start a broker that does not start."""
 NOT_EXPORTED = frozenset({"log_format"})
 """Settings that `up` chose for its own processes: a terminal has others."""
-API_START = 20.0
+API_START_TIMEOUT = 20.0
 """Seconds that the addresses wait for the HTTP API; on a busy machine it may need longer."""
 
 
@@ -151,7 +151,7 @@ def _run_until_interrupted(
 ) -> None:
     from switchyard.broker.errors import WrongSystem
     from switchyard.cli.system.assembly import (
-        MOST_PROCESSES,
+        MAX_PROCESSES,
         PROCESSES,
         assemble,
         kinds_of,
@@ -165,7 +165,7 @@ def _run_until_interrupted(
     from switchyard.cli.system.supervisor import Supervisor
     from switchyard.cli.system.vhosts import own_vhost
 
-    given = _given(directory)
+    given = _node_settings(directory)
     with any_broker(given, directory / "broker", say, keeps=True) as found:
         is_ours = found.is_private or given.amqp_url is not None
         system = assemble(
@@ -180,7 +180,7 @@ def _run_until_interrupted(
             **({"rabbitmqctl": shlex.quote(str(found.node.control))} if found.node else {}),
         )
         given_scale = read_scale(scale, system.registry)
-        spans = read_spans(autoscale, kinds_of(system.registry), MOST_PROCESSES)
+        spans = read_spans(autoscale, kinds_of(system.registry), MAX_PROCESSES)
         at_start = {kind: max(given_scale.get(kind, 1), each.least) for kind, each in spans.items()}
         processes = PROCESSES | given_scale | at_start
         try:
@@ -224,17 +224,17 @@ class ApiStart:
 def _await_api(api: ApiStart, supervisor: Supervisor) -> None:
     """Return when the API takes connections, so that its address can be used once it is printed;
     where that takes too long, say so: `_watch` tells when it does."""
-    deadline = time.monotonic() + API_START
+    deadline = time.monotonic() + API_START_TIMEOUT
     while time.monotonic() < deadline:
         if api.look():
             return
         for line in supervisor.heal():
             say(line)
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_INTERVAL)
     say(f"The HTTP API is still starting; its log: {supervisor.log_dir / 'api.log'}")
 
 
-def _given(directory: Path) -> Settings:
+def _node_settings(directory: Path) -> Settings:
     """The settings from the environment, but for the broker that the last `up` here made: it is
     gone, and a shell that has read `env` still names it."""
     from switchyard.cli.system.node_file import NodeFile
@@ -267,8 +267,8 @@ class NodeWatchdog:
             self.node.restart()
         except (LocalNodeError, OSError) as error:
             said = str(error).partition("\n")[0]
-            say(f"RabbitMQ does not start: {said}; again in {NODE_PAUSE:g} s")
-            self.again_at = time.monotonic() + NODE_PAUSE
+            say(f"RabbitMQ does not start: {said}; again in {NODE_RESTART_INTERVAL:g} s")
+            self.again_at = time.monotonic() + NODE_RESTART_INTERVAL
         else:
             say("RabbitMQ runs again")
 
@@ -280,7 +280,7 @@ def _watch(
     while True:
         if api.look():
             say("The HTTP API has started.")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_INTERVAL)
         if keeper is not None:
             keeper.look(time.monotonic())
         for line in supervisor.heal():

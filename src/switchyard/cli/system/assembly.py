@@ -20,7 +20,7 @@ OWN_ADDRESSES = ("database_url", "storage_url", "index_url")
 """Settings that lead out of the data directory."""
 PROCESSES = {"ingest": 2}
 """Of a kind of worker in `jobctl up`, where nobody says otherwise; one of each other kind."""
-MOST_PROCESSES = 64
+MAX_PROCESSES = 64
 """Of one kind of worker on one machine."""
 
 
@@ -130,8 +130,8 @@ def read_scale(texts: Sequence[str], registry: Registry) -> dict[str, int]:
         kind, _, number = text.partition("=")
         if kind not in kinds:
             raise WrongUsage(f"--scale {text}: there is no {kind!r} among {', '.join(kinds)}")
-        if not (number.isascii() and number.isdigit() and int(number) <= MOST_PROCESSES):
-            raise WrongUsage(f"--scale {text}: write {kind}=N, with N from 0 to {MOST_PROCESSES}")
+        if not (number.isascii() and number.isdigit() and int(number) <= MAX_PROCESSES):
+            raise WrongUsage(f"--scale {text}: write {kind}=N, with N from 0 to {MAX_PROCESSES}")
         found[kind] = int(number)
     return found
 

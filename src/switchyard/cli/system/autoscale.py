@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from switchyard.cli.system.supervisor import Supervisor
 
 LLM = "llm"
-EVERY = 5.0
+POLL_INTERVAL = 5.0
 """Seconds between looks."""
-SETTLE = 15.0
+START_COOLDOWN = 15.0
 """Seconds in which a process that was started gets to work: no other is started meanwhile."""
-EASY = 0.7
+EASY_RATIO = 0.7
 """Part of the slots that may be in use so that there are too many: not all, for jobs come in
 waves."""
 
@@ -94,12 +94,12 @@ def decide(
         why = "its bounds" if most == span.most else f"its servers bear {seen.feeds:,} at once"
         return Verdict(processes, Memory(started_at=now), why)
     if seen.waited > patience.wait:
-        if seen.processes >= most or now - memory.started_at < SETTLE:
+        if seen.processes >= most or now - memory.started_at < START_COOLDOWN:
             return Verdict(seen.processes, Memory(memory.started_at))
         why = f"the oldest job has waited {seen.waited:.0f} s"
         return Verdict(seen.processes + 1, Memory(started_at=now), why)
     fewer = (seen.processes - 1) * seen.slots
-    is_calm = seen.waited < patience.wait / 2 and seen.running <= fewer * EASY
+    is_calm = seen.waited < patience.wait / 2 and seen.running <= fewer * EASY_RATIO
     if seen.processes <= span.least or not is_calm:
         return Verdict(seen.processes, Memory(memory.started_at))
     since = now if memory.calm_since is None else memory.calm_since
@@ -163,7 +163,7 @@ class Autoscaler:
 
         if now < self._next_look:
             return []
-        self._next_look = now + EVERY
+        self._next_look = now + POLL_INTERVAL
         try:
             seen = await self._seen()
         except LedgerError:

@@ -58,7 +58,7 @@ def any_broker(
     `keeps`. Raises CommandFailed, saying what to install.
     """
     if settings.amqp_url is not None:
-        yield _given(settings)
+        yield _configured_broker(settings)
         return
     if asyncio.run(_on_localhost()):
         management = "http://guest:guest@localhost:15672"
@@ -81,7 +81,7 @@ def any_broker(
         )
 
 
-def _given(settings: Settings) -> FoundBroker:
+def _configured_broker(settings: Settings) -> FoundBroker:
     from switchyard.broker.addresses import address_of
 
     url = settings.require_amqp_url()

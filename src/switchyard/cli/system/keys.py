@@ -62,7 +62,7 @@ def list_keys(as_json: JsonOption = False) -> None:
     quiet_logs()
     found = run(_list(load_settings()))
     if as_json:
-        print_json([_public(key) for key in found])
+        print_json([_key_json(key) for key in found])
         return
     if not found:
         say("No keys: make one with `jobctl keys create NAME`.")
@@ -102,7 +102,7 @@ def _scopes(names: list[str]) -> list[Scope]:
         raise WrongUsage(f"{error}: use {', '.join(Scope)}") from error
 
 
-def _public(key: ApiKeyRecord) -> dict[str, Any]:
+def _key_json(key: ApiKeyRecord) -> dict[str, Any]:
     names = ("id", "name", "scopes", "created_at", "last_used_at", "revoked_at")
     return {name: getattr(key, name) for name in names}
 

@@ -70,7 +70,7 @@ def migrate(
         raise WrongUsage(f"--timeout {timeout}: give at least {LEAST_SECONDS:g}s")
     settings = load_settings()
     require_broker(settings)
-    wanted = _wanted(settings, to, include)
+    wanted = _target_topology(settings, to, include)
     run(require_ours(settings))
     steps = run(_planned(settings, wanted))
     if dry_run or not steps:
@@ -129,7 +129,9 @@ def _row(step: Step) -> dict[str, Any]:
     }
 
 
-def _wanted(settings: Settings, to: Literal["classic", "quorum"], include: Any) -> Topology:
+def _target_topology(
+    settings: Settings, to: Literal["classic", "quorum"], include: Any
+) -> Topology:
     from switchyard.broker.topology.build import build
 
     routes = load_registry(settings, include).routes

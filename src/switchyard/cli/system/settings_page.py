@@ -73,7 +73,7 @@ def _default(name: str, info: Any) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
-        return f"`{','.join(map(_shown, value))}`"
+        return f"`{','.join(map(_value_text, value))}`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
@@ -81,7 +81,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _shown(value: float | str) -> str:
+def _value_text(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 

@@ -26,7 +26,7 @@ def show(as_json: JsonOption = False) -> None:
     quiet_logs()
     settings = load_settings()
     require_broker(settings)
-    found = run(_look(settings))
+    found = run(_read_ids(settings))
     if as_json:
         print_json(found)
     else:
@@ -46,7 +46,7 @@ def adopt(yes: YesOption = False) -> None:
     quiet_logs()
     settings = load_settings()
     require_broker(settings)
-    found = run(_look(settings))
+    found = run(_read_ids(settings))
     if not yes and not run(_is_settled(settings)):
         print_rows(found.items())
         confirm("Does the broker belong to this ledger from now on?", abort=True)
@@ -76,7 +76,7 @@ async def _is_settled(settings: Settings) -> bool:
             return False
 
 
-async def _look(settings: Settings) -> dict[str, str]:
+async def _read_ids(settings: Settings) -> dict[str, str]:
     from switchyard.broker.addresses import address_of
     from switchyard.broker.errors import WrongSystem
     from switchyard.broker.topology.system_marker import MarkHidden

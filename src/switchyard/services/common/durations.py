@@ -31,7 +31,7 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
-LONGEST_RETRY_DELAY = 7 * 24 * 3600.0
+MAX_RETRY_DELAY = 7 * 24 * 3600.0
 """Seconds; whoever asks for a longer delay, a handler or a server, gets this one."""
 
 
@@ -39,7 +39,7 @@ def bounded_delay(seconds: object) -> float:
     """Return a delay that a clock can hold, in seconds; 0 for what is no number."""
     if not isinstance(seconds, int | float) or seconds != seconds:  # NaN
         return 0.0
-    return float(min(max(seconds, 0), LONGEST_RETRY_DELAY))
+    return float(min(max(seconds, 0), MAX_RETRY_DELAY))
 
 
 def retry_after(error: BaseException) -> float | None:
@@ -54,7 +54,7 @@ def retry_after(error: BaseException) -> float | None:
 
 def parse_retry_after(value: str) -> float | None:
     """Return the seconds of a Retry-After header; None when it makes no sense. Never negative, nor
-    more than LONGEST_RETRY_DELAY."""
+    more than MAX_RETRY_DELAY."""
     text = value.strip()
     if text.isascii() and text.isdigit():
         return bounded_delay(int(text[:12]))

@@ -21,9 +21,9 @@ from structlog.typing import EventDict
 
 from switchyard.services.common.printable import printable, printable_json, printable_line
 
-REPEATED = 5.0
+REPEAT_INTERVAL = 5.0
 """Seconds in which the same warning or error is one line."""
-REMEMBERED = 1_000
+MAX_REMEMBERED = 1_000
 """Different lines at most."""
 
 
@@ -56,8 +56,8 @@ class LogStream:
 
 
 class Repeats:
-    """Drops a warning or error that says word for word what was said within REPEATED seconds; the
-    next line tells how often it came, `times`."""
+    """Drops a warning or error that says word for word what was said within REPEAT_INTERVAL
+    seconds; the next line tells how often it came, `times`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` in seconds; it only goes on."""
@@ -71,10 +71,10 @@ class Repeats:
         text = repr(sorted((name, str(value)) for name, value in event.items()))
         now = self._clock()
         at, dropped = self._said.get(text, (-math.inf, 0))
-        if now - at < REPEATED:
+        if now - at < REPEAT_INTERVAL:
             self._said[text] = (at, dropped + 1)
             raise structlog.DropEvent
-        if len(self._said) >= REMEMBERED:
+        if len(self._said) >= MAX_REMEMBERED:
             self._said.clear()
         self._said[text] = (now, 0)
         return {**event, "times": dropped + 1} if dropped else event

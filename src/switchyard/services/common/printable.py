@@ -22,12 +22,12 @@ _LINE = re.compile(f"[{_STEERING}\t\n]")
 
 def printable(text: str) -> str:
     r"""The text with steering characters as `\x1b` or `\u202e`; its lines and tabs stay."""
-    return text if text.isascii() and text.isprintable() else _TEXT.sub(_shown, text)
+    return text if text.isascii() and text.isprintable() else _TEXT.sub(_escaped, text)
 
 
 def printable_line(text: str) -> str:
     """The same in one line, whatever breaks are in it: nothing can pretend to be the next line."""
-    return text if text.isascii() and text.isprintable() else _LINE.sub(_shown, text)
+    return text if text.isascii() and text.isprintable() else _LINE.sub(_escaped, text)
 
 
 def printable_json(text: str) -> str:
@@ -38,6 +38,6 @@ def printable_json(text: str) -> str:
     return _TEXT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def _shown(found: re.Match[str]) -> str:
+def _escaped(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -26,9 +26,9 @@ from switchyard.services.common.traceparent import valid_traceparent
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
-MAX_VALUE = 200
+MAX_VALUE_LENGTH = 200
 """Characters of an attribute."""
-FLUSH = 5_000
+FLUSH_TIMEOUT = 5_000
 """Milliseconds for what is left when a process ends."""
 _ASKED_BY = (
     "OTEL_TRACES_EXPORTER",
@@ -100,11 +100,11 @@ class _OpenSpan:
     def failed(self, kind: str) -> None:
         from opentelemetry.trace import StatusCode
 
-        self.span.set_attribute("error.type", kind[:MAX_VALUE])
+        self.span.set_attribute("error.type", kind[:MAX_VALUE_LENGTH])
         self.span.set_status(StatusCode.ERROR)
 
     def rename(self, name: str) -> None:
-        self.span.update_name(name[:MAX_VALUE])
+        self.span.update_name(name[:MAX_VALUE_LENGTH])
 
     def end(self) -> None:
         self.span.end()
@@ -188,7 +188,7 @@ def _begun(
 
     return _OpenSpan(
         keeps.start_span(
-            name[:MAX_VALUE],
+            name[:MAX_VALUE_LENGTH],
             context=_context_of(parent),
             kind=SpanKind[kind.upper()],
             attributes=_bounded(attributes),
@@ -217,7 +217,7 @@ def _context_of(parent: str | None) -> Any:
 
 def _bounded(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
     return {
-        name.replace("__", "."): value[:MAX_VALUE] if isinstance(value, str) else value
+        name.replace("__", "."): value[:MAX_VALUE_LENGTH] if isinstance(value, str) else value
         for name, value in attributes.items()
         if value is not None
     }
@@ -258,7 +258,7 @@ def tracing_to(processor: SpanProcessor, process: str) -> Iterator[None]:
         with tracing_by(provider.get_tracer("switchyard")):
             yield
     finally:
-        provider.force_flush(FLUSH)
+        provider.force_flush(FLUSH_TIMEOUT)
         provider.shutdown()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from switchyard.services.common.settings.llm import ASKING
+from switchyard.services.common.settings.llm import CALL_RATIO
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Outcome
 from switchyard.services.engine.jobs.registry import job
@@ -55,4 +55,4 @@ async def _done(payload: LlmRequest, ctx: JobContext, seconds: float) -> Outcome
     # With database and storage: whoever only declares job types needs neither.
     from switchyard.services.llm.asking import answer_request
 
-    return Done(await answer_request(payload, ctx, within=ASKING * seconds, batch=True))
+    return Done(await answer_request(payload, ctx, within=CALL_RATIO * seconds, batch=True))

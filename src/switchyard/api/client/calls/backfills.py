@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from switchyard.api.client.call import (
-    UPLOAD_PATIENCE,
+    UPLOAD_TIMEOUT,
     Call,
     Upload,
     act,
     get,
-    given,
     in_path,
     operation,
+    without_none,
 )
 from switchyard.api.client.times import Time, ahead
 from switchyard.api.models import backfills as backfill_models
@@ -94,10 +94,10 @@ def store_backfill_input(
         "POST",
         "/backfills/inputs",
         read,
-        given({"format": format}),
+        without_none({"format": format}),
         file=file,
         filename=filename,
-        patience=UPLOAD_PATIENCE,
+        patience=UPLOAD_TIMEOUT,
     )
 
 
@@ -150,4 +150,4 @@ def _path(backfill_id: str) -> str:
 
 
 def _plan(source: str, options: Mapping[str, Any] | None, **others: Any) -> dict[str, Any]:
-    return {"source": source, "options": dict(options or {}), **given(others)}
+    return {"source": source, "options": dict(options or {}), **without_none(others)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from switchyard.api.client.call import Call, get, given, in_path, operation
+from switchyard.api.client.call import Call, get, in_path, operation, without_none
 from switchyard.api.models import crawls as models
 
 
@@ -31,8 +31,8 @@ def crawl(
         "POST",
         "/crawl",
         models.CrawlView.model_validate_json,
-        headers=given({"Idempotency-Key": idempotency_key}),
-        json=given(body),
+        headers=without_none({"Idempotency-Key": idempotency_key}),
+        json=without_none(body),
         repeatable=idempotency_key is not None,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from switchyard.api.client.call import Call, act, get, given, in_path, operation
+from switchyard.api.client.call import Call, act, get, in_path, operation, without_none
 from switchyard.api.models import dead as dead_models
 
 _REDRIVES = "/admin/dead/redrives"
@@ -134,4 +134,4 @@ def _path(redrive_id: str) -> str:
 
 def _body(which: Mapping[str, Any] | None, **others: Any) -> dict[str, Any]:
     chosen: dict[str, Any] = {"filter": dict(which)} if which else {"all": True}
-    return chosen | given(others)
+    return chosen | without_none(others)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import BaseModel
 
 from switchyard.api.client.call import (
-    UPLOAD_PATIENCE,
+    UPLOAD_TIMEOUT,
     Call,
     Upload,
     get,
     get_json,
-    given,
     in_path,
     operation,
+    without_none,
 )
 from switchyard.api.client.times import Time, ago
 from switchyard.api.models import documents as document_models
@@ -83,7 +83,7 @@ def generate_documents(
         "lane": lane,
     }
     read = document_models.SamplesView.model_validate_json
-    return Call("POST", "/documents/generate", read, json=given(body))
+    return Call("POST", "/documents/generate", read, json=without_none(body))
 
 
 @operation("documents-document_status")
@@ -168,7 +168,7 @@ def search(
     """Places in documents that answer a query, best first; times have a zone. `cites` and
     `cited_by` name a work of the graph by any key: only documents that cite it, or that it cites.
     """
-    filters = given(
+    filters = without_none(
         {
             "document_ids": document_ids and list(document_ids),
             "source": source,
@@ -187,7 +187,7 @@ def search(
         "filters": filters or None,
     }
     read = document_models.SearchAnswer.model_validate_json
-    return Call("POST", "/search", read, json=given(body), repeatable=True)
+    return Call("POST", "/search", read, json=without_none(body), repeatable=True)
 
 
 def _upload(
@@ -201,9 +201,9 @@ def _upload(
         "POST",
         path,
         answer.model_validate_json,
-        form=given(form),
+        form=without_none(form),
         file=file,
         filename=filename,
         repeatable=True,
-        patience=UPLOAD_PATIENCE,
+        patience=UPLOAD_TIMEOUT,
     )

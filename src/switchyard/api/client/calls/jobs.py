@@ -8,9 +8,9 @@ from typing import Any
 from switchyard.api.client.call import (
     Call,
     get,
-    given,
     in_path,
     operation,
+    without_none,
 )
 from switchyard.api.client.times import Time, ago, ahead
 from switchyard.api.models import jobs as models
@@ -49,8 +49,8 @@ def publish(
         "POST",
         "/jobs",
         models.AcceptedJob.model_validate_json,
-        json=given(body),
-        headers=given(headers),
+        json=without_none(body),
+        headers=without_none(headers),
         repeatable=idempotency_key is not None,
     )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
-from switchyard.api.client.call import Call, get, given, in_path, operation
+from switchyard.api.client.call import Call, get, in_path, operation, without_none
 from switchyard.api.client.times import Day, day
 from switchyard.api.models import llm as models
 from switchyard.services.llm.records.spending import SpentBy
 
-_ON_THE_WAY = 30.0
+_TRANSFER_TIMEOUT = 30.0
 """Seconds beyond its wait that an answer may take."""
 
 
@@ -53,8 +53,8 @@ def ask(
         "POST",
         "/llm/requests",
         read,
-        headers=given({"Idempotency-Key": idempotency_key}),
-        json=given(body),
+        headers=without_none({"Idempotency-Key": idempotency_key}),
+        json=without_none(body),
         repeatable=idempotency_key is not None,
         patience=_patience(wait),
     )
@@ -93,4 +93,4 @@ def llm_spend(
 
 
 def _patience(wait: float | None) -> float | None:
-    return wait + _ON_THE_WAY if wait else None
+    return wait + _TRANSFER_TIMEOUT if wait else None

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from switchyard.api.client.call import (
-    UPLOAD_PATIENCE,
+    UPLOAD_TIMEOUT,
     Call,
     Upload,
     get_json,
-    given,
     in_path,
     operation,
+    without_none,
 )
 from switchyard.api.models.references import OrderedReferences
 
@@ -80,8 +80,8 @@ def _order(
         "POST",
         path,
         OrderedReferences.model_validate_json,
-        json=None if file is not None else given(body),
+        json=None if file is not None else without_none(body),
         file=file,
         filename=filename,
-        patience=UPLOAD_PATIENCE,
+        patience=UPLOAD_TIMEOUT,
     )

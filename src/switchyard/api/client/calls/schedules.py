@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from switchyard.api.client.call import Call, get, given, in_path, operation
+from switchyard.api.client.call import Call, get, in_path, operation, without_none
 from switchyard.api.models import schedules as models
 
 
@@ -47,7 +47,7 @@ def add_schedule(
         "grace": grace,
     }
     read = models.ScheduleView.model_validate_json
-    return Call("POST", "/schedules", read, json=given(body), repeatable=False)
+    return Call("POST", "/schedules", read, json=without_none(body), repeatable=False)
 
 
 @operation("schedules-remove")

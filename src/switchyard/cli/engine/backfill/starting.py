@@ -88,10 +88,10 @@ async def _run(
         finally:
             if name == "file" and not keep:
                 await backfills.storage.delete_async(given["key"])
-        return await _tell(ledger, operation, common)
+        return await _report_start(ledger, operation, common)
 
 
-async def _tell(ledger: Ledger, operation: BulkOperation, common: CommonOptions) -> bool:
+async def _report_start(ledger: Ledger, operation: BulkOperation, common: CommonOptions) -> bool:
     """Say what was started, and follow it where that is wanted; whether all is well."""
     from switchyard.cli.engine.backfill.view import BackfillDisplay
     from switchyard.cli.engine.bulk.commands import follow
@@ -172,10 +172,10 @@ def _print_preview(preview: Preview, *, as_json: bool) -> None:
     for why in preview.unusable:
         say(f"skipped: {why}")
     if preview.cost is not None:
-        say(_told(preview.cost))
+        say(_cost_text(preview.cost))
 
 
-def _told(cost: CostEstimate) -> str:
+def _cost_text(cost: CostEstimate) -> str:
     from switchyard.services.llm.spending import amount
 
     money = "a cost that is not known (the model has no price in JOBS_LLM_PRICES)"

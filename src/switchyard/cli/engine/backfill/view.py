@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.bulk import BulkOperation
 
-SHOWN = ("pending", "queued", "running", "retrying", "succeeded", "dead", "cancelled")
-BAR = 30
+STATE_ORDER = ("pending", "queued", "running", "retrying", "succeeded", "dead", "cancelled")
+BAR_WIDTH = 30
 
 
 class BackfillDisplay(BulkDisplay["BackfillProgress"]):
@@ -151,9 +151,9 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
         state = styled(operation.state)
         if total:
             done, sent = progress.finished + progress.skipped, progress.read
-            full, half = (min(BAR, round(BAR * part / total)) for part in (done, sent))
+            full, half = (min(BAR_WIDTH, round(BAR_WIDTH * part / total)) for part in (done, sent))
             bar = f"[green]{'━' * full}[/][cyan]{'━' * max(0, half - full)}[/]"
-            rest = f"[dim]{'━' * (BAR - max(full, half))}[/]"
+            rest = f"[dim]{'━' * (BAR_WIDTH - max(full, half))}[/]"
             lines.append(f"{state}  {bar}{rest}  {done:,}/{total:,} ({done / total:.0%})")
         else:
             lines.append(f"{state}  {progress.published:,} published")
@@ -162,7 +162,7 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
         if progress.followers:
             parts = "  ".join(
                 f"{number:,} {styled(name)}"
-                for name in SHOWN
+                for name in STATE_ORDER
                 if (number := progress.followers.get(_state(name), 0))
             )
             lines.append(f"followed by  {parts}")
@@ -182,12 +182,14 @@ def redrive_command(progress: BackfillProgress) -> str:
 
 
 def _plain_jobs(jobs: Any) -> str:
-    found = [f"{jobs[_state(name)]:,} {name}" for name in SHOWN if jobs.get(_state(name))]
+    found = [f"{jobs[_state(name)]:,} {name}" for name in STATE_ORDER if jobs.get(_state(name))]
     return ", ".join(found)
 
 
 def _jobs(progress: BackfillProgress) -> list[tuple[str, int]]:
-    return [(name, number) for name in SHOWN if (number := progress.jobs.get(_state(name), 0))]
+    return [
+        (name, number) for name in STATE_ORDER if (number := progress.jobs.get(_state(name), 0))
+    ]
 
 
 def _state(name: str) -> Any:

@@ -35,7 +35,7 @@ IdArgument = Annotated[
     ),
 ]
 LimitOption = Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of results.")]
-WATCH_SECONDS = 1.0
+WATCH_INTERVAL = 1.0
 
 T = TypeVar("T")
 
@@ -121,7 +121,7 @@ async def follow(view: BulkDisplay[T], ledger: Ledger, operation_id: str, *, as_
             if view.is_over(seen):
                 return
             # To count a million jobs takes seconds, and the ledger has other work to do.
-            await asyncio.sleep(max(WATCH_SECONDS, 10 * took))
+            await asyncio.sleep(max(WATCH_INTERVAL, 10 * took))
 
     screen = console(stderr=True)
     is_live = screen.is_terminal and not as_json

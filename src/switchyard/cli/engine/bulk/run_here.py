@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.bulk import BulkHold, BulkOperation
 
-LOOK_SECONDS = 0.25
-NICE = 10
+POLL_INTERVAL = 0.25
+NICENESS = 10
 """What it adds to its niceness: what it shares its machine with is more urgent."""
 
 
@@ -52,7 +52,7 @@ async def run_here(
         with _view(handler.kind, counted) as show:
             while not running.done():
                 show(await bulk_control.require_bulk(ledger, operation.id))
-                await asyncio.wait({running}, timeout=LOOK_SECONDS)
+                await asyncio.wait({running}, timeout=POLL_INTERVAL)
         try:
             return await running
         except bulk_control.BulkConflict:
@@ -60,7 +60,7 @@ async def run_here(
         with _view(handler.kind, counted) as show:
             while (seen := await bulk_control.require_bulk(ledger, operation.id)).state in ACTIVE:
                 show(seen)
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_INTERVAL)
         return seen
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -71,7 +71,7 @@ async def run_here(
 def give_way() -> None:
     """Let the workers and the broker of this machine go first from now on."""
     with suppress(OSError):
-        os.nice(NICE)
+        os.nice(NICENESS)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SPARKS = "▁▂▃▄▅▆▇█"
 EXAMPLE_LENGTH = 80
 """Characters of one letter's message."""
-WIDE = 130
+WIDE_COLUMNS = 130
 """Columns from which on there is room for everything."""
 
 
@@ -70,7 +70,7 @@ def groups(
     settings = load_settings()
     found = run(read(settings, load_registry(settings)))
     if as_json:
-        print_json([public(group) for group in found])
+        print_json([group_json(group) for group in found])
         return
     if not found:
         say("No dead letters." if state == "waiting" else f"No dead letters ({state}).")
@@ -83,12 +83,12 @@ def groups(
 def listing(found: Sequence[DeadGroup], width: int) -> Table:
     """The groups on a terminal of that many columns. What is left out on a narrow one is the bar,
     the first time and the reason where an error says more: the cause is what one looks for."""
-    if width < WIDE:
+    if width < WIDE_COLUMNS:
         rows = table(
             "GROUP", "COUNT", "LAST", "CAUSE", flexible=("CAUSE",), right=("COUNT", "LAST")
         )
         for group in found:
-            described = public(group)
+            described = group_json(group)
             cause = error_of(described) or described["reason"]
             last, number = age(group.last_at), f"{group.count:,}"
             what = f"{described['job_type']}: {cause}" if described["job_type"] else cause
@@ -99,7 +99,7 @@ def listing(found: Sequence[DeadGroup], width: int) -> Table:
         flexible=("JOB", "ERROR"), right=("COUNT", "FIRST", "LAST"),
     )  # fmt: skip
     for group in found:
-        described = public(group)
+        described = group_json(group)
         add_row(
             rows,
             group.fingerprint,
@@ -129,7 +129,7 @@ def _example(cause: str, message: str) -> str:
     return "" if says_more or not cause else " ".join(message.split())[:EXAMPLE_LENGTH]
 
 
-def public(group: DeadGroup) -> dict[str, Any]:
+def group_json(group: DeadGroup) -> dict[str, Any]:
     """A group as `--json` prints it."""
     from switchyard.services.engine.dead.causes import cause_of
 

@@ -75,7 +75,7 @@ def list_dead(
     settings = load_settings()
     letters = run(read(settings, load_registry(settings)))
     if as_json:
-        print_json([_public(letter, in_full=False) for letter in letters])
+        print_json([_letter_json(letter, in_full=False) for letter in letters])
         return
     if not letters:
         say("No dead letters." if state == WAITING else f"No dead letters ({state}).")
@@ -137,7 +137,7 @@ def show(
     if as_json:
         timeline = plain(job.timeline) if job is not None else []
         shown = [_public_edit(edit) for edit in edits]
-        print_json(_public(letter, in_full=True) | {"timeline": timeline, "edits": shown})
+        print_json(_letter_json(letter, in_full=True) | {"timeline": timeline, "edits": shown})
         return
     _print_letter(letter, job, edits)
 
@@ -170,7 +170,7 @@ def error_of(letter: DeadLetter) -> str:
     return ": ".join(parts)
 
 
-def _public(letter: DeadLetter, *, in_full: bool) -> dict[str, Any]:
+def _letter_json(letter: DeadLetter, *, in_full: bool) -> dict[str, Any]:
     shown: dict[str, Any] = plain(letter)
     if in_full:
         shown["message"] = _json_or_none(letter.body)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.monitoring.lane_report import LaneReport, QueueReport, Report
 
-WATCH_SECONDS = 1.0
-SHOWN_STATES = (
+WATCH_INTERVAL = 1.0
+STATE_ORDER = (
     "scheduled",
     "joining",
     "pending",
@@ -87,27 +87,27 @@ async def _show(settings: Settings, registry: Registry, *, watch: bool, as_json:
         if as_json or not screen.is_terminal:
             while True:
                 if as_json:
-                    print_json_line(public(report))
+                    print_json_line(report_json(report))
                 else:
                     _print(report, as_json=False)
                     echo()
-                await asyncio.sleep(WATCH_SECONDS)
+                await asyncio.sleep(WATCH_INTERVAL)
                 report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
         with Live(lanes_table(report), console=screen, auto_refresh=False) as live:
             while True:
                 live.update(lanes_table(report), refresh=True)
-                await asyncio.sleep(WATCH_SECONDS)
+                await asyncio.sleep(WATCH_INTERVAL)
                 report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
 
 
 def _print(report: Report, *, as_json: bool) -> None:
     if as_json:
-        print_json(public(report))
+        print_json(report_json(report))
     else:
         console().print(lanes_table(report))
 
 
-def public(report: Report) -> list[dict[str, Any]]:
+def report_json(report: Report) -> list[dict[str, Any]]:
     """The report as `--json` prints it."""
     return [
         {
@@ -179,6 +179,6 @@ def _age(queue: QueueReport) -> str:
 
 def _jobs(lane: LaneReport) -> str:
     parts = [
-        f"{lane.jobs[state]:,} {styled(state)}" for state in SHOWN_STATES if lane.jobs.get(state)
+        f"{lane.jobs[state]:,} {styled(state)}" for state in STATE_ORDER if lane.jobs.get(state)
     ]
     return " ".join(parts)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.jobs.registry import Registry
 
-WITHIN = 1.0
+ANSWER_TIMEOUT = 1.0
 """Seconds that the management API has for its answer; without one, the job is published."""
 _WILDCARDS = frozenset("*#")
 
@@ -30,7 +30,7 @@ async def require_binding(settings: Settings, registry: Registry, routing_key: s
         return
     url = settings.require_management_url()
     try:
-        async with asyncio.timeout(WITHIN), ManagementClient(url, settings.vhost) as client:
+        async with asyncio.timeout(ANSWER_TIMEOUT), ManagementClient(url, settings.vhost) as client:
             bindings = await client.bindings()
     except (TimeoutError, ManagementError):
         return

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.states import State
 
-WAIT_SECONDS = 5.0
+STOP_TIMEOUT = 5.0
 """How long a running job is given to stop before the command tells how things stand."""
 
 
@@ -38,7 +38,7 @@ def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
         echo(f"{job_id} cancelled")
     if state != "cancelled":
         raise CommandFailed(
-            f"job {job_id} has not stopped within {WAIT_SECONDS:g} s, it is {state}: its worker "
+            f"job {job_id} has not stopped within {STOP_TIMEOUT:g} s, it is {state}: its worker "
             f"has been told, and nobody runs it again; see `jobctl jobs watch {job_id}`"
         )
 
@@ -72,6 +72,6 @@ async def _stop_running(
     async with Publisher(settings, name="jobctl") as publisher:
         await send_cancel(publisher, job_id)
     try:
-        return (await wait_for_end(ledger, [job_id], timeout=WAIT_SECONDS))[job_id]
+        return (await wait_for_end(ledger, [job_id], timeout=STOP_TIMEOUT))[job_id]
     except CommandFailed:
         return (await ledger.job_reads.states([job_id])).get(job_id, "unknown")

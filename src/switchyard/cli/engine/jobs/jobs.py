@@ -119,7 +119,7 @@ def list_jobs(
 
     jobs, more = run(read(load_settings()))
     if as_json:
-        print_json([_public(job) for job in jobs])
+        print_json([_job_json(job) for job in jobs])
         return
     if not jobs:
         say("No jobs.")
@@ -155,7 +155,7 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
         joins = None if join is None else plain(join)
         room = None if wait is None else plain(wait)
         waits = {"join": joins, "waits_for_room": room}
-        print_json(_public(job) | waits | {"pipeline_jobs": others})
+        print_json(_job_json(job) | waits | {"pipeline_jobs": others})
         return
     _print_job(job, join)
     if wait is not None:
@@ -293,7 +293,7 @@ def _running_at(job: JobSummary) -> str:
     return f" {_percent(said.fraction)}"
 
 
-def _public(job: JobSummary) -> dict[str, Any]:
+def _job_json(job: JobSummary) -> dict[str, Any]:
     shown: dict[str, Any] = plain(job)
     if "envelope" in shown:  # the payload stands beside it; the rest is metadata
         shown["metadata"] = shown.pop("envelope").get("metadata", {})

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from switchyard.services.engine.records.requests import NewJob
     from switchyard.services.engine.records.states import State
 
-SHOWN_ERRORS = 20
+MAX_LISTED_ERRORS = 20
 """Lines with errors that are reported one by one; the others are counted."""
 
 
@@ -177,7 +177,7 @@ def _failed_line(options: Options, account: PublishSummary, number: int, why: st
     account.failed += 1
     if options.as_json:
         print_json_line({"line": number, "error": why})
-    if account.failed <= SHOWN_ERRORS:
+    if account.failed <= MAX_LISTED_ERRORS:
         say(f"line {number}: {why}")
 
 
@@ -195,8 +195,8 @@ def _report(account: PublishSummary, seconds: float) -> None:
 
 def _failure(account: PublishSummary) -> str:
     text = f"{account.failed} lines were not published"
-    if account.failed > SHOWN_ERRORS:
-        text += f" (the first {SHOWN_ERRORS} are named above)"
+    if account.failed > MAX_LISTED_ERRORS:
+        text += f" (the first {MAX_LISTED_ERRORS} are named above)"
     if account.stopped_by:
         text += (
             f"; stopped after line {account.last_line}: {account.stopped_by}. "

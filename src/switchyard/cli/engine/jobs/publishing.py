@@ -124,7 +124,7 @@ async def publish_one(
     tell_slow(published)
     if options.wait is None:
         if options.as_json:
-            print_json(_shown(published))
+            print_json(_job_json(published))
         else:
             echo(published.job_id)
     elif options.wait is WaitMode.JOB:
@@ -153,7 +153,7 @@ def tell_slow(published: Published) -> None:
         )
 
 
-def _shown(published: Published) -> dict[str, Any]:
+def _job_json(published: Published) -> dict[str, Any]:
     return {
         "job_id": published.job_id,
         "routing_key": published.routing_key,
@@ -168,9 +168,9 @@ async def _wait_for_job(options: Options, ledger: Ledger, published: Published) 
     from switchyard.services.engine.records.states import State
 
     await wait_for_end(ledger, [published.job_id], timeout=options.timeout)
-    record = await _ended(ledger, published)
+    record = await _read_record(ledger, published)
     if options.as_json:
-        print_json(_shown(published) | _end(record))
+        print_json(_job_json(published) | _end(record))
     elif record.state is State.SUCCEEDED:
         print_json(record.result or {})
     if record.state is not State.SUCCEEDED:
@@ -187,8 +187,8 @@ async def _wait_for_pipeline(options: Options, ledger: Ledger, published: Publis
         others = [
             {"id": each.id, "job_type": each.job_type, "state": each.state} for each in jobs[1:]
         ]
-        record = await _ended(ledger, published)
-        print_json(_shown(published) | _end(record) | {"pipeline_jobs": others})
+        record = await _read_record(ledger, published)
+        print_json(_job_json(published) | _end(record) | {"pipeline_jobs": others})
     else:
         for each in jobs:
             echo(f"{each.id} {each.job_type} {each.state}")
@@ -198,7 +198,7 @@ async def _wait_for_pipeline(options: Options, ledger: Ledger, published: Publis
         raise CommandFailed(failure(failed[0]) + more)
 
 
-async def _ended(ledger: Ledger, published: Published) -> JobRecord:
+async def _read_record(ledger: Ledger, published: Published) -> JobRecord:
     record = await ledger.job_reads.get(published.job_id)
     if record is None:
         raise CommandFailed(f"the ledger has lost job {published.job_id}")

@@ -49,7 +49,9 @@ def list_schedules(as_json: JsonOption = False) -> None:
     """List schedules, with the next due time and the result of the last one."""
     found = _with_book(None, lambda book: book.all())
     if as_json:
-        print_json([_public(record) | {"last": _shown(last)} for record, last in found])
+        print_json(
+            [_schedule_json(record) | {"last": _firing_json(last)} for record, last in found]
+        )
         return
     if not found:
         say("No schedules: `jobctl schedules add NAME CRON JOB`, or a file at JOBS_SCHEDULES.")
@@ -147,7 +149,7 @@ def add(
     times = (record.next_at, *rule.next_times(record.next_at, 2))
     told = ", ".join(format_local(each, zoned=True) for each in times)
     note = rule.days_note
-    _tell(record, f"{name} is due next at {told}.{f' {note}' if note else ''}", as_json)
+    _print_schedule(record, f"{name} is due next at {told}.{f' {note}' if note else ''}", as_json)
 
 
 @app.command()
@@ -161,14 +163,16 @@ def remove(name: NameArgument) -> None:
 def pause(name: NameArgument, as_json: JsonOption = False) -> None:
     """Pause a schedule. Due times during the pause are neither fired nor counted as missed."""
     record = _with_book(None, lambda book: book.pause(name))
-    _tell(record, f"{name} is paused; `jobctl schedules resume {name}` lets it go on.", as_json)
+    _print_schedule(
+        record, f"{name} is paused; `jobctl schedules resume {name}` lets it go on.", as_json
+    )
 
 
 @app.command()
 def resume(name: NameArgument, as_json: JsonOption = False) -> None:
     """Resume a schedule with its next due time."""
     record = _with_book(None, lambda book: book.resume(name))
-    _tell(record, f"{name} is due at {format_local(record.next_at)}.", as_json)
+    _print_schedule(record, f"{name} is due at {format_local(record.next_at)}.", as_json)
 
 
 @app.command("run")
@@ -178,7 +182,7 @@ def run_now(name: NameArgument, include: IncludeOption = None, as_json: JsonOpti
 
     firing = _with_book(include or [], lambda book: book.run(name, current_user()))
     if as_json:
-        print_json(_shown(firing))
+        print_json(_firing_json(firing))
         return
     echo(firing.job_id or "")
     say(f"A scheduler publishes it; see `jobctl schedules history {name}`.")
@@ -193,7 +197,7 @@ def history(
     """List the results of a schedule's due times, newest first."""
     found = _with_book(None, lambda book: book.history(name, limit))
     if as_json:
-        print_json([_shown(each) for each in found])
+        print_json([_firing_json(each) for each in found])
         return
     if not found:
         say(f"{name} has not been due yet.")
@@ -228,14 +232,14 @@ def _with_book(include: list[str] | None, work: Callable[[Schedules], Awaitable[
     return run(doing())
 
 
-def _tell(record: ScheduleRecord, text: str, as_json: bool) -> None:
+def _print_schedule(record: ScheduleRecord, text: str, as_json: bool) -> None:
     if as_json:
-        print_json(_public(record))
+        print_json(_schedule_json(record))
     else:
         echo(text)
 
 
-def _public(record: ScheduleRecord) -> dict[str, Any]:
+def _schedule_json(record: ScheduleRecord) -> dict[str, Any]:
     from switchyard.cli.base.output import plain
 
     shown: dict[str, Any] = plain(record)
@@ -243,7 +247,7 @@ def _public(record: ScheduleRecord) -> dict[str, Any]:
     return shown
 
 
-def _shown(firing: Firing | None) -> dict[str, Any] | None:
+def _firing_json(firing: Firing | None) -> dict[str, Any] | None:
     from switchyard.cli.base.output import plain
 
     if firing is None:

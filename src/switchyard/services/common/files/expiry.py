@@ -20,7 +20,7 @@ from switchyard.services.common.files.keys import figures_key
 from switchyard.services.common.files.storage import Storage, StoredFile, directory_of
 from switchyard.services.common.files.storage_errors import NotStored
 
-BATCH = 100
+BATCH_SIZE = 100
 """Files between two looks at what is needed by now."""
 _OVERLAP = 10.0
 """Seconds by which clocks of those who make jobs may differ."""
@@ -128,7 +128,7 @@ async def _old(storage: Storage, expiry: Expiry, now: float) -> AsyncIterator[li
         async for stored in storage.list_async(folder):
             if expiry.is_over(stored, now):
                 batch.append(stored)
-            if len(batch) == BATCH:
+            if len(batch) == BATCH_SIZE:
                 yield batch
                 batch = []
     if batch:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterable
 from switchyard.services.common.errors import TemporarilyUnavailable
 from switchyard.services.common.files.storage import Storage
 
-MEASURE_EVERY = 30.0
+MEASURE_INTERVAL = 30.0
 """Seconds for which a measurement of the whole storage holds; uploads are added meanwhile."""
 
 
@@ -21,7 +21,7 @@ class Quota:
     """Counts what this process takes in, on top of what it last measured.
 
     Other processes' uploads are seen at the next measurement, so several of them may together
-    exceed the quota by what they take in within MEASURE_EVERY seconds.
+    exceed the quota by what they take in within MEASURE_INTERVAL seconds.
     """
 
     def __init__(self, storage: Storage, limit: int | None) -> None:
@@ -39,7 +39,7 @@ class Quota:
         if self._limit is None:
             return
         at = self._measured_at
-        if at is None or time.monotonic() - at > MEASURE_EVERY:
+        if at is None or time.monotonic() - at > MEASURE_INTERVAL:
             if self._measuring is None:
                 self._measuring = asyncio.create_task(self._measure())
             # One for all who come meanwhile: a store that says nothing is not waited for in turn.

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 PART_BYTES = 1024 * 1024
 """What a stream of a file holds in memory at once, about."""
 
-PATIENCE = timedelta(seconds=20)
+RETRY_TIMEOUT = timedelta(seconds=20)
 """For how long an object store is asked again that does not answer: jobs are tried again anyway.
 One request is given up by obstore after 30 s."""
-PROMPT = 8.0
+PROMPT_TIMEOUT = 8.0
 """Seconds that a store may say nothing where somebody waits, who can come again."""
 PARTS_AT_ONCE = 2
 """Parts, of 5 MiB each, that are written at the same time and so kept in memory."""
@@ -101,7 +101,7 @@ class Storage:
 
     url: str
     prompt: bool = False
-    """Somebody waits: a store that does not answer is given up after PROMPT."""
+    """Somebody waits: a store that does not answer is given up after PROMPT_TIMEOUT."""
     _opened: list[ObjectStore] = field(
         default_factory=list, init=False, repr=False, compare=False, hash=False
     )
@@ -129,9 +129,9 @@ class Storage:
     @asynccontextmanager
     async def _promptly(self, seconds: float | None = None) -> AsyncIterator[None]:
         """Around what an object store does at once. Raises StorageUnavailable where somebody waits
-        and it takes longer than that, or PROMPT."""
+        and it takes longer than that, or PROMPT_TIMEOUT."""
         try:
-            async with asyncio.timeout((seconds or PROMPT) if self._is_awaited else None):
+            async with asyncio.timeout((seconds or PROMPT_TIMEOUT) if self._is_awaited else None):
                 yield
         except TimeoutError as error:
             raise StorageUnavailable(f"the file storage at {self.url} does not answer") from error
@@ -144,9 +144,9 @@ class Storage:
             return
         task = asyncio.ensure_future(writing)
         try:
-            while not (await asyncio.wait((task,), timeout=PROMPT / 8))[0]:
-                if held.seconds > PROMPT * 3 / 8:
-                    async with self._promptly(PROMPT / 2):
+            while not (await asyncio.wait((task,), timeout=PROMPT_TIMEOUT / 8))[0]:
+                if held.seconds > PROMPT_TIMEOUT * 3 / 8:
+                    async with self._promptly(PROMPT_TIMEOUT / 2):
                         await self.stat_async(key)
                     held.begin()
             task.result()
@@ -166,7 +166,7 @@ class Storage:
             self._opened.append(
                 from_url(self.url, mkdir=True)
                 if local
-                else from_url(self.url, retry_config={"retry_timeout": PATIENCE})
+                else from_url(self.url, retry_config={"retry_timeout": RETRY_TIMEOUT})
             )
         return self._opened[0]
 

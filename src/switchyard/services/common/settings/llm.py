@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings
 from switchyard.broker import patterns
 from switchyard.services.common.prices import ModelPrices
 
-ASKING = 0.9
+CALL_RATIO = 0.9
 """Part of an attempt for its calls, all together: the rest is for reading and writing."""
 
 
@@ -202,7 +202,7 @@ class LlmSettings(BaseSettings):
 
     def llm_call_limit(self, attempt: float) -> float:
         """Seconds that one call may take in an attempt of so many."""
-        return min(self.llm_timeout, ASKING * attempt)
+        return min(self.llm_timeout, CALL_RATIO * attempt)
 
     @property
     def llm_servers(self) -> tuple[LlmServer, ...]:

@@ -18,7 +18,7 @@ from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.errors import ForeignCopy
 from switchyard.broker.lanes import HOT, LANES, Lane
 from switchyard.broker.message import JobMessage
-from switchyard.services.common.durations import LONGEST_RETRY_DELAY
+from switchyard.services.common.durations import MAX_RETRY_DELAY
 from switchyard.services.engine.jobs.retry import Delayed, Died, Failure
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import RowRejected
@@ -30,7 +30,7 @@ from switchyard.services.engine.runtime.followups import FollowUpPublisher
 from switchyard.services.engine.runtime.outcomes import begun_too_often, joined_died
 from switchyard.services.engine.runtime.running_job import RunningJob
 
-MAX_WAIT = timedelta(seconds=LONGEST_RETRY_DELAY)
+MAX_WAIT = timedelta(seconds=MAX_RETRY_DELAY)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.settings import Settings
-from switchyard.services.common.settings.llm import ASKING
+from switchyard.services.common.settings.llm import CALL_RATIO
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import JobType, job
@@ -100,7 +100,7 @@ async def _by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, 
         answer, paid_before = await lane.answer(
             asked,
             urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
-            within=ASKING * SUMMARY_TIMEOUT,
+            within=CALL_RATIO * SUMMARY_TIMEOUT,
             by=asked_by(ctx),
             batch=may_batch(ctx),
         )
