@@ -16,7 +16,7 @@ _BETWEEN_WHOLE = re.compile(r"\s*,\s*(?=[a-zA-Z][a-zA-Z0-9+.-]*://)")
 
 
 def nodes_of(address: str) -> tuple[str, ...]:
-    """The whole address of each node, in the order in which they are named."""
+    """Return the whole address of each node, in the order in which they are named."""
     nodes: list[str] = []
     for whole in _BETWEEN_WHOLE.split(address.strip()):
         scheme, separator, rest = whole.partition("://")
@@ -30,8 +30,8 @@ def nodes_of(address: str) -> tuple[str, ...]:
 
 
 def checked(address: str, schemes: tuple[str, ...], example: str) -> str:
-    """The address as it is. Raises ValueError, which says what is wrong and shows no part of it,
-    for each may be a piece of a password."""
+    """Return the address as it is. Raises ValueError, which says what is wrong and shows no part of
+    it, for each may be a piece of a password."""
     nodes = nodes_of(address)
     if len(nodes) > MAX_NODES:
         raise ValueError(f"names {len(nodes)} nodes; {MAX_NODES} at most")
@@ -77,19 +77,19 @@ def without_login(address: str) -> str:
 
 
 def vhost_of(address: str) -> str:
-    """The virtual host, `/` where it names none."""
+    """Return the virtual host, `/` where it names none."""
     path = urlsplit(nodes_of(address)[0]).path
     return "/" if path in ("", "/") else unquote(path[1:])
 
 
 def with_vhost(address: str, vhost: str) -> str:
-    """The same broker, another virtual host."""
+    """Return the same broker, another virtual host."""
     path = "/" + quote(vhost, safe="")
     return ",".join(urlsplit(node)._replace(path=path).geturl() for node in nodes_of(address))
 
 
 def with_login(address: str, login: str) -> str:
-    """The same nodes for `user:password`, both quoted."""
+    """Return the same nodes for `user:password`, both quoted."""
     parts = [urlsplit(node) for node in nodes_of(address)]
     return ",".join(
         each._replace(netloc=f"{login}@{each.netloc.rpartition('@')[2]}").geturl() for each in parts

@@ -19,7 +19,7 @@ class Connected(Protocol):
     """Something with a socket."""
 
     def fileno(self) -> int:
-        """The socket's; negative where there is none."""
+        """Return the socket's; negative where there is none."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Connecting to whichever of several servers lets us in first."""
+"""Connects to whichever of several servers accepts first."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ async def first_connected(
     failures: type[E] | tuple[type[E], ...],
     close: Callable[[T], Awaitable[None]],
 ) -> T:
-    """What the first attempt to succeed gives; each has a head start of so many seconds before the
-    next, which begins at once when one fails.
+    """Return what the first attempt to succeed gives; each has a head start of so many seconds
+    before the next, which begins at once when one fails.
 
     What else succeeds meanwhile is closed, and no attempt outlives the call. Raises
     AllAttemptsFailed where all raise `failures`; any other error as it is.

@@ -57,7 +57,7 @@ LANES: tuple[Lane, ...] = (HOT, VLM_OCR, MAINTENANCE, BACKFILL)
 
 
 def lane_named(name: str, lanes: Iterable[Lane] = LANES) -> Lane:
-    """The lane of that name. Raises ValueError, naming those there are."""
+    """Return the lane of that name. Raises ValueError, naming those there are."""
     known = tuple(lanes)
     for lane in known:
         if lane.name == name:
@@ -83,12 +83,12 @@ class Route:
 
 
 def queue_name(lane: str, worker: str) -> str:
-    """The queue of one kind of worker in one lane."""
+    """Return the queue of one kind of worker in one lane."""
     return f"{lane}.{worker}"
 
 
 def lane_of(name: str) -> str:
-    """The lane part of a routing key or of a queue's name."""
+    """Return the lane part of a routing key or of a queue's name."""
     return name.partition(".")[0]
 
 

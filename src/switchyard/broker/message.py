@@ -55,7 +55,7 @@ Moment = Annotated[AwareDatetime, AfterValidator(_moment)]
 
 
 def now() -> datetime:
-    """The current time, aware, in UTC."""
+    """Return the current time, aware, in UTC."""
     return datetime.now(UTC)
 
 
@@ -108,8 +108,8 @@ class JobMessage(BaseModel):
     metadata: Metadata = Field(default_factory=Metadata)
 
     def encode(self) -> bytes:
-        """The JSON body, UTF-8. Unset fields are written as null: leaving them out would also
-        drop nulls that another publisher has set in fields of its own."""
+        """Return the JSON body, UTF-8. Unset fields are written as null: leaving them out would
+        also drop nulls that another publisher has set in fields of its own."""
         return self.model_dump_json().encode()
 
     @classmethod
@@ -126,7 +126,7 @@ class JobMessage(BaseModel):
             raise MalformedMessage(describe(error)) from error
 
     def with_metadata(self, **changes: Any) -> JobMessage:
-        """A copy whose metadata has `changes`."""
+        """Return a copy whose metadata has `changes`."""
         return self.model_copy(update={"metadata": self.metadata.model_copy(update=changes)})
 
     @property
@@ -139,8 +139,8 @@ def describe(
     error: ValidationError,
     place: Callable[[Sequence[str | int]], Sequence[str | int]] = lambda steps: steps,
 ) -> str:
-    """A validation error in one line, without the offending values (they may be private). `place`
-    makes of pydantic's steps to a value those that the reader knows."""
+    """Return a validation error in one line, without the offending values (they may be private).
+    `place` makes of pydantic's steps to a value those that the reader knows."""
     parts = []
     for item in error.errors(include_url=False, include_input=False)[:5]:
         where = ".".join(str(step) for step in place(item["loc"]) if step != "[key]")

@@ -108,7 +108,7 @@ IN_WORDS: Mapping[str, str] = MappingProxyType(
 
 
 def complaint(error: Mapping[str, Any]) -> str:
-    """What one of pydantic's errors says, for people: what is allowed rather than how it is
+    """Return what one of pydantic's errors says, for people: what is allowed rather than how it is
     checked. It does not name the offending value, which may be private."""
     message = str(error["msg"])
     if error["type"] == "extra_forbidden":

@@ -153,7 +153,7 @@ class BrokerSettings(BaseSettings):
         return value
 
     def require_amqp_url(self) -> str:
-        """The AMQP address. Raises ValueError when none is set."""
+        """Return the AMQP address. Raises ValueError when none is set."""
         if self.amqp_url is None:
             raise ValueError(
                 "no broker: set JOBS_AMQP_URL, for example amqp://user:password@localhost:5672/"
@@ -161,8 +161,8 @@ class BrokerSettings(BaseSettings):
         return self.amqp_url.get_secret_value()
 
     def require_management_url(self) -> str:
-        """The management address with credentials, of each node; made from the AMQP address where
-        unset. Raises ValueError when neither is set.
+        """Return the management address with credentials, of each node; made from the AMQP address
+        where unset. Raises ValueError when neither is set.
         """
         amqp = self._amqp_nodes()
         if self.management_url is None:

@@ -84,7 +84,7 @@ class TaskSupervisor:
             pause = min(pause * 2, LAST_PAUSE)
 
     async def _end_of(self, work: TaskFactory) -> BaseException | None:
-        """What ended it, unless that is our own cancellation, which goes through."""
+        """Return what ended it, unless that is our own cancellation, which goes through."""
         try:
             await work()
         except asyncio.CancelledError as error:

@@ -19,20 +19,20 @@ _FIRST, _LAST = EARLIEST.timestamp(), LATEST.timestamp()
 
 
 def bounded(value: datetime) -> datetime:
-    """A time with a zone, as it is. Raises ValueError for one that not every zone has."""
+    """Return a time with a zone, as it is. Raises ValueError for one that not every zone has."""
     if not EARLIEST <= value <= LATEST:
         raise ValueError("must be between the years 1 and 9998, in UTC")
     return value
 
 
 def nearest(value: datetime) -> datetime:
-    """The nearest moment to a time with a zone."""
+    """Return the nearest moment to a time with a zone."""
     return max(EARLIEST, min(value, LATEST))
 
 
 def moment_of(text: str) -> datetime | None:
-    """The moment that a text in ISO 8601 says, such as a header's; None where it says none, has no
-    zone, or is beyond the calendar."""
+    """Return the moment that a text in ISO 8601 says, such as a header's; None where it says none,
+    has no zone, or is beyond the calendar."""
     try:
         found = datetime.fromisoformat(text)
         return None if found.tzinfo is None else bounded(found)
@@ -41,15 +41,15 @@ def moment_of(text: str) -> datetime | None:
 
 
 def to_datetime(seconds: float) -> datetime:
-    """Seconds since the epoch as a time in UTC: the nearest moment, the earliest for what is no
-    number. Never raises."""
+    """Return the seconds since the epoch as a time in UTC: the nearest moment, the earliest for
+    what is no number. Never raises."""
     if not seconds >= _FIRST:  # NaN, too
         return EARLIEST
     return LATEST if seconds > _LAST else datetime.fromtimestamp(seconds, UTC)
 
 
 def format_local(seconds: float, *, zoned: bool = False) -> str:
-    """The same in the time zone of this host: `2026-01-05 09:00:00`, with `zoned` also the zone's
-    name. Never raises."""
+    """Return the same in the time zone of this host: `2026-01-05 09:00:00`, with `zoned` also the
+    zone's name. Never raises."""
     written = "%Y-%m-%d %H:%M:%S %Z" if zoned else "%Y-%m-%d %H:%M:%S"
     return time.strftime(written, time.localtime(to_datetime(seconds).timestamp()))

@@ -28,7 +28,7 @@ def writable(text: str, limit: int, *, keep_end: bool = False) -> str:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """What can be named in the place of `name`: the nearest one first, then all."""
+    """Return what can be named in the place of `name`: the nearest one first, then all."""
     names = sorted(known)
     near = get_close_matches(name, names, n=1)
     listed = f"known are: {', '.join(names) or 'none'}"

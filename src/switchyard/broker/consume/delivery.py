@@ -59,15 +59,17 @@ class Delivery:
         )
 
     def ack(self) -> bool:
-        """Done with it. False when the channel is gone: the broker will deliver it again."""
+        """Acknowledge the delivery. False when the channel is gone: the broker will deliver it
+        again."""
         return self._settle() and self._channel.ack(self._tag)
 
     def requeue(self) -> bool:
-        """Back to its queue. False when the channel is gone: the broker has done so already."""
+        """Return the delivery to its queue. False when the channel is gone: the broker has done so
+        already."""
         return self._settle() and self._channel.requeue(self._tag)
 
     def requeue_all_before(self) -> bool:
-        """Back to its queue with all that came before it on its channel and are not settled."""
+        """Return to their queue this delivery and all unsettled ones before it on its channel."""
         return self._settle() and self._channel.requeue(self._tag, multiple=True)
 
     @property
@@ -86,5 +88,5 @@ class Delivery:
         return self._channel.closed.done()
 
     def arrived_on(self, channel: PipelinedChannel) -> bool:
-        """Whether it is that channel's to settle."""
+        """Tell whether it is that channel's to settle."""
         return self._channel is channel

@@ -111,7 +111,7 @@ def end_of(channel: PipelinedChannel) -> asyncio.Event:
 
 
 async def until_event(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `work`, or None when `event` is set first; `work` is cancelled then."""
+    """Return the result of `work`, or None when `event` is set first; `work` is cancelled then."""
     task = asyncio.create_task(work)
     waiting = asyncio.create_task(event.wait())
     try:

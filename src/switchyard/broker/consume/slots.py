@@ -1,4 +1,4 @@
-"""Which delivery has a slot, which one waits, and which one goes back.
+"""Slots: which delivery has one, which waits, and which goes back.
 
 - A slot goes to the most urgent delivery that waits. Lower lanes never use the reserved slots,
   so an urgent job starts at once although every other slot is busy for ten minutes.
@@ -43,7 +43,7 @@ WAIT_TIMEOUT = 1.0
 
 @dataclass(slots=True)
 class LaneQueue:
-    """One queue, and what this worker holds of it."""
+    """One queue, with the deliveries that this worker holds of it."""
 
     name: str
     rank: int
@@ -144,7 +144,7 @@ class Slots:
     # --- what comes in ----------------------------------------------------------------------
 
     def received(self, queue: LaneQueue, channel: PipelinedChannel, message: Incoming) -> None:
-        """A slot for this message, if it may have one; else it waits, or goes back."""
+        """Give a message a slot, if it may have one; else it waits, or goes back."""
         delivery = Delivery.from_incoming(message, queue.name, channel)
         queue.arrived += 1
         if not self.is_open:
@@ -175,7 +175,7 @@ class Slots:
             self._start_wait_timer()
 
     def _has_room(self, queue: LaneQueue) -> bool:
-        """Whether a slot is free for that queue, beyond those that what waits will take."""
+        """Tell whether a slot is free for that queue, beyond those that what waits will take."""
         ahead = sum(each.waiting for each in self.queues[: queue.rank + 1])
         if len(self.running) + ahead >= self._slots:
             return False
@@ -234,7 +234,7 @@ class Slots:
         queue.holds_until = time.monotonic() + ANSWER_TIMEOUT
 
     def unblock_lower_lanes(self, queue: LaneQueue) -> None:
-        """The lanes below need not wait for `queue` any more."""
+        """Let the lanes below start jobs again, as `queue` is empty."""
         queue.holds_until = 0.0
         self.fill()
 

@@ -47,7 +47,7 @@ async def watch(
 
 
 def _gets_too_little(queue: LaneQueue, waiting: QueueSize) -> bool:
-    """Whether a consumer of that queue should be known, or have got something."""
+    """Tell whether a consumer of that queue should be known, or have got something."""
     if queue.state != "consuming":
         return False
     return waiting.consumers == 0 or (waiting.ready > 0 and queue.held < queue.prefetch)

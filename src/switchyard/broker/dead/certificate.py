@@ -130,7 +130,7 @@ class DeadLetterInfo:
 
 
 def unreadable_properties(delivery: Delivery, *, worker: str = "") -> DeadLetterInfo:
-    """The certificate of a message whose properties can't be read, wherever it was found."""
+    """Return the certificate of a message whose properties can't be read, wherever it was found."""
     kept = delivery.properties[:PROPERTIES_LIMIT]
     return DeadLetterInfo(
         Reason.MALFORMED,
@@ -159,15 +159,15 @@ def _is_no_job(certificate: DeadLetterInfo) -> bool:
 def examine(
     headers: Mapping[str, Any], routing_key: str, body: bytes
 ) -> tuple[DeadLetterInfo, JobMessage | None]:
-    """The certificate of a message found in `jobs.dead`, whoever put it there, and its job, where
-    it is one: see `job_in`. `routing_key` is the one that it was delivered with."""
+    """Return the certificate of a message found in `jobs.dead`, whoever put it there, and its job,
+    where it is one: see `job_in`. `routing_key` is the one that it was delivered with."""
     message = _decoded(body)
     certificate = read(headers, routing_key, message.job_type if message is not None else None)
     return certificate, None if _is_no_job(certificate) else message
 
 
 def read(headers: Mapping[str, Any], routing_key: str, job_type: str | None) -> DeadLetterInfo:
-    """The certificate as the headers have it.
+    """Return the certificate as the headers have it.
 
     `job_type` is the one in the body, None where that is no job: a job that the broker took from
     its lane after a retry died under its queue's name, to which nothing is bound.
@@ -217,13 +217,13 @@ def is_certified(headers: Mapping[str, Any]) -> bool:
 
 
 def had_own_expiry(headers: Mapping[str, Any]) -> bool:
-    """Whether the broker has dead-lettered the message by a time limit of its own."""
+    """Tell whether the broker has dead-lettered the message by a time limit of its own."""
     last = _last_death(headers)
     return last is not None and "original-expiration" in last
 
 
 def _last_death(headers: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What the broker says of the message's last death; None where it has not died there."""
+    """Return what the broker says of the message's last death; None where it has not died there."""
     deaths = headers.get("x-death")
     if not isinstance(deaths, list) or not deaths or not isinstance(deaths[0], Mapping):
         return None
@@ -244,12 +244,12 @@ def letter_id(job_id: str | None, body: bytes) -> str:
 
 
 def _key(text: str, otherwise: str) -> str:
-    """A routing key from a header, where it can be one."""
+    """Return a routing key from a header, where it can be one."""
     return text if len(text.encode()) <= MAX_NAME_LENGTH else otherwise
 
 
 def _text(value: object) -> str:
-    """A header's value as text: another program may have written it as bytes."""
+    """Return a header's value as text: another program may have written it as bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else str(value)
 
 

@@ -121,7 +121,7 @@ class ManagementClient(AsyncCloseable):
         return tuple(policy_from(item) for item in await self.get(self._path("operator-policies")))
 
     async def consumers(self) -> tuple[Mapping[str, Any], ...]:
-        """All consumers, each with its `consumer_tag`."""
+        """Return all consumers, each with its `consumer_tag`."""
         return tuple(await self.get(self._path("consumers")))
 
     async def put_exchange(self, exchange: Exchange) -> None:
@@ -188,7 +188,7 @@ class ManagementClient(AsyncCloseable):
         await self._send("PUT", self._path("policies", policy.name), body)
 
     async def has_vhost(self) -> bool:
-        """Whether the broker has the virtual host."""
+        """Tell whether the broker has the virtual host."""
         return bool(await self.get(f"/vhosts/{_quote(self._vhost)}", missing={}))
 
     async def put_vhost(self, user: str) -> None:
@@ -227,7 +227,8 @@ class ManagementClient(AsyncCloseable):
     async def get(
         self, path: str, *, params: Mapping[str, str] | None = None, missing: Any = None
     ) -> Any:
-        """The JSON at a path below `/api`. `missing`, where it is given, stands for a 404."""
+        """Return the JSON at a path below `/api`. `missing`, where it is given, stands for a
+        404."""
         response = await self._http.request("GET", path, params=params)
         if response.status_code == HTTPStatus.NOT_FOUND and missing is not None:
             return missing

@@ -76,8 +76,8 @@ class ManagementHttp:
         params: Mapping[str, str] | None = None,
         body: Any = None,
     ) -> httpx.Response:
-        """What the first node answers that can be reached, whole, of whatever status. `path` is
-        below `/api`. Raises ManagementError."""
+        """Return what the first node answers that can be reached, whole, of whatever status. `path`
+        is below `/api`. Raises ManagementError."""
         every = " or ".join(sorted(self._bases))
         left = len(self._bases)
         while True:

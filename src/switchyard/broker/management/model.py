@@ -87,7 +87,7 @@ class Topology:
     """Names that begin so are this system's; anything else on the broker is not looked at."""
 
     def owns(self, name: str) -> bool:
-        """Whether an exchange, queue or policy of that name is this system's."""
+        """Tell whether an exchange, queue or policy of that name is this system's."""
         return name.startswith(self.prefixes)
 
     @property
@@ -96,5 +96,5 @@ class Topology:
         return frozenset(each.destination for each in self.bindings if each.source == JOBS_EXCHANGE)
 
     def policy_of(self, queue: str) -> Policy | None:
-        """The declared policy that must be in force on a queue."""
+        """Return the declared policy that must be in force on a queue."""
         return next((p for p in self.policies if re.search(p.pattern, queue)), None)

@@ -42,7 +42,7 @@ class KnownQueues:
         self._asking: dict[str, asyncio.Task[bool]] = {}
 
     async def has(self, connection: Connection, queue: str, limit: float) -> bool | None:
-        """Whether there is such a queue with its bindings; None where no answer comes within
+        """Tell whether there is such a queue with its bindings; None where no answer comes within
         `limit` seconds."""
         if connection is not self._connection:
             self._connection = connection

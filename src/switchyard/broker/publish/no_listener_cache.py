@@ -40,7 +40,7 @@ class NoListenerCache:
         """By exchange and routing key."""
 
     def is_unheard(self, exchange: str, routing_key: str) -> bool:
-        """Whether the next one need not be sent. Else it has to be: see `sent`."""
+        """Tell whether the next one need not be sent. Else it has to be: see `sent`."""
         rest = self._resting.get((exchange, routing_key))
         return rest is not None and time.monotonic() < rest.ask_at
 

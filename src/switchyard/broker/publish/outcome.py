@@ -1,4 +1,4 @@
-"""What a publish is and how it can end, the same for both publishers.
+"""Publishes and their outcomes, the same for both publishers.
 
 Both take `Outgoing` and give a `Result` for each; which errors there are, and what becomes of a job
 whose lane is full, is decided here.
@@ -78,7 +78,7 @@ def outcome_name(result: Result) -> str:
 
 
 def counted_lane(routing_key: str) -> str:
-    """The lane of that key, `other` for what is none: a closed set, for counting."""
+    """Return the lane of that key, `other` for what is none: a closed set, for counting."""
     lane = lane_of(routing_key)
     return lane if lane in _LANE_NAMES else "other"
 
@@ -86,9 +86,9 @@ def counted_lane(routing_key: str) -> str:
 def envelope_of(
     message: JobMessage, headers: dict[str, Any] | None = None, *, body: bytes | None = None
 ) -> Envelope:
-    """The message as it travels: AMQP properties repeat what routing and tools need. `body` is the
-    one that it came with, where nothing has changed in it. Raises NeverTaken for a job that can't
-    be written as JSON."""
+    """Return the message as it travels: AMQP properties repeat what routing and tools need. `body`
+    is the one that it came with, where nothing has changed in it. Raises NeverTaken for a job that
+    can't be written as JSON."""
     try:
         encoded = message.encode() if body is None else body
     except ValueError as error:  # half of a surrogate pair; a value that JSON has no form for
@@ -104,12 +104,12 @@ def envelope_of(
 
 
 def queued_now(message: JobMessage) -> JobMessage:
-    """The message, stamped with the time at which it enters its lane."""
+    """Return the message, stamped with the time at which it enters its lane."""
     return message.with_metadata(queued_at=now())
 
 
 def broker_parks_overflow(profile: Profile) -> bool:
-    """Whether a full hot queue dead-letters the newcomer by itself.
+    """Tell whether a full hot queue dead-letters the newcomer by itself.
 
     Quorum queues don't know `reject-publish-dlx` (measured on 4.3.6: they fall back to dropping
     the head), so there the publisher puts what was refused into the dead letters.
@@ -118,7 +118,7 @@ def broker_parks_overflow(profile: Profile) -> bool:
 
 
 def overflowed(routing_key: str) -> DeadLetterInfo:
-    """The certificate of a job that its full lane refused."""
+    """Return the certificate of a job that its full lane refused."""
     return DeadLetterInfo(Reason.OVERFLOWED, routing_key, message="the lane was full")
 
 
@@ -126,12 +126,12 @@ _PARKING_LANES = frozenset(lane.name for lane in LANES if lane.dead_letters_over
 
 
 def lane_full(routing_key: str) -> LaneFull:
-    """What a nack means for a job that was published to its lane."""
+    """Return what a nack means for a job that was published to its lane."""
     return LaneFull(routing_key, dead_lettered=lane_of(routing_key) in _PARKING_LANES)
 
 
 def letter_to_park(job: Outgoing, profile: Profile) -> Envelope | None:
-    """The dead letter that the publisher itself must send when `job` found its lane full.
+    """Return the dead letter that the publisher itself must send when `job` found its lane full.
 
     None when nothing is kept of it, or when the broker has dead-lettered it already.
     """
@@ -158,7 +158,7 @@ def held() -> BrokerUnavailable:
 
 
 def unconfirmed(timeout: float) -> BrokerUnavailable:
-    """A publish that the broker did not confirm in time."""
+    """Return a publish that the broker did not confirm in time."""
     return BrokerUnavailable(f"no confirm within {timeout:g} s", maybe_accepted=True)
 
 

@@ -238,16 +238,16 @@ class Publisher(AsyncCloseable):
         return _Sent(confirm, channel, time.monotonic())
 
     async def _lacks(self, channel: PipelinedChannel, queue: str) -> bool:
-        """Whether the broker of that channel is known to lack the queue, or its bindings. A slow
-        one refuses nothing. The job leaves on the same channel or not at all: the next connection
-        may be to a broker that is empty."""
+        """Tell whether the broker of that channel is known to lack the queue, or its bindings. A
+        slow one refuses nothing. The job leaves on the same channel or not at all: the next
+        connection may be to a broker that is empty."""
         connection = channel.connection
         if not isinstance(connection, Connection):
             return False
         return await self._queues.has(connection, queue, self.queue_patience) is False
 
     def _ready(self) -> PipelinedChannel | None:
-        """The channel, if a publish can leave on it now."""
+        """Return the channel, if a publish can leave on it now."""
         self._begin_in_child()
         channel = self._channel
         if (

@@ -110,7 +110,7 @@ class Session:
         raise away(f"can't connect to the broker at {'; '.join(reasons)}")
 
     def fileno(self) -> int:
-        """The number of the socket; -1 without one."""
+        """Return the number of the socket; -1 without one."""
         transport = getattr(self._connection, "_transport", None)
         sock = None if transport is None else transport._sock
         return -1 if sock is None else int(sock.fileno())
@@ -302,7 +302,7 @@ def _tls(options: dict[str, str]) -> ssl.SSLContext:
 
 
 def _reason(error: BaseException) -> str:
-    """What pika's error is about, without its wrappers."""
+    """Return what pika's error is about, without its wrappers."""
     while True:
         if isinstance(error, AMQPConnectionWorkflowFailed):
             error = error.exceptions[-1]

@@ -52,7 +52,8 @@ def build(
     lanes: Sequence[Lane] = LANES,
     retry_delays: Sequence[float] = RETRY_DELAYS,
 ) -> Topology:
-    """The topology of a profile. Equal input gives an equal topology, in whatever order it comes.
+    """Return the topology of a profile. Equal input gives an equal topology, in whatever order it
+    comes.
 
     A lane has a queue for each of its own workers and for each worker that a route names.
     `retry_delays` are seconds, at least one millisecond.

@@ -12,7 +12,7 @@ from switchyard.broker.management.model import (
 
 
 def render(topology: Topology, *, vhost: str = "/") -> dict[str, list[dict[str, Any]]]:
-    """The definitions that RabbitMQ imports, at boot or through its management API.
+    """Return the definitions that RabbitMQ imports, at boot or through its management API.
 
     Without users and permissions. Every object names its virtual host, because a blank node has
     none; 3.10 also needs `durable` and `auto_delete`.

@@ -101,7 +101,7 @@ def diff(topology: Topology, live: LiveTopology) -> list[Difference]:
 
 
 def _rank(difference: Difference) -> int:
-    """The place of a difference in the order of changes."""
+    """Return the place of a difference in the order of changes."""
     if difference.problem is Deviation.UNFINISHED:
         return 9
     match difference.subject:
@@ -173,7 +173,7 @@ def _bindings(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
 
 
 def _is_wrong_worker(topology: Topology, binding: Binding, right_queue: str) -> bool:
-    """Whether a live binding for a declared key is one of ours that has had its day. One to a
+    """Tell whether a live binding for a declared key is one of ours that has had its day. One to a
     queue of somebody else (an audit trail, say) is theirs, and harmless."""
     return (
         binding.source == JOBS_EXCHANGE
@@ -185,7 +185,7 @@ def _is_wrong_worker(topology: Topology, binding: Binding, right_queue: str) -> 
 
 
 def _is_misled(topology: Topology, binding: Binding) -> bool:
-    """Whether a live binding brings events or commands into a queue or an exchange of ours."""
+    """Tell whether a live binding brings events or commands into a queue or an exchange of ours."""
     if binding.source not in _OPEN_EXCHANGES:
         return False
     if binding.destination_type == "queue":
@@ -253,7 +253,7 @@ def _policies_in_force(topology: Topology, live: LiveTopology) -> Iterator[Diffe
 def _operator_changes(
     policy: Policy | None, actual: LiveQueue, operator_policies: Iterable[Policy]
 ) -> str:
-    """What an operator policy changes in a queue; empty when nothing.
+    """Return what an operator policy changes in a queue; empty when nothing.
 
     The broker merges the operator policy of highest priority into the policy: a key that only
     it has is added, of two limits the lower one counts.
@@ -286,7 +286,7 @@ def _matches(policy: Policy, queue: LiveQueue) -> bool:
 
 
 def _limit(value: object) -> float:
-    """A limit for comparison; a negative one means none."""
+    """Return a limit for comparison; a negative one means none."""
     if isinstance(value, int | float) and value >= 0:
         return float(value)
     return float("inf")

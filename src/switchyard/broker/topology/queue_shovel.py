@@ -1,4 +1,4 @@
-"""Moving all that waits in one queue to another, confirmed before it is acknowledged."""
+"""Moves all messages of one queue to another, confirmed before they are acknowledged."""
 
 from __future__ import annotations
 

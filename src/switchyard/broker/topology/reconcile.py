@@ -89,8 +89,8 @@ def _is_missing_queue(difference: Difference) -> bool:
 
 
 def _mark_of(queue: str) -> Exchange:
-    """What is there while the queue is being made. Durable: a broker that is restarted meanwhile
-    has the queue, and perhaps not all of its bindings."""
+    """Return what is there while the queue is being made. Durable: a broker that is restarted
+    meanwhile has the queue, and perhaps not all of its bindings."""
     return Exchange(queue + UNBOUND, "fanout")
 
 

@@ -105,8 +105,8 @@ def _why_none(failed: Sequence[Exception]) -> BrokerUnavailable:
 
 
 def _refused(error: BaseException | None, close_reason: str) -> str | None:
-    """What the broker lets nobody in by, if that is what has happened; `close_reason` is what it
-    said when it closed the connection."""
+    """Return what the broker lets nobody in by, if that is what has happened; `close_reason` is
+    what it said when it closed the connection."""
     if isinstance(error, AuthenticationError | ProbableAuthenticationError):
         return "user or password"
     # A close in answer to the opening. A limit has the same code; and a broker that is stopping, or
@@ -118,7 +118,7 @@ def _refused(error: BaseException | None, close_reason: str) -> str | None:
 
 
 def underlying(connection: AbstractConnection) -> Connection:
-    """The aiormq connection below an aio-pika one."""
+    """Return the aiormq connection below an aio-pika one."""
     transport = connection.transport
     if transport is None or not isinstance(transport.connection, Connection):
         raise BrokerUnavailable("the connection is closed", maybe_accepted=False)
@@ -126,7 +126,7 @@ def underlying(connection: AbstractConnection) -> Connection:
 
 
 def is_blocked(connection: AiormqConnection) -> bool:
-    """Whether the broker has said `connection.blocked` (a memory or disk alarm)."""
+    """Tell whether the broker has said `connection.blocked` (a memory or disk alarm)."""
     # `ready()` ends at once unless the connection is blocked: one step tells, without waiting.
     ready = connection.ready()
     try:

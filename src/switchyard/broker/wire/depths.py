@@ -50,15 +50,15 @@ class QueueSize:
 async def waiting_in(
     channel: PipelinedChannel, queue: str, *, limit: float | None = ANSWER_TIMEOUT
 ) -> QueueSize:
-    """A queue's numbers. Raises one of CHANNEL_ERRORS, also where there is no such queue or no
-    answer time_limit `limit` seconds; either ends the channel, and all that it holds goes back."""
+    """Return a queue's numbers. Raises one of CHANNEL_ERRORS, also where there is no such queue or
+    no answer within `limit` seconds; either ends the channel, and all that it holds goes back."""
     async with time_limit(limit):
         declared = await channel.queue_declare(queue, passive=True)
     return QueueSize(declared.message_count or 0, declared.consumer_count or 0)
 
 
 async def ask_queue(connection: Connection, queue: str) -> QueueSize | None:
-    """A queue's numbers; None where there is no such queue. Raises one of CHANNEL_ERRORS."""
+    """Return a queue's numbers; None where there is no such queue. Raises one of CHANNEL_ERRORS."""
     # A channel for each: the broker closes the channel on which one was not found.
     channel = await open_channel(connection, confirms=False)
     try:
@@ -70,7 +70,7 @@ async def ask_queue(connection: Connection, queue: str) -> QueueSize | None:
 
 
 async def is_unbound(connection: Connection, queue: str) -> bool:
-    """Whether a lane's queue is there already and its bindings may not be: `topology apply` is
+    """Tell whether a lane's queue is there already and its bindings may not be: `topology apply` is
     making them, or was broken off. Raises one of CHANNEL_ERRORS."""
     channel = await open_channel(connection, confirms=False)
     try:
@@ -84,8 +84,8 @@ async def is_unbound(connection: Connection, queue: str) -> bool:
 
 
 async def ask_lane_queue(connection: Connection, queue: str, limit: int | None) -> QueueSize | None:
-    """The same of a lane's queue, whose length limit that is. While it is remade with another type
-    it takes nothing, or is not there: then, of the queue that stands in for it."""
+    """Return the same of a lane's queue, whose length limit that is. While it is remade with
+    another type it takes nothing, or is not there: then, of the queue that stands in for it."""
     found = await ask_queue(connection, queue)
     if found is not None and limit != 0:
         return found
@@ -120,9 +120,9 @@ class HiddenQueues:
         self._until = 0.0
 
     async def waiting(self, *, fresh: bool = False) -> Mapping[str, QueueSize]:
-        """The numbers of all queues of the virtual host, by name, at most half a second old, or
-        `fresh`. Raises BrokerUnavailable where they can't be had; that is found out anew after half
-        a minute."""
+        """Return the numbers of all queues of the virtual host, by name, at most half a second old,
+        or `fresh`. Raises BrokerUnavailable where they can't be had; that is found out anew after
+        half a minute."""
         if time.monotonic() >= self._until or (fresh and self._trouble is None):
             await self._query()
         if self._trouble is not None:

@@ -124,7 +124,7 @@ def encode_publish(
     *,
     mandatory: bool = True,
 ) -> bytes:
-    """The frames of one persistent basic.publish, ready to be written.
+    """Return the frames of one persistent basic.publish, ready to be written.
 
     Raises NeverTaken when a name, id or header does not fit into AMQP.
     """

@@ -41,7 +41,7 @@ that has fallen silent, too, and take half a minute."""
 
 @contextmanager
 def library_calls() -> Iterator[None]:
-    """Around calls of aiormq and of nothing else: what they raise is one of CHANNEL_ERRORS.
+    """Wrap calls of aiormq, and nothing else: what they raise is one of CHANNEL_ERRORS.
 
     A cancellation of the task goes through; one that aiormq made up does not.
     """
@@ -63,9 +63,9 @@ def library_calls() -> Iterator[None]:
 
 @asynccontextmanager
 async def time_limit(seconds: float | None = ANSWER_TIMEOUT) -> AsyncIterator[None]:
-    """Around calls that a broker answers at once, however much it has to do.
+    """Wrap calls that a broker answers at once, however much it has to do.
 
-    Raises TimeoutError, which is one of CHANNEL_ERRORS, where it does not time_limit so many
+    Raises TimeoutError, which is one of CHANNEL_ERRORS, where it does not within so many
     seconds; None waits for as long as the connection lasts.
     """
     try:
@@ -82,8 +82,8 @@ there."""
 
 
 def away(text: str) -> BrokerUnavailable:
-    """The error of a connection that could not be made or used, by what is known of the reason;
-    nothing was published."""
+    """Return the error of a connection that could not be made or used, by what is known of the
+    reason; nothing was published."""
     kind = LimitReached if _LIMIT.search(text) else BrokerUnavailable
     return kind(text, maybe_accepted=False)
 
@@ -127,8 +127,8 @@ class Loss:
     reason: str
 
     def as_error(self, exchange: str, routing_key: str, size: int, *, alone: bool) -> PublishError:
-        """What the loss means for one of the publishes that waited for their confirm; `alone`: it
-        was the only one. `size` is that of its body in bytes.
+        """Return what the loss means for one of the publishes that waited for their confirm;
+        `alone`: it was the only one. `size` is that of its body in bytes.
 
         The broker does not say which message it has refused, but what it was: its size, where it
         went. Of others, whichever was alone is to blame; if several were, any of them may be.

@@ -65,7 +65,7 @@ class FrameTap(asyncio.StreamReader):
             del self._sinks[channel]
 
     def fileno(self) -> int:
-        """The number of the socket; -1 without one."""
+        """Return the number of the socket; -1 without one."""
         connected = self.connected
         sock = None if connected is None else connected.get_extra_info("socket")
         return -1 if sock is None else int(sock.fileno())
@@ -152,7 +152,7 @@ class TappedTransport(TransportFactory):
 
 
 def tap_of(connection: Connection) -> FrameTap:
-    """The tap of a connection that was opened with a TappedTransport."""
+    """Return the tap of a connection that was opened with a TappedTransport."""
     transport = connection._transport_factory
     if not isinstance(transport, TappedTransport) or transport.tap is None:
         raise TypeError("open the connection with switchyard.broker.wire.connection.connect")

@@ -125,7 +125,7 @@ def _read_properties(message: Incoming, flags: int, raw: bytes, at: int) -> None
 
 
 def _short(raw: bytes, at: int) -> tuple[str, int]:
-    """A short string, and where the next value begins.
+    """Return a short string, and where the next value begins.
 
     With question marks for what is no UTF-8. It must not become longer than it was: what came in
     as a name or id has to fit where it goes out again, into 255 bytes.

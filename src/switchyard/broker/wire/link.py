@@ -1,4 +1,4 @@
-"""Staying connected: one connection that is opened again whenever it was lost."""
+"""One connection to the broker, opened again whenever it was lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Link:
         return self._connection is not None and not self._connection.is_closed
 
     async def connection(self) -> Connection:
-        """The open connection; waits, with backoff, for as long as the broker is away."""
+        """Return the open connection; waits, with backoff, for as long as the broker is away."""
         delay = FIRST_BACKOFF
         while True:
             try:
@@ -65,7 +65,8 @@ class Link:
                 delay = min(delay * 2, LAST_CONNECT_TIMEOUT)
 
     async def connection_now(self) -> Connection:
-        """The open connection, after at most one attempt to connect. Raises BrokerUnavailable."""
+        """Return the open connection, after at most one attempt to connect. Raises
+        BrokerUnavailable."""
         async with self._lock:
             if self._connection is None or self._connection.is_closed:
                 await self._drop()

@@ -86,7 +86,7 @@ async def create_key(ledger: Ledger, name: str, scopes: Iterable[Scope]) -> NewK
 
 
 def configured_keys(text: str) -> dict[str, Principal]:
-    """The keys of JOBS_API_KEYS by their hashes: `KEY` (every scope) or `KEY:read+publish`,
+    """Return the keys of JOBS_API_KEYS by their hashes: `KEY` (every scope) or `KEY:read+publish`,
     separated by commas. Raises InvalidKeySetting."""
     found: dict[str, Principal] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
@@ -149,7 +149,7 @@ class ApiKeyStore:
         return principal
 
     async def has_keys(self) -> bool:
-        """Whether there is any key, also a revoked one: then nobody gets in without one.
+        """Tell whether there is any key, also a revoked one: then nobody gets in without one.
 
         At most a second old; once True, always True. Raises LedgerError.
         """
@@ -159,7 +159,7 @@ class ApiKeyStore:
         return self._any
 
     async def has_usable_keys(self) -> bool:
-        """Whether somebody could get in with a key. Raises LedgerError."""
+        """Tell whether somebody could get in with a key. Raises LedgerError."""
         if self._configured:
             return True
         return any(key.revoked_at is None for key in await self._ledger.api_keys.list_api_keys())

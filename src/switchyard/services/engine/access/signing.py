@@ -16,17 +16,17 @@ HEADER = "X-Switchyard-Signature"
 
 
 def signature(body: bytes, secret: str, *, prefix: str = PREFIX) -> str:
-    """The value of the header: the prefix and hexadecimal digits."""
+    """Return the value of the header: the prefix and hexadecimal digits."""
     return prefix + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
 
 
 def may_be_signature(given: str, *, prefix: str = PREFIX) -> bool:
-    """Whether that has the form of one, whatever it signs."""
+    """Tell whether that has the form of one, whatever it signs."""
     digits = given.strip().removeprefix(prefix)
     return given.strip().startswith(prefix) and re.fullmatch(r"[0-9a-f]{64}", digits) is not None
 
 
 def is_signed(body: bytes, given: str, secret: str, *, prefix: str = PREFIX) -> bool:
-    """Whether the signature is that of these bytes; takes as long for a wrong one."""
+    """Tell whether the signature is that of these bytes; takes as long for a wrong one."""
     expected = signature(body, secret, prefix=prefix).encode()
     return hmac.compare_digest(expected, given.strip().encode("utf-8", "replace"))

@@ -93,7 +93,7 @@ class Alerter:
             self._log.info("alert sent", alert=alert.key, status=alert.status)
 
     async def _delivered(self, alert: Alert) -> bool:
-        """Whether it was taken. One that is refused again and again holds up no other."""
+        """Tell whether it was taken. One that is refused again and again holds up no other."""
         try:
             await self._post(alert)
         except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -40,7 +40,7 @@ class Alert:
         return "\n".join(line for line in lines if line)
 
     def body(self, form: Form) -> bytes:
-        """What is sent: for Slack and what understands its messages the text alone."""
+        """Return what is sent: for Slack and what understands its messages the text alone."""
         if form == "slack":
             content: dict[str, object] = {"text": _plain(self.text)}
         else:
@@ -55,7 +55,7 @@ def _plain(text: str) -> str:
 
 
 def of_check(check: Diagnostic, *, firing: bool, system: str, at: float) -> Alert:
-    """What the doctor has found, or finds no more."""
+    """Return what the doctor has found, or finds no more."""
     return Alert(
         key=str(check.finding),
         status="firing" if firing else "resolved",
@@ -68,7 +68,7 @@ def of_check(check: Diagnostic, *, firing: bool, system: str, at: float) -> Aler
 
 
 def of_operation(operation: BulkOperation, *, system: str, at: float) -> Alert:
-    """A backfill or redrive that has come to its end, or stands until somebody acts."""
+    """Return a backfill or redrive that has come to its end, or stands until somebody acts."""
     note = f": {operation.note}" if operation.note else ""
     command = "backfill" if operation.kind == "backfill" else "dead redrives"
     return Alert(

@@ -136,8 +136,8 @@ async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
 async def _told(
     payload: Notice, ctx: JobContext, ledger: Ledger
 ) -> Mapping[str, Any] | Snooze | None:
-    """What is said; Snooze before the end of what another has started, None where there is nothing
-    to tell of now."""
+    """Return what is said; Snooze before the end of what another has started, None where there is
+    nothing to tell of now."""
     if payload.backfill_id is not None:
         return await _of_backfill(payload.backfill_id, ledger)
     first = await ledger.job_reads.get(payload.job_id or "")
@@ -213,7 +213,7 @@ async def _of_backfill(backfill_id: str, ledger: Ledger) -> Mapping[str, Any] | 
 
 
 async def _found(url: str, guard: SsrfGuard) -> tuple[SsrfGuard, str]:
-    """A guard for this URL that leads to one checked address, and that address. Raises
+    """Return a guard for this URL that leads to one checked address, and that address. Raises
     FetchRefused, FetchFailed."""
     from switchyard.services.common.files.safe_http import FetchFailed, checked_url
 

@@ -38,7 +38,7 @@ INPUT_PREFIX = "backfills"
 
 
 def format_of(name: str) -> FileFormat:
-    """The format that a file's name tells."""
+    """Return the format that a file's name tells."""
     if name.endswith((".jsonl", ".ndjson")):
         return FileFormat.JSONL
     return FileFormat.CSV if name.endswith(".csv") else FileFormat.LINES

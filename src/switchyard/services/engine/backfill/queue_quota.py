@@ -36,7 +36,7 @@ class QueueQuota:
 
 
 def target_of(sources: Sources, registry: Registry) -> Target:
-    """How a scheduler that knows these tells a backfill's queue."""
+    """Tell how a scheduler that knows these tells a backfill's queue."""
 
     def target(record: Mapping[str, Any]) -> tuple[str, float] | None:
         try:

@@ -30,8 +30,8 @@ class ReadAhead(AsyncCloseable, Generic[T]):
         return not self._waiting
 
     async def take(self, most: int) -> list[T]:
-        """The next items, at least one; none at the end. Raises what the iterator raised, once
-        everything before that was taken."""
+        """Return the next items, at least one; none at the end. Raises what the iterator raised,
+        once everything before that was taken."""
         assert self._task is not None
         while not self._waiting:
             if self._task.done():

@@ -110,7 +110,7 @@ class Source(ABC):
         """
 
     async def total(self) -> int | None:
-        """How many items there are in all; None where that is not known. Raises SourceAway,
+        """Return how many items there are in all; None where that is not known. Raises SourceAway,
         SourceFailed."""
         return None
 
@@ -154,7 +154,7 @@ class Sources:
 
     @classmethod
     def load(cls, modules: Iterable[str] = ()) -> Sources:
-        """The built-in sources and those of these modules. Raises InvalidBackfill."""
+        """Return the built-in sources and those of these modules. Raises InvalidBackfill."""
         found: dict[type[Source], None] = {}
         for name in dict.fromkeys((*source_modules(), *modules)):
             try:
@@ -183,8 +183,8 @@ class Sources:
     def open(
         self, name: str, options: Mapping[str, Any], context: SourceContext, *, remote: bool = True
     ) -> Source:
-        """The source of that name with these options; with `remote` they come from outside, and
-        none that is LocalOnly may be set. Raises InvalidBackfill."""
+        """Return the source of that name with these options; with `remote` they come from outside,
+        and none that is LocalOnly may be set. Raises InvalidBackfill."""
         source = self.get(name)
         try:
             given = source.Options.model_validate(options)

@@ -152,7 +152,7 @@ def item_job_id(operation_id: str, key: str) -> str:
 
 
 def then_id_of(operation_id: str) -> str:
-    """The id of the job that follows a backfill's end."""
+    """Return the id of the job that follows a backfill's end."""
     return str(uuid5(_NAMESPACE, f"{operation_id}/{_THEN}"))
 
 

@@ -91,7 +91,7 @@ class Backfills:
         return cls(settings, registry, ledger, storage, sources, patience)
 
     def open_source(self, spec: BackfillSpec, started_at: float) -> Source:
-        """The source of a spec. Raises InvalidBackfill."""
+        """Return the source of a spec. Raises InvalidBackfill."""
         context = SourceContext(self.settings, self.ledger, self.storage, started_at, self.patience)
         return self.sources.open(spec.source, spec.options, context, remote=spec.remote)
 

@@ -30,7 +30,7 @@ class Overgrown(Unfillable):
 
 
 def render(template: Any, values: Mapping[str, Any]) -> Any:
-    """The template with the item's values in it.
+    """Return the template with the item's values in it.
 
     A text that is nothing but `{field}` becomes the value as it is, of whatever type; within a
     longer text it becomes text. `{a.b}` is field `b` of object `a`; `{{` and `}}` are braces.

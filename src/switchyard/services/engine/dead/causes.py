@@ -77,7 +77,7 @@ def cause_of(
     message: str | None,
     traceback: str | None,
 ) -> Cause:
-    """The cause of a death. Never raises."""
+    """Return the cause of a death. Never raises."""
     return Cause(
         reason=reason,
         error_type=error_type or "",
@@ -88,7 +88,8 @@ def cause_of(
 
 
 def normalised(message: str) -> str:
-    """A message with placeholders for numbers, ids, paths, times and quoted text, in one line."""
+    """Return a message with placeholders for numbers, ids, paths, times and quoted text, in one
+    line."""
     text = message[: MESSAGE_LENGTH * 4]
     for pattern, placeholder in _PLACEHOLDERS:
         text = pattern.sub(placeholder, text)
@@ -96,7 +97,7 @@ def normalised(message: str) -> str:
 
 
 def location_of(traceback: str) -> str:
-    """Where it happened: the innermost frame of the job's own code, without its line number,
+    """Return where it happened: the innermost frame of the job's own code, without its line number,
     which every edit of the file moves."""
     frames = [(each["file"], each["function"].strip()) for each in _FRAME.finditer(traceback)]
     own = [

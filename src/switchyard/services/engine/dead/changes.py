@@ -148,7 +148,7 @@ def why_no_job(letter: DeadLetterLike) -> str:
 
 
 def edit_name(letter_id: str, redrives: int) -> str:
-    """What `edited_from` in a message's metadata says: the letter, and which death of it."""
+    """Return what `edited_from` in a message's metadata says: the letter, and which death of it."""
     return f"{letter_id}/{redrives}"
 
 
@@ -177,8 +177,8 @@ def _altered(letter: DeadLetterLike, change: Change, job_type: str) -> JobMessag
 
 
 def merged(target: Any, patch: Any) -> Any:
-    """The target with a JSON merge patch (RFC 7396): null removes, objects are merged, anything
-    else replaces."""
+    """Return the target with a JSON merge patch (RFC 7396): null removes, objects are merged,
+    anything else replaces."""
     if not isinstance(patch, Mapping):
         return patch
     result = dict(target) if isinstance(target, Mapping) else {}
@@ -226,7 +226,7 @@ def _assign(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def difference(before: Any, after: Any) -> list[str]:
-    """The lines of a unified diff between two JSON values; none where they are the same."""
+    """Return the lines of a unified diff between two JSON values; none where they are the same."""
     old, new = (
         json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).splitlines()
         for value in (before, after)

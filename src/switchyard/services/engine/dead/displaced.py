@@ -38,7 +38,7 @@ for a job without a record."""
 async def classify_displaced(
     ledger: Ledger, letters: Sequence[QueuedDeadLetter]
 ) -> list[QueuedDeadLetter]:
-    """The letters as they are to be taken: see `reclassify_collisions`, too. Raises
+    """Return the letters as they are to be taken: see `reclassify_collisions`, too. Raises
     LedgerUnavailable."""
     found = await reclassify_collisions(ledger, letters)
     thrown_out = {place for place, letter in enumerate(found) if _may_be_thrown_out(letter)}
@@ -65,7 +65,7 @@ async def classify_displaced(
 
 
 def _went_astray(letter: QueuedDeadLetter) -> bool:
-    """Whether no queue was bound to its key, and its message may be a job of ours."""
+    """Tell whether no queue was bound to its key, and its message may be a job of ours."""
     is_unroutable = letter.certificate.reason is Reason.UNROUTABLE
     return is_unroutable and letter.message is not None and not letter.is_ours
 
@@ -80,7 +80,7 @@ def _may_be_thrown_out(letter: QueuedDeadLetter) -> bool:
 
 
 def _was_taken(letter: QueuedDeadLetter, state: State | None) -> bool:
-    """Whether the broker had confirmed the job, which is in that state by now."""
+    """Tell whether the broker had confirmed the job, which is in that state by now."""
     if state is State.DEAD:
         return False
     if state is not None and state not in UNCONFIRMED:
@@ -90,7 +90,7 @@ def _was_taken(letter: QueuedDeadLetter, state: State | None) -> bool:
 
 
 def as_overflowed(letter: QueuedDeadLetter) -> QueuedDeadLetter:
-    """A displaced letter as one that its lane has refused, or that no queue took."""
+    """Return a displaced letter as one that its lane has refused, or that no queue took."""
     if letter.certificate.error_type == UNBOUND:
         certificate = DeadLetterInfo(
             Reason.UNROUTABLE,

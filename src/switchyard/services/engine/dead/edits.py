@@ -47,7 +47,7 @@ async def undo(
 async def latest_edits(
     ledger: Ledger, *, letter_ids: Sequence[str] = (), operation_id: str | None = None
 ) -> list[LetterEdit]:
-    """The last edit of each letter, or all of an operation. Raises NothingToUndo."""
+    """Return the last edit of each letter, or all of an operation. Raises NothingToUndo."""
     found: list[LetterEdit] = []
     for letter_id in letter_ids:
         edits = await ledger.redrives.letter_edits(letter_id=letter_id, limit=1)
@@ -105,5 +105,5 @@ def _job(message: JobMessage, certificate: DeadLetterInfo, registry: Registry) -
 
 
 def payloads(edit: LetterEdit) -> tuple[object, object]:
-    """The payload before and after an edit."""
+    """Return the payload before and after an edit."""
     return json.loads(edit.original).get("payload"), json.loads(edit.edited).get("payload")

@@ -64,7 +64,7 @@ class Imported:
 
 
 def line_of(letter: DeadLetter) -> str:
-    """A letter as one line, without a line break."""
+    """Return a letter as one line, without a line break."""
     certificate = certificate_of(letter)
     line: dict[str, Any] = {
         "format": FORMAT,
@@ -90,7 +90,7 @@ def line_of(letter: DeadLetter) -> str:
 
 
 def parse_line(text: str | bytes) -> StoredLetter:
-    """The letter of a line. Raises InvalidLine."""
+    """Return the letter of a line. Raises InvalidLine."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -20,8 +20,8 @@ from switchyard.services.engine.records.requests import FoundLetter
 async def reclassify_collisions(
     ledger: Ledger, letters: Sequence[QueuedDeadLetter]
 ) -> list[QueuedDeadLetter]:
-    """The letters; those that are not the job whose id they carry as `malformed`, under an id of
-    their own. Raises LedgerUnavailable."""
+    """Return the letters; those that are not the job whose id they carry as `malformed`, under an
+    id of their own. Raises LedgerUnavailable."""
     jobs = [
         (place, _collisions(each, each.message))
         for place, each in enumerate(letters)

@@ -29,6 +29,7 @@ async def require_group(ledger: Ledger, which: LetterFilter) -> None:
 
 
 async def with_full_ids(ledger: Ledger, which: LetterFilter) -> LetterFilter:
-    """The filter with whole ids, where it has the first characters of some. Raises AmbiguousId."""
+    """Return the filter with whole ids, where it has the first characters of some. Raises
+    AmbiguousId."""
     ids = [await ledger.short_ids.full_id(Among.DEAD_LETTERS, each) for each in which.ids]
     return replace(which, ids=frozenset(ids))

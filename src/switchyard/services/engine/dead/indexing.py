@@ -49,7 +49,7 @@ _log = structlog.get_logger("dead letter index")
 
 
 def record_of(letter: QueuedDeadLetter, registry: Registry) -> DeadLetterRecord:
-    """What the index keeps of a letter."""
+    """Return what the index keeps of a letter."""
     certificate, message = letter.certificate, letter.message
     try:
         lane, job_type = split_routing_key(certificate.routing_key)
@@ -89,7 +89,7 @@ def record_of(letter: QueuedDeadLetter, registry: Registry) -> DeadLetterRecord:
 
 
 def group_of(letter: DeadLetter) -> str:
-    """The group of a letter that is indexed already."""
+    """Return the group of a letter that is indexed already."""
     return cause_of(
         letter.reason, letter.job_type, letter.error_type, letter.error_message, letter.traceback
     ).fingerprint
@@ -264,7 +264,8 @@ class DeadLetterIndexer:
 
 
 def _headers(letter: QueuedDeadLetter) -> dict[str, Any]:
-    """Those that it came with; of properties that can't be read, what its certificate has."""
+    """Return those that it came with; of properties that can't be read, what its certificate
+    has."""
     headers = (
         letter.certificate.headers() if letter.delivery.unreadable else letter.delivery.headers
     )
@@ -272,7 +273,7 @@ def _headers(letter: QueuedDeadLetter) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """A header's value as JSON can hold it."""
+    """Return a header's value as JSON can hold it."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -35,7 +35,7 @@ class DeadLetterLike(Protocol):
 
 
 def job_type_of(letter: DeadLetterLike) -> str:
-    """What the letter's job is; of a body that is no job, what its routing key says."""
+    """Return what the letter's job is; of a body that is no job, what its routing key says."""
     if letter.message is not None:
         return letter.message.job_type
     try:
@@ -65,8 +65,8 @@ CLOCK_TOLERANCE = 5.0
 
 
 def was_dead(letter: DeadLetterLike, moment: datetime) -> bool:
-    """Whether it had died by then, as far as clocks can be trusted; also when its time of death
-    can't be read."""
+    """Tell whether it had died by then, as far as clocks can be trusted; also when its time of
+    death can't be read."""
     died = moment_of(letter.certificate.dead_at)
     return died is None or (died - moment).total_seconds() <= CLOCK_TOLERANCE
 
@@ -109,7 +109,7 @@ class LetterFilter:
         )
 
     def overlaps(self, other: LetterFilter) -> bool:
-        """Whether a letter could fit both. Ages do not count: they move on."""
+        """Tell whether a letter could fit both. Ages do not count: they move on."""
         if self.ids and other.ids and not self.ids & other.ids:
             return False
         if self.group and other.group:
@@ -122,7 +122,7 @@ class LetterFilter:
         )
 
     def for_index(self, state: str | None, moment: datetime) -> DeadLetterFilter:
-        """The same letters in the ledger's index, of those in that state; None for any."""
+        """Return the same letters in the ledger's index, of those in that state; None for any."""
         at = moment.timestamp()
         return DeadLetterFilter(
             state=state,

@@ -55,7 +55,7 @@ class PurgeProgress:
 async def count_letters(
     settings: BrokerSettings, ledger: Ledger, which: LetterFilter, wait: Sleep
 ) -> PurgeProgress:
-    """What a purge would do. Raises UnknownGroup, BrokerUnavailable, LedgerUnavailable."""
+    """Return what a purge would do. Raises UnknownGroup, BrokerUnavailable, LedgerUnavailable."""
     await require_group(ledger, which)
     moment, purged = ledger.clock.now(), 0
     async with scanning_in_turn(settings, ledger, wait) as scan:

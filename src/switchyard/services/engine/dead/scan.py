@@ -119,7 +119,7 @@ class BrokerLetterIds:
     """The ledger's time before the look: what has died later may be there all the same."""
 
     def lacks(self, found: DeadLetter | JobRecord) -> bool:
-        """Whether the broker surely has no letter of what the ledger knew to be dead."""
+        """Tell whether the broker surely has no letter of what the ledger knew to be dead."""
         return found.id not in self.ids and found.updated_at <= self.until
 
 
@@ -128,7 +128,7 @@ async def waiting_ids(
     ledger: Ledger,
     wait: Sleep = asyncio.sleep,
 ) -> BrokerLetterIds:
-    """All letters in `jobs.dead`. Waits and raises as `scanning_in_turn` does."""
+    """Return all letters in `jobs.dead`. Waits and raises as `scanning_in_turn` does."""
     until = ledger.clock.time()
     async with scanning_in_turn(settings, ledger, wait) as scan:
         return BrokerLetterIds(frozenset([letter.id async for letter in scan.letters()]), until)

@@ -38,12 +38,12 @@ class StoredLetter:
 
 
 def stored_letter(letter: DeadLetter) -> StoredLetter:
-    """A letter of the index."""
+    """Return a letter of the index."""
     return StoredLetter(letter.id, letter.body, certificate_of(letter))
 
 
 def certificate_of(letter: DeadLetter) -> DeadLetterInfo:
-    """What is known of a letter's death, as `jobs.dead` has it."""
+    """Return what is known of a letter's death, as `jobs.dead` has it."""
 
     def header(name: str) -> str:
         value = letter.headers.get(f"x-dead-{name}")
@@ -64,7 +64,7 @@ def certificate_of(letter: DeadLetter) -> DeadLetterInfo:
 
 
 def letter_of_job(record: JobRecord) -> StoredLetter:
-    """The letter that a dead job would have, made of the job's record alone."""
+    """Return the letter that a dead job would have, made of the job's record alone."""
     died = to_datetime(record.finished_at) if record.finished_at else now()
     certificate = DeadLetterInfo(
         _reason(record.reason),

@@ -41,7 +41,7 @@ async def claiming(
 
 
 async def _claim(settings: Settings, ledger: Ledger) -> bool:
-    """Whether all that there is was claimed."""
+    """Tell whether all that there is was claimed."""
     try:
         return not await claim_places(settings, ledger)
     except LedgerAuthError:

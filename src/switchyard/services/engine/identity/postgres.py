@@ -9,17 +9,17 @@ TABLE = "chunk_index_system"
 
 
 def is_postgres(url: str) -> bool:
-    """Whether the address is that of a PostgreSQL database."""
+    """Tell whether the address is that of a PostgreSQL database."""
     return url.partition("://")[0] in SCHEMES and "://" in url
 
 
 def dsn(url: str) -> str:
-    """The address as asyncpg takes it: also one that was written for SQLAlchemy."""
+    """Return the address as asyncpg takes it: also one that was written for SQLAlchemy."""
     return f"postgresql://{url.partition('://')[2]}"
 
 
 def without_credentials(url: str) -> str:
-    """An address as it may be shown: of a database, of an object store, or a directory."""
+    """Return an address as it may be shown: of a database, of an object store, or a directory."""
     scheme, is_address, rest = url.partition("://")
     if not is_address:
         return url

@@ -85,7 +85,7 @@ async def claim_places(
 
 
 def places(settings: Settings) -> dict[str, tuple[str, str]]:
-    """The setting and the address of each place."""
+    """Return the setting and the address of each place."""
     index = settings.vectors_url
     return {
         "file storage": ("JOBS_STORAGE_URL", settings.files_url),

@@ -41,8 +41,8 @@ class ProcessResources:
         self._opening = asyncio.Lock()
 
     async def get(self, kind: type[T], opening: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """The one object of that kind; `opening` makes it where there is none. Raises what it
-        raises."""
+        """Return the one object of that kind; `opening` makes it where there is none. Raises what
+        it raises."""
         async with self._opening:
             if kind not in self._kept:
                 self._kept[kind] = await self._open.enter_async_context(opening())
@@ -50,7 +50,8 @@ class ProcessResources:
             return kept
 
     def shown(self) -> list[Any]:
-        """What the shared objects show of themselves as metrics, those that have a `shown`."""
+        """Return what the shared objects show of themselves as metrics, those that have a
+        `shown`."""
         return [
             each
             for kept in self._kept.values()

@@ -54,8 +54,8 @@ class Limit:
         return LimitSize(self.concurrency, self.per_minute, self.tokens_per_minute)
 
     def need(self, payload: BaseModel, numbers: Mapping[str, LimitNumbers]) -> PermitDemand | None:
-        """What a job with that payload needs, by the numbers of JOBS_LIMITS where it has some; None
-        where nothing is limited. Raises LimitRefused."""
+        """Return what a job with that payload needs, by the numbers of JOBS_LIMITS where it has
+        some; None where nothing is limited. Raises LimitRefused."""
         key = self._key(payload)
         room = _overridden(self.size_for, numbers.get(self.name), key)
         if room == LimitSize():
@@ -103,7 +103,7 @@ class Limit:
 def needs_of(
     limits: Sequence[Limit], payload: BaseModel, numbers: Mapping[str, LimitNumbers]
 ) -> list[PermitDemand]:
-    """What a job with that payload needs, in an order that is the same everywhere. Raises
+    """Return what a job with that payload needs, in an order that is the same everywhere. Raises
     LimitRefused."""
     found = {}
     for limit in limits:

@@ -50,7 +50,7 @@ class Refusal:
 
 @lru_cache(maxsize=1024)
 def local_fields(model: type[BaseModel]) -> Mapping[str, str]:
-    """The model's local fields by their Python names, and what a caller does instead.
+    """Return the model's local fields by their Python names, and what a caller does instead.
 
     Raises what pydantic raises for a model that has no JSON Schema.
     """
@@ -72,7 +72,7 @@ def local_fields(model: type[BaseModel]) -> Mapping[str, str]:
 def refusals(
     given: BaseModel, raw: Mapping[str, Any], vouched: Mapping[str, Any]
 ) -> tuple[Refusal, ...]:
-    """The local fields that are set, each with a text; none where all is well.
+    """Return the local fields that are set, each with a text; none where all is well.
 
     `raw` is what `given` was made of. A field passes that stands in `vouched` with the same value:
     what this system has put there itself, or what was there before.
@@ -87,7 +87,7 @@ def refusals(
 
 
 def named(model: type[BaseModel], part: Mapping[str, Any]) -> tuple[Refusal, ...]:
-    """The local fields that a part of a payload would set, whatever the rest of it is."""
+    """Return the local fields that a part of a payload would set, whatever the rest of it is."""
     return tuple(
         _refusal(name, instead)
         for name, instead in local_fields(model).items()

@@ -83,7 +83,7 @@ class ProgressBuffer:
             self._wake()
 
     def take(self) -> PendingProgress | None:
-        """What is new, which is then nobody's news any more; None where nothing is."""
+        """Return what is new, which is then nobody's news any more; None where nothing is."""
         with self._lock:
             self._is_announced = False
             if self._progress is None and self._checkpoint is None:

@@ -76,7 +76,7 @@ class JobType:
     """What it needs room in before it runs."""
 
     def validate(self, payload: Mapping[str, Any]) -> BaseModel:
-        """The payload as its model. Raises InvalidPayload."""
+        """Return the payload as its model. Raises InvalidPayload."""
         try:
             return self.payload_model.model_validate(payload)
         except ValidationError as error:
@@ -151,7 +151,7 @@ def job(
 
 
 def job_type_of(handler: Handler) -> JobType:
-    """The declaration of a function that `@job` has marked. Raises RegistryError."""
+    """Return the declaration of a function that `@job` has marked. Raises RegistryError."""
     declared = getattr(handler, _MARK, None)
     if not isinstance(declared, JobType):
         name = getattr(handler, "__qualname__", repr(handler))
@@ -250,7 +250,7 @@ class Registry:
 
 
 def _where(error: BaseException) -> str:
-    """The line that raised, for what does not say it itself."""
+    """Return the line that raised, for what does not say it itself."""
     if isinstance(error, SyntaxError):
         return ""
     last = traceback.extract_tb(error.__traceback__)[-1]

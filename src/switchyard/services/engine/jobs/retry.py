@@ -123,25 +123,25 @@ class RetryPolicy:
 
     @classmethod
     def over(cls, levels: Sequence[float] = RETRY_DELAYS) -> RetryPolicy:
-        """The doubling policy that starts at the first level and ends at the last."""
+        """Return the doubling policy that starts at the first level and ends at the last."""
         return cls(base=levels[0], factor=2, limit=levels[-1], levels=tuple(levels))
 
     def backoff(self, attempt: int) -> float:
-        """Seconds to wait after attempt number `attempt` (from 1) has failed."""
+        """Return the seconds to wait after attempt number `attempt` (from 1) has failed."""
         # The exponent is bounded before it is used: 2.0 ** 2000 does not fit into a float.
         return float(min(self.base * self.factor ** min(attempt - 1, 64), self.limit))
 
     def level(self, seconds: float) -> float:
-        """The shortest level that is long enough; the longest where none is."""
+        """Return the shortest level that is long enough; the longest where none is."""
         return next((level for level in self.levels if level >= seconds), self.levels[-1])
 
     def first_level(self, seconds: float) -> float:
-        """Where a wait until a certain moment begins: a shorter level, from which the job is sent
-        on for the rest, where it is back sooner that way than from one that is long enough."""
+        """Return where a wait until a certain moment begins: a shorter level, from which the job is
+        sent on for the rest, where it is back sooner that way than from one that is long enough."""
         return self._level_path(seconds)[0]
 
     def _level_path(self, seconds: float) -> tuple[float, float]:
-        """The first level, and after how many seconds the job is back."""
+        """Return the first level, and after how many seconds the job is back."""
         whole = self.level(seconds)
         shorter = max((level for level in self.levels if level <= seconds), default=whole)
         rest = seconds - shorter
@@ -203,7 +203,7 @@ def decide(
     now: datetime,
     crashes: int = 0,
 ) -> Decision:
-    """What to do with a job whose attempt has ended.
+    """Return what to do with a job whose attempt has ended.
 
     `ended` is the handler's answer or its failure; `attempts` were used up before this one.
     `crashes`: how often its worker died while it ran in that worker's own process.
@@ -280,7 +280,8 @@ def _name_of(kind: type[BaseException]) -> str:
 
 
 def _traceback_of(error: BaseException) -> str:
-    """The error's traceback as text; at least its frames, whatever the error itself answers."""
+    """Return the error's traceback as text; at least its frames, whatever the error itself
+    answers."""
     try:
         return "".join(traceback.format_exception(error))
     except BaseException:
@@ -288,6 +289,6 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def _wait_of(error: BaseException) -> float | None:
-    """Seconds that the error asks to wait at least."""
+    """Return the seconds that the error asks to wait at least."""
     after = error.after if isinstance(error, RetryableError) else retry_after(error)
     return None if after is None else bounded_delay(after)

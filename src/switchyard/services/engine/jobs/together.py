@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def gather_bounded(parts: Iterable[Coroutine[Any, Any, T]], *, at_once: int) -> list[T]:
-    """What all parts give, in their order; each is taken from `parts` when its turn comes.
+    """Return what all parts give, in their order; each is taken from `parts` when its turn comes.
 
     After an error no more begin, and those under way come to their end before it is raised: what
     they have paid for or worked out is kept, and the next attempt finds it.

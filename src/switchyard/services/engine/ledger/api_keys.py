@@ -39,19 +39,19 @@ class ApiKeyRepository(Repository):
 
     @read
     def find_api_key(self, connection: Connection, key_hash: str) -> ApiKeyRecord | None:
-        """The key of that hash, revoked or not."""
+        """Return the key of that hash, revoked or not."""
         query = select(api_keys).where(api_keys.c.key_hash == key_hash)
         row = connection.execute(query).one_or_none()
         return None if row is None else _key(row)
 
     @read
     def list_api_keys(self, connection: Connection) -> list[ApiKeyRecord]:
-        """All keys, the newest first, revoked ones included."""
+        """Return all keys, the newest first, revoked ones included."""
         query = select(api_keys).order_by(api_keys.c.created_at.desc(), api_keys.c.id)
         return [_key(row) for row in connection.execute(query)]
 
     async def has_api_keys(self) -> bool:
-        """Whether there is a key at all, revoked ones included."""
+        """Tell whether there is a key at all, revoked ones included."""
         query = select(exists(select(api_keys.c.id)))
         return await self._database.read(lambda connection: bool(connection.scalar(query)))
 

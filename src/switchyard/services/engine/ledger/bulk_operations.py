@@ -270,7 +270,7 @@ def _moved(state: BulkState, note: str | None, now: float) -> dict[str, Any]:
 
 
 def _is_free(connection: Connection, hold: BulkHold | None) -> ColumnElement[bool]:
-    """Whether nobody runs it, or whoever has that hold."""
+    """Tell whether nobody runs it, or whoever has that hold."""
     holder, now = bulk_operations.c.holder, text(clock(connection))
     free = or_(holder.is_(None), bulk_operations.c.lease_until <= now)
     return free if hold is None else or_(free, holder == hold.holder)

@@ -26,7 +26,7 @@ class GaugeReads(Repository):
     """Costs as much as there are open jobs and waiting dead letters, not as all jobs ever."""
 
     async def gauges(self) -> Gauges:
-        """All at one moment. Times are seconds since the epoch. Raises LedgerUnavailable."""
+        """Return all at one moment. Times are seconds since the epoch. Raises LedgerUnavailable."""
         return await self._database.read(_gauges)
 
     async def load(self, host: str) -> dict[str, WorkerLoad]:
@@ -35,8 +35,9 @@ class GaugeReads(Repository):
         return await self._database.read(lambda connection: _load(connection, host))
 
     async def queued_since(self, moment: float) -> dict[tuple[str, str], int]:
-        """How many jobs the broker holds, in a lane or until their next attempt, unchanged since
-        before `moment` (seconds since the epoch), by lane and worker. Raises LedgerUnavailable."""
+        """Return how many jobs the broker holds, in a lane or until their next attempt, unchanged
+        since before `moment` (seconds since the epoch), by lane and worker. Raises
+        LedgerUnavailable."""
         query = (
             select(jobs.c.lane, jobs.c.worker, func.count())
             .where(jobs.c.state.in_(IN_QUEUES), jobs.c.updated_at < moment)

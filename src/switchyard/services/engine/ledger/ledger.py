@@ -75,9 +75,9 @@ class Ledger(AsyncCloseable):
     async def open(
         cls, url: str, *, check: bool = False, prompt: bool = False, on_wait: OnWait | None = None
     ) -> Ledger:
-        """A ledger at that SQLAlchemy address (SQLite or PostgreSQL); connections are made when
-        they are needed. With `check`, raises what `check` raises. A `prompt` one, for somebody who
-        waits for an answer, says within two seconds that the database is locked or away; others
+        """Return a ledger at that SQLAlchemy address (SQLite or PostgreSQL); connections are made
+        when they are needed. With `check`, raises what `check` raises. A `prompt` one, for somebody
+        who waits for an answer, says within two seconds that the database is locked or away; others
         wait for longer, and `on_wait` is told of it.
 
         Raises LedgerError for an address that is not to be used.

@@ -73,7 +73,7 @@ class JobReads(Repository):
 
     @read
     def states(self, connection: Connection, job_ids: Sequence[str]) -> dict[str, State]:
-        """The states of those jobs that the ledger knows."""
+        """Return the states of those jobs that the ledger knows."""
         dialect = self._database.dialect
         query = text(f"SELECT id, state FROM jobs WHERE {keys_condition(dialect, 'id')}")
         keys = keys_parameter(dialect, job_ids)
@@ -134,7 +134,7 @@ class JobReads(Repository):
     def pipeline(
         self, connection: Connection, pipeline_id: str, *, limit: int = 1_000
     ) -> list[JobSummary]:
-        """The jobs of one run of a pipeline, oldest first, its first job included."""
+        """Return the jobs of one run of a pipeline, oldest first, its first job included."""
         root = _summaries().where(jobs.c.id == pipeline_id)
         others = (
             _summaries()

@@ -45,7 +45,8 @@ class RedriveRepository(Repository):
 
     @read
     def job_queues(self, connection: Connection, job_ids: Sequence[str]) -> dict[str, str]:
-        """The queues of those jobs that the ledger knows, with the kinds of their workers."""
+        """Return the queues of those jobs that the ledger knows, with the kinds of their
+        workers."""
         dialect = self._database.dialect
         query = text(
             "SELECT id, lane, worker FROM jobs "
@@ -300,8 +301,8 @@ class RedriveRepository(Repository):
 
 
 def _keep_hold(connection: Connection, operation_id: str, holder: str) -> bool:
-    """Whether the operation is the holder's. If it is, nobody takes it before the transaction ends:
-    the row is locked, and in SQLite the transaction alone may write."""
+    """Tell whether the operation is the holder's. If it is, nobody takes it before the transaction
+    ends: the row is locked, and in SQLite the transaction alone may write."""
     mine = (
         select(bulk_operations.c.id)
         .where(bulk_operations.c.id == operation_id, bulk_operations.c.holder == holder)

@@ -39,7 +39,7 @@ class ReferencedKeys(Repository):
     def _of_jobs(
         self, connection: Connection, after: tuple[float, str], found: set[str]
     ) -> tuple[float, str] | None:
-        """Where the next page begins; None behind the last."""
+        """Return where the next page begins; None behind the last."""
         states = [state for state in State if state not in FINISHED]
         dead = and_(
             jobs.c.state == State.DEAD,

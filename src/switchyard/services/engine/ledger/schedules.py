@@ -35,7 +35,7 @@ class ScheduleRepository(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
     async def schedules(self) -> list[ScheduleRecord]:
-        """All of them, by name."""
+        """Return all of them, by name."""
         query = select(schedules).order_by(schedules.c.name)
         return await self._database.read(
             lambda connection: [_schedule(row) for row in connection.execute(query)]
@@ -193,7 +193,7 @@ class ScheduleRepository(Repository):
         connection.execute(change)
 
     async def firings(self, name: str, limit: int) -> list[Firing]:
-        """What became of a schedule's due times, the latest first."""
+        """Return what became of a schedule's due times, the latest first."""
         query = (
             select(schedule_firings)
             .where(schedule_firings.c.schedule == name)
@@ -205,7 +205,8 @@ class ScheduleRepository(Repository):
         )
 
     async def last_firings(self, *, settled: bool = False) -> dict[str, Firing]:
-        """The latest of each schedule that has any; with `settled`, of those whose end is known."""
+        """Return the latest of each schedule that has any; with `settled`, of those whose end is
+        known."""
         return await self._one_of_each(
             func.max(schedule_firings.c.due_at),
             schedule_firings.c.outcome != FiringOutcome.DUE if settled else true(),

@@ -122,6 +122,6 @@ MAX_LISTED = 3
 
 
 def some(texts: list[str]) -> str:
-    """The first few, and how many more there are."""
+    """Return the first few, and how many more there are."""
     more = f"; and {len(texts) - MAX_LISTED} more" if len(texts) > MAX_LISTED else ""
     return "; ".join(texts[:MAX_LISTED]) + more

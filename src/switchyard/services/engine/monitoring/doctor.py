@@ -113,7 +113,7 @@ async def diagnose(
 
 
 async def _asked(step: DoctorStep, system: DoctorContext) -> list[Diagnostic]:
-    """The answers, where it can be asked, with the commands as they are called here."""
+    """Return the answers, where it can be asked, with the commands as they are called here."""
     if not step.can_be_asked(system):
         return []
     rabbitmqctl = f"`{system.settings.rabbitmqctl} "

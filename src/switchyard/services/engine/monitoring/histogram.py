@@ -46,7 +46,8 @@ class Histogram:
         self.sum += other.sum
 
     def buckets(self) -> list[tuple[str, float]]:
-        """How many values do not exceed each bound, which is text; the last bound is `+Inf`."""
+        """Return how many values do not exceed each bound, which is text; the last bound is
+        `+Inf`."""
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         return [
             (name, float(count))

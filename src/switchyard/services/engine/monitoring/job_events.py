@@ -132,7 +132,7 @@ def announce(
 
 
 def text_event(job_id: str, text: str, offset: int, at: float) -> JobEvent:
-    """What a job of this process writes, told without a broker."""
+    """Return what a job of this process writes, told without a broker."""
     said = {"event": TEXT, "job_id": job_id, "at": at, "text": text, "offset": offset}
     return JobEvent.from_body(to_json(said))
 
@@ -164,7 +164,8 @@ class Subscription:
         self._changed.set()
 
     async def next(self, timeout: float) -> JobEvent | None:
-        """The next event; None when none came within `timeout` seconds, or none will come."""
+        """Return the next event; None when none came within `timeout` seconds, or none will
+        come."""
         if not self._waiting and not self.is_over:
             self._changed.clear()
             try:
@@ -215,7 +216,7 @@ class EventHub:
             self._subscriptions.discard(subscription)
 
     def since(self, last_id: str) -> tuple[list[JobEvent], bool]:
-        """The remembered events after that one, and whether that is all there were.
+        """Return the remembered events after that one, and whether that is all there were.
 
         An id that is not remembered stands for its moment: what happened at it or later.
         """

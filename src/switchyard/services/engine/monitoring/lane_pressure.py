@@ -157,14 +157,14 @@ class LanePressure(AsyncCloseable):
         return self._snapshot is not None
 
     async def snapshot(self) -> Snapshot:
-        """The depths, at most a second old. Raises BrokerUnavailable."""
+        """Return the depths, at most a second old. Raises BrokerUnavailable."""
         known = self._snapshot
         if known is not None and time.monotonic() - known.at < self._fresh_for:
             return known
         return await asyncio.shield(self._start_query())
 
     def recent(self, queue: str) -> QueueDepth | None:
-        """What is known of a queue without waiting; None where nothing recent is.
+        """Return what is known of a queue without waiting; None where nothing recent is.
 
         Asks for new depths in the background when the known ones are older than a second.
         """
@@ -186,7 +186,7 @@ class LanePressure(AsyncCloseable):
             await self._within_seconds(FIRST_DEPTH_TIMEOUT)
 
     async def soon(self, queue: str) -> QueueDepth | None:
-        """What is known of a queue, waiting a moment for it; None where that is nothing."""
+        """Return what is known of a queue, waiting a moment for it; None where that is nothing."""
         known = self.recent(queue)
         if known is not None:
             return known

@@ -73,8 +73,8 @@ class Report:
 async def lane_report(
     settings: Settings, registry: Registry, ledger: Ledger | None, *, clock: Callable[[], float]
 ) -> Report:
-    """All lanes, most urgent first, then the dead letters; `clock` is the ledger's, which made the
-    times in messages. Raises BrokerUnavailable, LedgerError."""
+    """Return all lanes, most urgent first, then the dead letters; `clock` is the ledger's, which
+    made the times in messages. Raises BrokerUnavailable, LedgerError."""
     names = {
         lane.name: dict.fromkeys(
             [queue_name(lane.name, worker) for worker in lane.workers]

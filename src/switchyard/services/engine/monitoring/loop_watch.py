@@ -131,8 +131,8 @@ class LoopWatch:
                 looked = time.monotonic()
 
     def _worked(self, seconds: float) -> bool:
-        """Whether the loop's thread has used most of that time: a library that holds Python's lock
-        stops this thread as well."""
+        """Tell whether the loop's thread has used most of that time: a library that holds Python's
+        lock stops this thread as well."""
         used = self._processor_time()
         before, self._used = self._used, used
         return used - before > seconds / 2
@@ -205,7 +205,7 @@ def _outwards(frame: FrameType | None) -> Iterable[FrameType]:
 
 
 def _place(frame: FrameType) -> str:
-    """The innermost code that belongs to no library, else the innermost."""
+    """Return the innermost code that belongs to no library, else the innermost."""
     own = (
         each
         for each in _outwards(frame)

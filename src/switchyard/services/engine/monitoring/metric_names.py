@@ -42,7 +42,7 @@ class Metric:
     buckets: tuple[float, ...] = ()
 
     def distribution(self) -> Histogram:
-        """An empty one, to add a histogram's values to."""
+        """Return an empty one, to add a histogram's values to."""
         return Histogram(self.buckets)
 
     def family(self, samples: Samples) -> Family:

@@ -72,7 +72,7 @@ class Metrics:
         self._looks.append(refresh)
 
     async def scraped(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         for refresh in self._looks:
             try:
                 await asyncio.wait_for(refresh(), REFRESH_TIMEOUT)

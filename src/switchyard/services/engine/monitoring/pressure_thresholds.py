@@ -23,7 +23,7 @@ class PressureThresholds:
 
     @classmethod
     def from_settings(cls, settings: Settings, queue: str, most: int) -> PressureThresholds:
-        """Those of a queue for which the broker takes `most` messages."""
+        """Return those of a queue for which the broker takes `most` messages."""
         slow, full = most * settings.pressure_slow_at, most * settings.pressure_full_at
         if queue != queue_name(lane_of(queue), LLM_WORKER):
             return cls(ok_below=slow, slow_at=slow, full_at=full)
@@ -40,7 +40,7 @@ class PressureThresholds:
         return math.ceil(self.full_at)
 
     def pressure(self, waiting: int, before: Pressure) -> Pressure:
-        """How full a queue is in which so many wait; `before` is what it was just now."""
+        """Tell how full a queue is in which so many wait; `before` is what it was just now."""
         if waiting >= self.full_at:
             return Pressure.FULL
         if waiting >= self.slow_at:

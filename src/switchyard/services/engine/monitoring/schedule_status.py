@@ -15,8 +15,8 @@ MAX_SHOWN = 100
 def lateness(
     entries: Iterable[ScheduleRecord], waiting: Mapping[str, Firing], now: float
 ) -> dict[str, float]:
-    """Seconds for which each has been due and its job is not published; 0 where nothing is due.
-    `waiting`: of each, the firing that has been open for the longest."""
+    """Return the seconds for which each has been due and its job is not published; 0 where nothing
+    is due. `waiting`: of each, the firing that has been open for the longest."""
     late: dict[str, float] = {}
     for entry in entries:
         firing = waiting.get(entry.name)

@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 
 async def wait_until_available(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-    """What `attempt` gives, tried again for as long as broker or ledger is away. The log says when
-    the wait for `what` begins, that it goes on, and when it is over.
+    """Return what `attempt` gives, tried again for as long as broker or ledger is away. The log
+    says when the wait for `what` begins, that it goes on, and when it is over.
 
     Raises what else `attempt` raises: a password or vhost that is refused, tables that are
     outdated and queues that are missing are for somebody to mend.

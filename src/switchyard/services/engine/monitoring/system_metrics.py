@@ -65,7 +65,7 @@ class SystemMetrics:
         metrics.show(self.shown)
 
     def shown(self) -> Iterable[tuple[Metric, Samples]]:
-        """What was seen last."""
+        """Return what was seen last."""
         return [*self._broker, *self._recorded, *self._stored]
 
     async def refresh(self) -> None:
@@ -176,7 +176,7 @@ class SystemMetrics:
         return {(lane, reason.value): 0.0 for lane in sorted(self._lanes) for reason in Reason}
 
     def _by_lane(self, numbers: Mapping[tuple[str, str], int]) -> Samples:
-        """The same with a lane of ours first, or `other`: anybody may have sent anything."""
+        """Return the same with a lane of ours first, or `other`: anybody may have sent anything."""
         counted: Counter[tuple[str, ...]] = Counter()
         for (lane, rest), number in numbers.items():
             counted[lane if lane in self._lanes else OTHER, rest] += number

@@ -22,12 +22,12 @@ def status_of(worker: WorkerRecord, *, takeover_after: float, now: float) -> str
 
 
 def is_current(worker: WorkerRecord, now: float) -> bool:
-    """Whether somebody who looks at the system now wants to see it. Time in seconds."""
+    """Tell whether somebody who looks at the system now wants to see it. Time in seconds."""
     return worker.stopped_at is None and now - worker.beat_at < FORGOTTEN_AFTER
 
 
 def is_replaced(worker: WorkerRecord, others: Iterable[WorkerRecord]) -> bool:
-    """Whether later ones have taken on all its kinds, even if they have ended by now: its process
-    is long gone, and its number may be another's."""
+    """Tell whether later ones have taken on all its kinds, even if they have ended by now: its
+    process is long gone, and its number may be another's."""
     later = [each for each in others if each.started_at > worker.beat_at]
     return set(worker.kinds) <= {kind for each in later for kind in each.kinds}

@@ -21,12 +21,12 @@ def version() -> str:
 
 
 def payload_schema(job_type: JobType) -> dict[str, Any]:
-    """The JSON Schema of a job type's payload."""
+    """Return the JSON Schema of a job type's payload."""
     return {"$schema": JSON_SCHEMA, **job_type.payload_model.model_json_schema()}
 
 
 def message_schema(job_type: JobType) -> dict[str, Any]:
-    """The JSON Schema of a whole message of that type."""
+    """Return the JSON Schema of a whole message of that type."""
     schema = JobMessage.model_json_schema()
     payload = job_type.payload_model.model_json_schema()
     # Both have definitions of their own; they stand side by side at the top.
@@ -37,7 +37,7 @@ def message_schema(job_type: JobType) -> dict[str, Any]:
 
 
 def asyncapi(registry: Registry) -> dict[str, Any]:
-    """The AsyncAPI 3 document of the jobs exchange."""
+    """Return the AsyncAPI 3 document of the jobs exchange."""
     channels: dict[str, Any] = {}
     operations: dict[str, Any] = {}
     messages = {job_type.name: _message(job_type) for job_type in registry}
@@ -99,7 +99,7 @@ def _message(job_type: JobType) -> dict[str, Any]:
 
 
 def _rooted(schema: Any, at: str) -> Any:
-    """The schema with its references pointing to where it stands in the document."""
+    """Return the schema with its references pointing to where it stands in the document."""
     if isinstance(schema, dict):
         return {
             key: f"{at}/payload/schema{value[1:]}"

@@ -70,7 +70,7 @@ def check_source(source: str, own: str) -> None:
 
 
 def routing_key_of(routing_key: str | None, lane: str | None, job_type: str | None) -> str:
-    """The routing key that is named by itself, or by a lane and a job type.
+    """Return the routing key that is named by itself, or by a lane and a job type.
 
     Raises InvalidRequest.
     """
@@ -90,8 +90,8 @@ def routing_key_of(routing_key: str | None, lane: str | None, job_type: str | No
 def refused(
     error: InvalidJob | InvalidPayload | UnknownJobType, *, by_routing_key: bool
 ) -> InvalidRequest:
-    """What `prepare` has found wrong with a job, with its places in the request. The target was
-    named by a routing key, or by a lane and a job type."""
+    """Return what `prepare` has found wrong with a job, with its places in the request. The target
+    was named by a routing key, or by a lane and a job type."""
     match error:
         case RemoteFieldForbidden():
             return InvalidRequest(
@@ -122,7 +122,7 @@ def _payload_complaints(error: InvalidPayload) -> Iterator[RequestFieldError]:
 
 
 def job_id_for(idempotency_key: str | None, job_type: str, payload: Mapping[str, Any]) -> str:
-    """The id of a job that is asked for: a new one, or one made of key, type and payload.
+    """Return the id of a job that is asked for: a new one, or one made of key, type and payload.
 
     So two requests that ask for the same at the same time publish one job, whichever of them
     the broker refuses; and another payload under the same key meets the ledger's conflict.
@@ -135,8 +135,8 @@ def job_id_for(idempotency_key: str | None, job_type: str, payload: Mapping[str,
 
 
 def delay_until(run_at: datetime, now: datetime) -> float:
-    """Seconds from now until then; 0 for a time that has passed. Raises InvalidRequest for one
-    that is too far away."""
+    """Return the seconds from now until then; 0 for a time that has passed. Raises InvalidRequest
+    for one that is too far away."""
     delay = max(0.0, (run_at - now).total_seconds())
     if delay > MAX_DELAY:
         raise InvalidRequest(
@@ -150,8 +150,8 @@ def delay_until(run_at: datetime, now: datetime) -> float:
 def differs(
     request: JobRequest, known: JobRecord, *, expires_in: float | None = None
 ) -> str | None:
-    """The field in which a request with a known idempotency key asks for another job than the
-    one that is there; None when it asks for the same. Type and payload the ledger has compared.
+    """Return the field in which a request with a known idempotency key asks for another job than
+    the one that is there; None when it asks for the same. Type and payload the ledger has compared.
     `expires_in`: seconds from the moment of the request, where it has said that.
     """
     expires_at = None if request.expires_at is None else request.expires_at.timestamp()

@@ -22,6 +22,7 @@ class Destination(Protocol):
 
 
 def routed(job: Destination, message: JobMessage) -> Outgoing:
-    """The message with the queue that it must arrive in. Where that is known not to be there, or
-    to have no bindings yet, its publish ends as Unroutable, and nothing of it is on the broker."""
+    """Return the message with the queue that it must arrive in. Where that is known not to be
+    there, or to have no bindings yet, its publish ends as Unroutable, and nothing of it is on the
+    broker."""
     return Outgoing(message, job.routing_key, queue_name(job.lane, job.worker))

@@ -49,7 +49,8 @@ AT_LAST = ENDED | {BulkState.HALTED, BulkState.FAILED}
 
 
 def notice_id_of(operation_id: str) -> str:
-    """The id of the job that tells of an operation's end, where somebody wants to be told."""
+    """Return the id of the job that tells of an operation's end, where somebody wants to be
+    told."""
     return str(uuid5(_NAMESPACE, f"{operation_id}/notice"))
 
 

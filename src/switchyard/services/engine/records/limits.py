@@ -197,7 +197,7 @@ class RateWindow:
         return self._changed(int(now), 0, max(0, more_tokens))
 
     def wait(self, now: float, room: LimitSize, jobs: int, tokens: int) -> float:
-        """Seconds until so many jobs with so many tokens have room; 0: now."""
+        """Return the seconds until so many jobs with so many tokens have room; 0: now."""
         used_jobs, used_tokens, left = self.jobs, self.tokens, list(self.bins)
         seconds = 0.0
         while True:
@@ -232,7 +232,7 @@ def _minutes(used: int, most: int | None) -> int:
 
 
 def backoff_level(request: PermitRequest, times: int) -> float:
-    """The level by which a job without room is put off that was so many times before. One that will
-    be called needs to come back by itself only when its call gets lost."""
+    """Return the level by which a job without room is put off that was so many times before. One
+    that will be called needs to come back by itself only when its call gets lost."""
     levels = request.levels
     return levels[-1] if request.body is not None else levels[min(times, len(levels) - 1)]

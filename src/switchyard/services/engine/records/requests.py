@@ -71,7 +71,7 @@ class NewJob:
     now: float = field(default_factory=time.time)
 
     def shifted(self, seconds: float) -> NewJob:
-        """The same job, made so much later: by the ledger's clock and not by this host's."""
+        """Return the same job, made so much later: by the ledger's clock and not by this host's."""
         if not seconds:
             return self
         metadata, by = self.message.metadata, timedelta(seconds=seconds)

@@ -72,7 +72,7 @@ class RedriveSpec:
             raise InvalidRequest(*complaints)
 
     def _job_types(self, registry: Registry) -> list[JobType]:
-        """Those that the copies can have, as far as the letters need not be looked at."""
+        """Return those that the copies can have, as far as the letters need not be looked at."""
         named_type = self.change.to.partition(".")[2] if self.change.to else self.which.job_type
         try:
             return list(registry) if named_type is None else [registry.get(named_type)]

@@ -48,7 +48,7 @@ class Recorder:
         return CancelledWhileRunning() if noted.state is State.CANCELLED else ending, noted.due
 
     async def is_not_cancelled(self, job: RunningJob) -> bool:
-        """Whether the job, which is to be retried or dead, was not called off meanwhile. Asked
+        """Tell whether the job, which is to be retried or dead, was not called off meanwhile. Asked
         before that is published, which nothing could take back; the end itself the ledger checks.
         Raises ClaimLost when the claim does not hold any more."""
         record = await self.until_reached(lambda: self.ledger.job_reads.get(job.message.job_id))

@@ -90,7 +90,7 @@ def run_job(
     memory_limit_mb: int | None,
     cpu_limit: int | None,
 ) -> Any:
-    """The handler's answer, or a Failure. What it says of itself is written to `page`."""
+    """Return the handler's answer, or a Failure. What it says of itself is written to `page`."""
     # Failures are classified here: not every exception can be pickled.
     usage = Usage()
     try:
@@ -105,7 +105,7 @@ def run_job(
 def run_task(
     handler: Handler, payload: BaseModel, ctx: Mapping[str, Any], page: SharedProgressAddress
 ) -> Any:
-    """The answer of a handler that else runs in a worker's event loop, or a Failure."""
+    """Return the answer of a handler that else runs in a worker's event loop, or a Failure."""
     usage = Usage()
     try:
         with writing_to(page) as progress_buffer:
@@ -117,7 +117,7 @@ def run_task(
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What left a handler, of whatever class, as the end of its attempt. Never raises."""
+    """Return what left a handler, of whatever class, as the end of its attempt. Never raises."""
     failure = Failure.from_error(error)
     if issubclass(type(error), LedgerUnavailable):
         # Not the job's fault: it must not cost an attempt. It grows older, and so comes to an end.
@@ -144,8 +144,8 @@ def run_sealed(call: bytes) -> bytes:
 
 
 def unsealed(answer: bytes) -> Any:
-    """What the work in another process gave or raised; RemoteError for an error of a class that
-    can't be made here. Raises what an answer that can't be made here raises."""
+    """Return what the work in another process gave or raised; RemoteError for an error of a class
+    that can't be made here. Raises what an answer that can't be made here raises."""
     has_given, came = pickle.loads(answer)
     if has_given:
         return came
@@ -201,7 +201,7 @@ class _InlineProcess:
 
 
 def run(work: Callable[..., Any], args: tuple[Any, ...], memory_limit_mb: int | None) -> Any:
-    """What the work gives or raises, in at most that much address space (MiB)."""
+    """Return what the work gives or raises, in at most that much address space (MiB)."""
     process = multiprocessing.current_process()
     was_used, process.name = process.name == _USED, _USED
     if memory_limit_mb is None:

@@ -71,9 +71,9 @@ class Executor:
     async def run(
         self, job_type: JobType, payload: BaseModel, ctx: JobContext, *, suspect: bool = False
     ) -> Any:
-        """The handler's answer, or a Failure: neither a time limit escapes nor what the handler
-        raises, of whatever class (KeyboardInterrupt, a panic of Rust), nor that it cancels its own
-        task. `ctx` has this executor's `compute` and `in_process`.
+        """Return the handler's answer, or a Failure: neither a time limit escapes nor what the
+        handler raises, of whatever class (KeyboardInterrupt, a panic of Rust), nor that it cancels
+        its own task. `ctx` has this executor's `compute` and `in_process`.
 
         A `suspect`, whose worker has died, runs in a process of its own: if it kills that, nobody
         else is harmed, and nobody else is to blame. Beside it other jobs, hot ones above all,
@@ -95,7 +95,8 @@ class Executor:
             return Failure.from_error(error)
 
     async def compute(self, work: Callable[..., Any], *args: Any, characters: int) -> Any:
-        """What the work gives or raises: JobContext.compute for a handler in the event loop."""
+        """Return what the work gives or raises: JobContext.compute for a handler in the event
+        loop."""
         if characters <= SHORT_TEXT:
             return await in_thread(work, *args)
         try:
@@ -108,8 +109,8 @@ class Executor:
     async def in_process(
         self, work: Callable[..., Any], *args: Any, timeout: float, memory_limit_mb: int
     ) -> Any:
-        """What the work gives or raises: JobContext.in_process for a handler in the event loop.
-        The time begins when a process is free for it."""
+        """Return what the work gives or raises: JobContext.in_process for a handler in the event
+        loop. The time begins when a process is free for it."""
         name = work.__name__
         try:
             return await self._in_process(run, [work, args, memory_limit_mb], timeout)
@@ -159,7 +160,8 @@ class Executor:
     async def _in_process(
         self, work: Callable[..., Any], args: list[Any], timeout: float | None = None
     ) -> Any:
-        """What the work gives or raises in a process of the pool, killed when this is cancelled.
+        """Return what the work gives or raises in a process of the pool, killed when this is
+        cancelled.
 
         A process that earlier jobs have worn out is replaced, and the work begins again in
         another: at most once for each of them.
@@ -182,8 +184,8 @@ class Executor:
                 left -= 1
 
     async def _on_process_end(self, running: asyncio.Future[Any], pool: ProcessPool) -> Any:
-        """What comes of it. A pool that breaks ends what it knows of, but not what it is given at
-        that moment: nobody would hear of it again."""
+        """Return what comes of it. A pool that breaks ends what it knows of, but not what it is
+        given at that moment: nobody would hear of it again."""
         try:
             while not (await asyncio.wait([running], timeout=LOST_AFTER))[0]:
                 if self._pool is not None and not pool.active:
@@ -262,7 +264,7 @@ async def _run_alone(job_type: JobType, payload: BaseModel, ctx: JobContext) -> 
 
 
 def _can_be_sent(handler: Callable[..., Any]) -> bool:
-    """Whether another process can find the handler: at the top level of its module."""
+    """Tell whether another process can find the handler: at the top level of its module."""
     try:
         pickle.dumps(handler)
     except (pickle.PicklingError, AttributeError, TypeError):

@@ -388,7 +388,7 @@ class InlineRunner(AsyncCloseable):
                 self._log.error("job not cancelled", job_id=job_id, error=str(error))
 
     def _time_left(self, job: NewJob) -> float:
-        """Seconds until it is not to be run any more."""
+        """Return the seconds until it is not to be run any more."""
         expires_at = job.message.metadata.expires_at
         if expires_at is None:
             return float("inf")

@@ -26,7 +26,7 @@ process has a memory limit, and loads what its job needs."""
 
 
 def start_method(first: Callable[..., Any]) -> BaseContext:
-    """How to start processes that share nothing with this one: no socket, no lock, no thread.
+    """Tell how to start processes that share nothing with this one: no socket, no lock, no thread.
 
     The process that they are forked from is a new program, which ends with the last that it serves.
     It has loaded what they all need, and the module of the `first` work if that is one of ours.

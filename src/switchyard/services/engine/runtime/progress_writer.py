@@ -45,7 +45,8 @@ class ProgressWriter:
         return _Writing(self, message, claim_id, heard)
 
     async def last_checkpoint(self, message: JobMessage) -> Any:
-        """What an earlier attempt has kept; None where there is nothing. Raises LedgerError."""
+        """Return what an earlier attempt has kept; None where there is nothing. Raises
+        LedgerError."""
         checkpoint = await self.ledger.progress.last_checkpoint(message)
         return None if checkpoint is None else json.loads(checkpoint)
 

@@ -17,8 +17,8 @@ class ClaimLost(Exception):
 
 
 def is_from_outside(error: BaseException) -> bool:
-    """Whether an error that is being handled is the end of the running task: somebody has cancelled
-    it, or its coroutine is closed. What a handler or a library raises itself is not."""
+    """Tell whether an error that is being handled is the end of the running task: somebody has
+    cancelled it, or its coroutine is closed. What a handler or a library raises itself is not."""
     kind = type(error)  # the error itself may answer anything
     if not issubclass(kind, asyncio.CancelledError | GeneratorExit):
         return False

@@ -52,7 +52,7 @@ class _DoubleBuffer:
         memory[self.offset] = which
 
     def read(self, descriptor: int) -> bytes:
-        """What was written last; nothing where nothing was, or nothing that can be read."""
+        """Return what was written last; nothing where nothing was, or nothing that can be read."""
         for _ in range(_READS):
             active = os.pread(descriptor, 1, self.offset)
             at = self._half(active[0] & 1 if active else 0)

@@ -81,7 +81,7 @@ def plan_for(
     slots: int,
     reserve: int | None = None,
 ) -> WorkerPlan:
-    """What a worker of that kind consumes, in the lanes named or in all that it has.
+    """Return what a worker of that kind consumes, in the lanes named or in all that it has.
 
     `reserve` None means 1 where there are two slots or more. Raises UnknownWorker.
     """
@@ -109,8 +109,8 @@ def plan_for(
 
 
 def _processes(share: WorkerPlan, registry: Registry) -> int:
-    """How many the worker may have beside itself. All are started with the first job that needs
-    one: jobs that only wait for servers are many more than this host could bear."""
+    """Return how many the worker may have beside itself. All are started with the first job that
+    needs one: jobs that only wait for servers are many more than this host could bear."""
     if any(each.worker == share.kind and each.isolation == "process" for each in registry):
         return share.slots
     return min(share.slots, max(MAX_HELPERS, os.cpu_count() or 1))
@@ -218,7 +218,8 @@ class Worker:
             await self._close()
 
     async def _is_registered(self, stopping: asyncio.Task[bool]) -> bool:
-        """Whether the ledger knows this worker; not if it is stopped before the ledger is there."""
+        """Tell whether the ledger knows this worker; not if it is stopped before the ledger is
+        there."""
         registering = asyncio.create_task(wait_until_available("ledger", self._register))
         await asyncio.wait((stopping, registering), return_when=asyncio.FIRST_COMPLETED)
         if registering.done():

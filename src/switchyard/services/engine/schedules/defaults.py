@@ -17,5 +17,5 @@ DEFAULTS = (
 
 
 def defaults(registry: Registry) -> list[ScheduleEntry]:
-    """Those of which this process knows the job types."""
+    """Return those of which this process knows the job types."""
     return [each for each in DEFAULTS if each.job.partition(".")[2] in registry]

@@ -47,7 +47,7 @@ class ScheduleEntry(BaseModel):
 
     @classmethod
     def from_record(cls, record: ScheduleRecord) -> ScheduleEntry:
-        """The entry of which the record was made."""
+        """Return the entry of which the record was made."""
         return cls.model_construct(
             name=record.name,
             cron=record.cron,

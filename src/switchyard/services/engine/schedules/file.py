@@ -16,7 +16,7 @@ class InvalidScheduleFile(Misconfigured):
 
 
 def read_file(path: Path, registry: Registry) -> list[ScheduleEntry]:
-    """The entries, each held against its job type. Raises InvalidScheduleFile."""
+    """Return the entries, each held against its job type. Raises InvalidScheduleFile."""
     try:
         tables = read_toml(path)
     except InvalidToml as error:

@@ -71,8 +71,8 @@ class CronRule:
         return rule
 
     def after(self, moment: float) -> float:
-        """The first due time after that moment. Raises InvalidSchedule for an expression that is
-        none, or is never due."""
+        """Return the first due time after that moment. Raises InvalidSchedule for an expression
+        that is none, or is never due."""
         start = datetime.fromtimestamp(moment, UTC)
         # UTC itself is told by identity in there.
         local = start if self.zone.key == "UTC" else start.astimezone(self.zone)
@@ -87,7 +87,7 @@ class CronRule:
         return due
 
     def next_times(self, moment: float, count: int) -> tuple[float, ...]:
-        """The first due times after that moment. Raises as `after` does."""
+        """Return the first due times after that moment. Raises as `after` does."""
         found: list[float] = []
         for _ in range(count):
             found.append(self.after(found[-1] if found else moment))
@@ -112,7 +112,7 @@ class CronRule:
     def due_between(
         self, since: float, now: float, *, jitter: float, grace: float, name: str
     ) -> DueTimes:
-        """What becomes of the due times from `since`, which is one, until now.
+        """Return what becomes of the due times from `since`, which is one, until now.
 
         Those of the last CATCH_UP_WINDOW seconds are fired, each of them. Where there are none, the
         last one is, unless it is older than `grace`. The rest are missed.
@@ -160,7 +160,7 @@ _RANGE = re.compile(r"(\w{1,3})-(\w{1,3})(?:/(\d{1,2}))?")
 
 
 def _right_form(cron: str) -> str:
-    """What to write in place of an expression that is none, as far as it can be told."""
+    """Return what to write in place of an expression that is none, as far as it can be told."""
     said = cron.strip().lower()
     if said in _NICKNAMES:
         return f": write '{_NICKNAMES[said]}'"
@@ -205,8 +205,8 @@ def _value(word: str, place: int) -> int | None:
 
 
 def with_jitter(name: str, due: float, jitter: float) -> float:
-    """When a due time is fired: put off by up to `jitter` seconds, by as much for whoever asks, so
-    that all schedulers agree, and by something else for other entries and other times."""
+    """Return when a due time is fired: put off by up to `jitter` seconds, by as much for whoever
+    asks, so that all schedulers agree, and by something else for other entries and other times."""
     if not jitter:
         return due
     digest = hashlib.sha256(f"{name}/{due}".encode()).digest()

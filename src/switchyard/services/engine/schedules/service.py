@@ -38,12 +38,12 @@ class ScheduleConflict(ConflictError):
 
 
 def job_id_of(name: str, due_at: float) -> str:
-    """The id of the job that a due time publishes: one, however often that is tried."""
+    """Return the id of the job that a due time publishes: one, however often that is tried."""
     return str(uuid5(_NAMESPACE, f"{name}/{due_at!r}"))
 
 
 def due_firing(name: str, due_at: float, now: float, note: str | None = None) -> Firing:
-    """A due time that is to be fired."""
+    """Return a due time that is to be fired."""
     return Firing(name, due_at, FiringOutcome.DUE, job_id_of(name, due_at), now, note=note)
 
 
@@ -55,7 +55,7 @@ class Schedules:
         self._registry = registry
 
     async def add(self, entry: ScheduleEntry, *, remote: bool, created_by: str) -> ScheduleRecord:
-        """A new one. Raises InvalidSchedule, ScheduleConflict."""
+        """Add a schedule. Raises InvalidSchedule, ScheduleConflict."""
         entry.check(self._registry, remote=remote)
         now = await self._now()
         record = entry.record(now, origin=ADDED, remote=remote, created_by=created_by)
@@ -110,7 +110,7 @@ class Schedules:
         return firing
 
     async def all(self) -> list[tuple[ScheduleRecord, Firing | None]]:
-        """All of them by name, each with the last that became of it."""
+        """Return all of them by name, each with the last that became of it."""
         last = await self._ledger.schedules.last_firings()
         return [(each, last.get(each.name)) for each in await self._ledger.schedules.schedules()]
 
@@ -124,7 +124,7 @@ class Schedules:
         return record
 
     async def history(self, name: str, limit: int) -> list[Firing]:
-        """What became of its due times, the latest first. Raises UnknownSchedule."""
+        """Return what became of its due times, the latest first. Raises UnknownSchedule."""
         await self.get(name)
         return await self._ledger.schedules.firings(name, limit)
 
@@ -174,6 +174,6 @@ class Schedules:
         return [each.name for each in changed], gone
 
     async def _now(self) -> float:
-        """The ledger's time, which every host agrees on."""
+        """Return the ledger's time, which every host agrees on."""
         _, now = await self._ledger.schedules.due_schedules(1)
         return now

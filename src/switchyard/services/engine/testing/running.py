@@ -181,7 +181,7 @@ def own_settings(directory: Path, given: Mapping[str, Any]) -> Settings:
 
 
 def _received(message: JobMessage, attempt: int) -> JobMessage:
-    """The message as a worker reads it before that attempt."""
+    """Return the message as a worker reads it before that attempt."""
     if not 1 <= attempt <= message.metadata.max_attempts:
         raise InvalidJob(
             f"attempt {attempt} of {message.job_type}: it has {message.metadata.max_attempts}"

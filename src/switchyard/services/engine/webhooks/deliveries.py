@@ -69,9 +69,9 @@ def delivery_key(source: str, body: bytes) -> str:
 
 
 def github_job(event: str, body: bytes) -> DeliveryJob | Ignored:
-    """What GitHub tells: a release, a push to the default branch, a repository that has changed, a
-    star. Only the body is signed: one that is of another event than the header says is nobody's
-    delivery. Raises InvalidDelivery."""
+    """Return what GitHub tells: a release, a push to the default branch, a repository that has
+    changed, a star. Only the body is signed: one that is of another event than the header says is
+    nobody's delivery. Raises InvalidDelivery."""
     if event not in _IS_OF:
         return Ignored("ping" if event == "ping" else f"event {event[:50]!r}")
     told = parsed(body)
@@ -97,8 +97,8 @@ def github_job(event: str, body: bytes) -> DeliveryJob | Ignored:
 
 
 def _moment(told: object) -> float:
-    """Seconds since the epoch. By the sender's signed word and not by a clock: the same delivery
-    is the same job, whenever it comes."""
+    """Return the seconds since the epoch. By the sender's signed word and not by a clock: the same
+    delivery is the same job, whenever it comes."""
     try:
         return datetime.fromisoformat(str(told)).timestamp()
     except (ValueError, OverflowError) as error:

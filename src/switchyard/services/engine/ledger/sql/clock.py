@@ -38,15 +38,15 @@ class Clock:
         self._log = structlog.get_logger("ledger")
 
     def time(self) -> float:
-        """Seconds since the epoch."""
+        """Return the seconds since the epoch."""
         return time.time() + self.offset
 
     def now(self) -> datetime:
-        """The same as a time with a zone, UTC."""
+        """Return the same as a time with a zone, UTC."""
         return datetime.fromtimestamp(self.time(), UTC)
 
     def measured(self, work: Callable[[Connection], T]) -> Callable[[Connection], T]:
-        """The work, with a measurement before it where one is due."""
+        """Return the work, with a measurement before it where one is due."""
 
         def run(connection: Connection) -> T:
             if self._is_due():

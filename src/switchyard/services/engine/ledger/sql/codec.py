@@ -48,13 +48,14 @@ def clean(text: str | None) -> str | None:
 
 
 def fingerprint(job_type: str, payload_json: str) -> str:
-    """A hash of what is asked for; it does not depend on the order of the payload's fields."""
+    """Return a hash of what is asked for; it does not depend on the order of the payload's
+    fields."""
     ordered = json.dumps(json.loads(payload_json), sort_keys=True)
     return sha256(f"{job_type}\n{ordered}".encode()).hexdigest()
 
 
 def message_columns(message: JobMessage) -> dict[str, Any]:
-    """The columns that follow from the message alone.
+    """Return the columns that follow from the message alone.
 
     Raises RowRejected for a payload that JSON can't say.
     """
@@ -79,7 +80,7 @@ def message_columns(message: JobMessage) -> dict[str, Any]:
 
 
 def _rest(message: JobMessage) -> str:
-    """The fields of a message that have no column, as JSON, ASCII. Raises RowRejected."""
+    """Return the fields of a message that have no column, as JSON, ASCII. Raises RowRejected."""
     try:
         written = message.model_dump_json(exclude=_IN_COLUMNS)
         return written if written.isascii() else to_json(json.loads(written))
@@ -108,7 +109,7 @@ def to_message(record: JobRecord) -> JobMessage:
 
 
 def job_columns(job: NewJob | ClaimRequest) -> dict[str, Any]:
-    """The columns of a new row."""
+    """Return the columns of a new row."""
     return {
         **message_columns(job.message),
         "lane": clean(job.lane),

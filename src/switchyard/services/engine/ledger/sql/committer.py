@@ -50,7 +50,7 @@ class GroupCommitter:
     async def submit_many(
         self, operations: Sequence[JobChange[Answer]]
     ) -> list[Answer | BaseException]:
-        """The results in order; an operation's own error stands in its place."""
+        """Return the results in order; an operation's own error stands in its place."""
         futures = [self._enqueue(operation) for operation in operations]
         return await asyncio.gather(*futures, return_exceptions=True)
 

@@ -29,8 +29,8 @@ it is confirmed."""
 
 
 def is_foreign(work: JobContent, redrives: int, at: float, known: ContentHistory | None) -> bool:
-    """Whether a message is another job than the one whose id it carries, whoever has sent it: its
-    work is neither what is recorded, nor what a redrive has made of that or made that of; or it
+    """Tell whether a message is another job than the one whose id it carries, whoever has sent it:
+    its work is neither what is recorded, nor what a redrive has made of that or made that of; or it
     says that it was redriven, and no redrive has noted that; or the job's time is to come, and not
     yet, `at` that time of the ledger's clock.
 
@@ -47,7 +47,7 @@ def is_foreign(work: JobContent, redrives: int, at: float, known: ContentHistory
 def is_foreign_letter(
     letter: FoundLetter, work: JobContent, at: float, known: ContentHistory | None
 ) -> bool:
-    """The same of a message in `jobs.dead`."""
+    """Return the same of a message in `jobs.dead`."""
     if known is None:
         return False
     if letter.is_ours:  # nobody else can write one; and the ledger may be an older copy
@@ -77,7 +77,7 @@ def _is_early(at: float, known: ContentHistory) -> bool:
 
 
 def agreed(message: JobMessage, row: JobRow | None, kept: RecordedMetadata | None) -> JobMessage:
-    """The message, not foreign, as far as the ledger agrees to what it says of itself."""
+    """Return the message, not foreign, as far as the ledger agrees to what it says of itself."""
     if row is None or kept is None:
         return message
     metadata = message.metadata
@@ -98,8 +98,8 @@ def agreed(message: JobMessage, row: JobRow | None, kept: RecordedMetadata | Non
 
 
 def rewrites(request: ClaimRequest, work: JobContent, row: JobRow, known: ContentHistory) -> bool:
-    """Whether a copy that runs is what a redrive has made of the job, so that the record is to say
-    so: whoever did that may not have got to it. A message by itself changes no record."""
+    """Tell whether a copy that runs is what a redrive has made of the job, so that the record is to
+    say so: whoever did that may not have got to it. A message by itself changes no record."""
     redrives = request.message.metadata.redrives
     if not work.is_same(known.recorded) or known.is_edit(work, redrives):
         return True

@@ -91,9 +91,9 @@ class Database(Protocol):
 
 
 def connect(url: str, *, prompt: bool = False, create: bool = False) -> Database:
-    """The database of that SQLAlchemy address; a `prompt` one gives up waiting after PROMPT_TIMEOUT
-    seconds. A file of SQLite is made only with `create`; else whoever uses one that is not there
-    gets LedgerMissing. Raises LedgerError for an address of another kind."""
+    """Return the database of that SQLAlchemy address; a `prompt` one gives up waiting after
+    PROMPT_TIMEOUT seconds. A file of SQLite is made only with `create`; else whoever uses one that
+    is not there gets LedgerMissing. Raises LedgerError for an address of another kind."""
     servers = servers_of(url)
     try:
         parsed = make_url(servers[0])
@@ -259,7 +259,7 @@ class PostgresDatabase:
                 task.add_done_callback(self._forget)
 
     async def _answers(self) -> bool:
-        """Whether the server answers at all, or the work has ended meanwhile."""
+        """Tell whether the server answers at all, or the work has ended meanwhile."""
 
         def nothing(connection: Connection) -> None:
             connection.exec_driver_sql("SELECT 1")

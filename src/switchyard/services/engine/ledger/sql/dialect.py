@@ -37,7 +37,7 @@ def is_sqlite(connection: Connection) -> bool:
 
 
 def rows_source(dialect: str, columns: Columns) -> str:
-    """A FROM item named `r`, made from the parameters that `rows_parameters` gives."""
+    """Return a FROM item named `r`, made from the parameters that `rows_parameters` gives."""
     names = ", ".join(columns)
     if dialect == "sqlite":
         fields = ", ".join(
@@ -55,7 +55,8 @@ def rows_source(dialect: str, columns: Columns) -> str:
 def rows_parameters(
     dialect: str, columns: Columns, rows: Sequence[Sequence[Any]]
 ) -> dict[str, Any]:
-    """The parameters of `rows_source` for rows with the values of `columns`, in their order."""
+    """Return the parameters of `rows_source` for rows with the values of `columns`, in their
+    order."""
     if dialect == "sqlite":
         return {"lines": to_json(rows).decode()}  # five times as fast as `json`
     return dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
@@ -128,7 +129,7 @@ def select_locked(dialect: str, columns: str, key: str, *, table: str = "jobs") 
 def fetch_locked(
     connection: Connection, statement: TextClause, keys: Sequence[str]
 ) -> Sequence[Sequence[Any]]:
-    """The rows of a `select_locked`."""
+    """Return the rows of a `select_locked`."""
     result = connection.execute(statement, keys_parameter(connection.dialect.name, keys))
     if is_sqlite(connection):
         rows: list[list[Any]] = json.loads(result.scalar_one())
@@ -137,7 +138,7 @@ def fetch_locked(
 
 
 def clock(connection: Connection) -> str:
-    """The database's own time in seconds since the epoch, as SQL (in SQLite to 1 ms)."""
+    """Return the database's own time in seconds since the epoch, as SQL (in SQLite to 1 ms)."""
     return clock_of(connection.dialect.name)
 
 
@@ -149,10 +150,10 @@ def clock_of(dialect: str) -> str:
 
 
 def db_now(connection: Connection) -> float:
-    """The database's own time in seconds since the epoch, as it is now."""
+    """Return the database's own time in seconds since the epoch, as it is now."""
     return float(connection.scalar(text(f"SELECT {clock(connection)}")) or 0.0)
 
 
 def insert_into(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT that knows ON CONFLICT, which both databases write alike."""
+    """Return an INSERT that knows ON CONFLICT, which both databases write alike."""
     return sqlite.insert(table) if is_sqlite(connection) else postgresql.insert(table)

@@ -43,7 +43,7 @@ _PG_REPEAT = ("40001", "40P01")
 
 
 def translate(error: Exception) -> Exception:
-    """The error of this package that a driver's or SQLAlchemy's error stands for.
+    """Return the error of this package that a driver's or SQLAlchemy's error stands for.
 
     What is not the database's (a bug of ours) is returned as it is.
     """
@@ -106,7 +106,7 @@ def _outdated(text: str) -> SchemaOutdated:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error, what SQLAlchemy wrapped, and what its dialect had wrapped before."""
+    """Return the error, what SQLAlchemy wrapped, and what its dialect had wrapped before."""
     found: list[BaseException] = []
     following: BaseException | None = error
     while following is not None and following not in found:
@@ -128,7 +128,7 @@ def _caused_by(error: BaseException, kinds: object) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    """What went wrong, without the statement and its parameters (they may be private)."""
+    """Return what went wrong, without the statement and its parameters (they may be private)."""
     original = getattr(error, "orig", None) or error
     lines = str(original).splitlines()
     return lines[0] if lines else type(original).__name__

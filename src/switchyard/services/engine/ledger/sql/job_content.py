@@ -35,7 +35,7 @@ class JobContent:
         return cls(message.job_type, to_json(message.payload))
 
     def is_same(self, other: JobContent) -> bool:
-        """Whether both ask for the same, in whatever order their fields are."""
+        """Tell whether both ask for the same, in whatever order their fields are."""
         if self == other:  # nearly always: then nothing is parsed
             return True
         return self.job_type == other.job_type and _parsed(self.payload) == _parsed(other.payload)
@@ -67,7 +67,7 @@ class RecordedMetadata:
     """Moves on with each retry, of which the record does not tell."""
 
     def says(self, message: JobMessage) -> bool:
-        """Whether the message says the same."""
+        """Tell whether the message says the same."""
         metadata = message.metadata
         expires_at = None if metadata.expires_at is None else metadata.expires_at.timestamp()
         return (
@@ -78,7 +78,7 @@ class RecordedMetadata:
         )
 
     def as_metadata(self) -> dict[str, Any]:
-        """The fields of a message's metadata that say so."""
+        """Return the fields of a message's metadata that say so."""
         expires_at = None if self.expires_at is None else to_datetime(self.expires_at)
         return {
             "source": self.source,
@@ -116,7 +116,7 @@ class ContentHistory:
         return [self.recorded, *(work for work in found if work is not None)]
 
     def is_edit(self, work: JobContent, redrives: int) -> bool:
-        """Whether a redrive has made that work in the copy of that number."""
+        """Tell whether a redrive has made that work in the copy of that number."""
         return any(
             edit.redrives == redrives
             and not edit.undone
@@ -129,7 +129,7 @@ class ContentHistory:
 def load_works(
     connection: Connection, dialect: str, ids: Sequence[str]
 ) -> dict[str, ContentHistory]:
-    """What is recorded of those jobs that are known, without edits."""
+    """Return what is recorded of those jobs that are known, without edits."""
     query = text(
         "SELECT id, job_type, payload, redrives, state, run_at, queued_at, routing_key FROM jobs "
         f"WHERE {keys_condition(dialect, 'id')}"

@@ -186,8 +186,8 @@ class JoinWriter:
             self._recreated(connection, join_id, at)
 
     def _recreated(self, connection: Connection, join_id: str, at: float) -> str | None:
-        """The id of a new job like the one that has waited; None where that one is gone, or was
-        called off."""
+        """Return the id of a new job like the one that has waited; None where that one is gone, or
+        was called off."""
         copy = str(uuid4())
         done = connection.execute(self._copy, {"copy": copy, "id": join_id, "at": at})
         return copy if done.rowcount else None

@@ -112,7 +112,7 @@ def _single(part: str) -> Insert | Update | Delete:
 
 @cache
 def _all_at_once(parts: frozenset[str]) -> Insert | Update | Delete:
-    """All parts in one statement, with the answer of those that are called: PostgreSQL."""
+    """Return all parts in one statement, with the answer of those that are called: PostgreSQL."""
     done: list[Insert | Update | Delete] = []
     for part in sorted(parts, key=_PARTS.index):
         if part not in _TABLES:
@@ -146,7 +146,7 @@ def _changing(table: Table) -> list[str]:
 
 
 def _kept(new: sqlite.Insert | postgresql.Insert) -> Insert:
-    """An INSERT of those that wait: who stands there already stands there as now."""
+    """Return an INSERT of those that wait: who stands there already stands there as now."""
     changed = {name: new.excluded[name] for name in _changing(limit_waits)}
     return new.on_conflict_do_update(index_elements=["job_id"], set_=changed)
 

@@ -133,8 +133,8 @@ class Rows:
     """Of jobs that are claimed, by id."""
 
     def known_works(self, job_id: str) -> ContentHistory | None:
-        """What is known of a job's work, this transaction's own changes included; None where there
-        is no such job."""
+        """Return what is known of a job's work, this transaction's own changes included; None where
+        there is no such job."""
         row = self.jobs.get(job_id)
         if row is None:
             return None

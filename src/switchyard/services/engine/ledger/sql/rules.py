@@ -32,7 +32,7 @@ GOES_BACK = "displaced"
 
 
 def decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
-    """Whether the request may run the job. With `Claimed`, `crashes` counts a takeover in."""
+    """Tell whether the request may run the job. With `Claimed`, `crashes` counts a takeover in."""
     if row is None:
         return Claimed(crashes=0)
     if row.state in (State.SUCCEEDED, State.CANCELLED):
@@ -58,7 +58,7 @@ def decide_claim(row: JobRow | None, request: ClaimRequest) -> ClaimResult:
 
 
 def owns(row: JobRow | None, request: FinishRequest) -> bool:
-    """Whether the claim is still the job's: False when somebody has taken it over."""
+    """Tell whether the claim is still the job's: False when somebody has taken it over."""
     if row is None or row.claim_id != request.claim_id:
         return False
     # The same end a second time: its first answer was lost on the way.
@@ -67,8 +67,8 @@ def owns(row: JobRow | None, request: FinishRequest) -> bool:
 
 
 def is_held_by(row: JobRow, receipt: str | None) -> bool:
-    """Whether the record is that of one request alone, which may take it back: its receipt says
-    so for as long as the job is pending and nobody else was told of it.
+    """Tell whether the record is that of one request alone, which may take it back: its receipt
+    says so for as long as the job is pending and nobody else was told of it.
 
     What one request has accepted, no other may discard. So a request never takes back what it
     found, and whoever finds a record and relies on it ends its maker's right to do so.
@@ -77,22 +77,22 @@ def is_held_by(row: JobRow, receipt: str | None) -> bool:
 
 
 def is_held(row: JobRow) -> bool:
-    """Whether some request may still take the record back."""
+    """Tell whether some request may still take the record back."""
     return is_held_by(row, row.claim_id)
 
 
 def may_queue(row: JobRow | None) -> bool:
-    """Whether a confirm of the broker changes anything: not after a worker was faster."""
+    """Tell whether a confirm of the broker changes anything: not after a worker was faster."""
     return row is not None and row.state in UNCONFIRMED
 
 
 def may_overflow(row: JobRow | None) -> bool:
-    """Whether the job may be given up as one that its lane had no room for."""
+    """Tell whether the job may be given up as one that its lane had no room for."""
     return row is not None and row.state in WAITING - {State.RETRYING}
 
 
 def may_record_dead(row: JobRow | None, letter: DeadLetterRecord) -> bool:
-    """Whether a dead letter is the end of the job, or of an old or stray copy only."""
+    """Tell whether a dead letter is the end of the job, or of an old or stray copy only."""
     if row is None or row.state in FINISHED or letter.reason == GOES_BACK:
         return False
     if row.state is State.JOINING:
@@ -105,10 +105,10 @@ def may_record_dead(row: JobRow | None, letter: DeadLetterRecord) -> bool:
 
 
 def may_redrive(row: JobRow | None, redrives: int) -> bool:
-    """Whether the redrive of that number is news: not after a worker has claimed it."""
+    """Tell whether the redrive of that number is news: not after a worker has claimed it."""
     return row is not None and row.state is State.DEAD and redrives > row.redrives
 
 
 def may_unredrive(row: JobRow, redrives: int) -> bool:
-    """Whether the copy of that number still waits for its first run."""
+    """Tell whether the copy of that number still waits for its first run."""
     return row.state is State.QUEUED and row.generation == (redrives, 0)

@@ -27,7 +27,7 @@ _EXAMPLE = "postgresql+asyncpg://USER:PASSWORD@HOST:5432,HOST:5432/DATABASE"
 
 
 def servers_of(url: str) -> tuple[str, ...]:
-    """The address for each host that it names; that of SQLite as it is.
+    """Return the address for each host that it names; that of SQLite as it is.
 
     Raises LedgerMisconfigured where addresses differ in more than the host, or can't be read.
     """
@@ -73,14 +73,15 @@ def _watched_connection() -> type[Any]:
 
 
 def is_demoted(error: BaseException | None) -> bool:
-    """Whether a write came to a standby, or to a primary that was demoted: it keeps its
+    """Tell whether a write came to a standby, or to a primary that was demoted: it keeps its
     connections and would answer so for ever, so they have to be given up."""
     return getattr(error, "sqlstate", None) == _READ_ONLY
 
 
 async def open_one(address: str, **options: Any) -> Any:
-    """A connection of asyncpg to that address; where it names several hosts, to the one of them
-    that takes writes. `options` and errors are those of `asyncpg.connect` and `open_writable`."""
+    """Return a connection of asyncpg to that address; where it names several hosts, to the one of
+    them that takes writes. `options` and errors are those of `asyncpg.connect` and
+    `open_writable`."""
     import asyncpg
 
     nodes = nodes_of(address)
@@ -96,7 +97,7 @@ async def open_one(address: str, **options: Any) -> Any:
 
 
 async def open_writable(hosts: Sequence[tuple[str, int]], **options: Any) -> Any:
-    """A connection of asyncpg to that of the hosts that takes writes; `options` are those of
+    """Return a connection of asyncpg to that of the hosts that takes writes; `options` are those of
     `asyncpg.connect`. One that does not answer is not waited for: see `first_connected`.
 
     Raises what refuses us (a password, a database, one connection too many), else ConnectionError,

@@ -157,7 +157,7 @@ class JobWriter:
     def run(
         self, connection: Connection, operations: Sequence[JobChange[Any]]
     ) -> list[Any | LedgerError]:
-        """What each operation answers, or the LedgerError that it ends in.
+        """Return what each operation answers, or the LedgerError that it ends in.
 
         Raises TransactionRaced when another process was faster: run it again.
         """
@@ -234,8 +234,8 @@ class JobWriter:
 
 
 def _is_doubtful(claim: Claim, rows: Rows) -> bool:
-    """Whether what redrives have made of the job matters: its message differs from the record, or
-    is newer."""
+    """Tell whether what redrives have made of the job matters: its message differs from the record,
+    or is newer."""
     known = rows.works.get(claim.job_id)
     if known is None:
         return False

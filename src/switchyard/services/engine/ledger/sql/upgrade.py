@@ -49,7 +49,8 @@ async def upgrade(url: str) -> Upgraded:
 
 
 def _name(where: str) -> str:
-    """What people would call the system of that ledger: its folder or database, and the host."""
+    """Return what people would call the system of that ledger: its folder or database, and the
+    host."""
     if where.startswith("postgresql://"):
         host, _, place = where.removeprefix("postgresql://").partition("/")
     else:

@@ -105,8 +105,8 @@ def _make(
 
 
 def scram_verifier(password: str) -> str:
-    """What PostgreSQL keeps of a password (RFC 5803). It is made here, so that the password itself
-    is in no statement, which the server may log.
+    """Return what PostgreSQL keeps of a password (RFC 5803). It is made here, so that the password
+    itself is in no statement, which the server may log.
 
     Raises LedgerMisconfigured for other characters than printable ASCII: how they are compared
     is not the same in all clients.

@@ -78,7 +78,8 @@ def _of_node(node: dict[str, Any]) -> list[Diagnostic]:
 
 
 def _share(node: dict[str, Any], part: str, whole: str) -> float:
-    """How much of the one the other is; 0 where the node does not tell, as in its first moments."""
+    """Tell how much of the one the other is; 0 where the node does not tell, as in its first
+    moments."""
     some, most = node.get(part), node.get(whole)
     if not isinstance(some, int | float) or not isinstance(most, int | float) or most <= 0:
         return 0.0

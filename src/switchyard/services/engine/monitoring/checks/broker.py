@@ -90,7 +90,7 @@ def away(system: DoctorContext, error: BrokerUnavailable) -> Diagnostic:
 
 
 async def version(system: DoctorContext) -> list[Diagnostic]:
-    """Whether it has all that the profile needs."""
+    """Tell whether it has all that the profile needs."""
     value = (system.broker or {}).get("version", "")
     text = value.decode() if isinstance(value, bytes) else str(value)
     numbers = tuple(int(part) for part in re.findall(r"\d+", text)[:2])

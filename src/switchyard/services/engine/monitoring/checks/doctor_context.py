@@ -36,7 +36,7 @@ class DoctorContext:
     """What the checks before have found."""
 
     def now(self) -> float:
-        """The ledger's time, or this host's where there is none. Seconds since the epoch."""
+        """Return the ledger's time, or this host's where there is none. Seconds since the epoch."""
         return time.time() if self.ledger is None else self.ledger.clock.time()
 
     async def close(self) -> None:
@@ -75,11 +75,11 @@ class DoctorContext:
         return alive, silent
 
     async def running_by_worker(self) -> Counter[str]:
-        """How many jobs each worker runs; of the latest thousand. Raises LedgerError."""
+        """Return how many jobs each worker runs; of the latest thousand. Raises LedgerError."""
         return Counter(job.worker_id or "" for job in await self._running())
 
     async def running_in(self, worker_id: str) -> list[JobSummary]:
-        """The jobs that a worker runs; of the latest thousand. Raises LedgerError."""
+        """Return the jobs that a worker runs; of the latest thousand. Raises LedgerError."""
         return [job for job in await self._running() if job.worker_id == worker_id]
 
     async def _running(self) -> Sequence[JobSummary]:

@@ -76,7 +76,7 @@ def require_room_for_ledger(settings: Settings) -> None:
 
 
 def kept_here(settings: Settings) -> list[Path]:
-    """The directories on this host in which something is kept, as far as they are there."""
+    """Return the directories on this host in which something is kept, as far as they are there."""
     places = (
         _ledger_here(settings),
         directory_of(settings.files_url),
@@ -91,12 +91,12 @@ def _ledger_here(settings: Settings) -> Path | None:
 
 
 def _nearest(path: Path) -> Path:
-    """The directory, or the first above it that there is."""
+    """Return the directory, or the first above it that there is."""
     return next(each for each in (path, *path.absolute().parents) if each.is_dir())
 
 
 async def storage(system: DoctorContext) -> list[Diagnostic]:
-    """Whether it takes a file."""
+    """Tell whether it takes a file."""
     store, key = Storage(system.settings.files_url), f"health/doctor-{os.getpid()}"
     try:
         async with asyncio.timeout(STORAGE_TIMEOUT):
@@ -114,7 +114,8 @@ async def storage(system: DoctorContext) -> list[Diagnostic]:
 
 
 async def _within_quota(store: Storage, quota: int | None) -> Diagnostic:
-    """Whether uploads are still taken; a storage that is too large to be measured now is not."""
+    """Tell whether uploads are still taken; a storage that is too large to be measured now is
+    not."""
     used = 0
     if quota is not None:
         with suppress(TimeoutError, StorageUnavailable):
@@ -130,7 +131,7 @@ async def _within_quota(store: Storage, quota: int | None) -> Diagnostic:
 
 
 async def readable(system: DoctorContext) -> list[Diagnostic]:
-    """Whether other users of this host can read the ledger: payloads, results and all."""
+    """Tell whether other users of this host can read the ledger: payloads, results and all."""
     url = system.settings.ledger_url
     if not url.startswith("sqlite"):
         return []
@@ -143,7 +144,8 @@ async def readable(system: DoctorContext) -> list[Diagnostic]:
 
 
 def _is_open_to_all(path: Path) -> bool:
-    """Whether there is such a file, anybody may read it, and pass all the directories above."""
+    """Tell whether there is such a file, anybody may read it, and pass all the directories
+    above."""
     if not path.is_file():
         return False
     passable = all(each.stat().st_mode & stat.S_IXOTH for each in path.absolute().parents)

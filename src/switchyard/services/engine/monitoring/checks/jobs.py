@@ -83,7 +83,7 @@ async def overdue(system: DoctorContext) -> list[Diagnostic]:
 
 
 async def _about_holders(system: DoctorContext, running: list[JobSummary]) -> str:
-    """What to do about the workers of these jobs."""
+    """Return what to do about the workers of these jobs."""
     known = {each.worker_id: each for each in await system.need_ledger().workers.list_workers()}
     ids = dict.fromkeys(job.worker_id for job in running)
     return await advice(system, [known[each] for each in ids if each in known], start=False)

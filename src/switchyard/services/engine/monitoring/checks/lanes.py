@@ -56,7 +56,7 @@ def _full(queues: list[QueueReport]) -> list[Diagnostic]:
 
 
 def _room(queues: list[QueueReport]) -> str:
-    """What makes room in them."""
+    """Return what makes room in them."""
     others = [each for each in queues if _kind(each) != LLM_WORKER]
     remedies = []
     if others:

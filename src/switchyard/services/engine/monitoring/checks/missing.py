@@ -53,7 +53,7 @@ async def missing(system: DoctorContext, report: Report) -> list[Diagnostic]:
 
 
 async def _in_retry_queues(system: DoctorContext) -> int:
-    """Where jobs wait that an attempt has put off."""
+    """Return where jobs wait that an attempt has put off."""
     names = [retry_name(delay) for delay in system.settings.retry_delays]
     return sum((await _ready(system, names)).values())
 

@@ -45,8 +45,8 @@ CAUSES = {
 async def advice(
     system: DoctorContext, workers: Sequence[WorkerRecord], *, start: bool = True
 ) -> str:
-    """What to do about workers that seem not to work; with `start`, also how to start others. Takes
-    as long as a heartbeat may, to see whether they send one. Raises LedgerError."""
+    """Return what to do about workers that seem not to work; with `start`, also how to start
+    others. Takes as long as a heartbeat may, to see whether they send one. Raises LedgerError."""
     causes = list(dict.fromkeys(CAUSES[each] for each in CAUSES if each in system.found))
     if causes:
         return (
@@ -70,7 +70,7 @@ async def advice(
 
 
 async def _of_running(system: DoctorContext, worker: WorkerRecord, *, is_beating: bool) -> str:
-    """What to do about a process of this host."""
+    """Return what to do about a process of this host."""
     name, runs = _name(worker), await _runs(system, worker)
     if is_beating:
         return (
@@ -88,7 +88,7 @@ async def _of_running(system: DoctorContext, worker: WorkerRecord, *, is_beating
 
 
 async def _of_another(system: DoctorContext, worker: WorkerRecord, state: ProcessState) -> str:
-    """What to do about one that does not run, or elsewhere."""
+    """Return what to do about one that does not run, or elsewhere."""
     name = _name(worker)
     if state is ProcessState.GONE:
         return f"{name} has ended: there is nothing to end"
@@ -111,7 +111,7 @@ def _name(worker: WorkerRecord) -> str:
 
 
 async def _beating(system: DoctorContext, workers: Sequence[WorkerRecord]) -> set[str]:
-    """Those that send a heartbeat while this waits for one."""
+    """Return those that send a heartbeat while this waits for one."""
     if not workers:
         return set()
     ledger = system.need_ledger()
@@ -128,13 +128,13 @@ async def _beating(system: DoctorContext, workers: Sequence[WorkerRecord]) -> se
 
 
 async def _runs(system: DoctorContext, worker: WorkerRecord) -> str:
-    """What it runs, as far as the ledger knows."""
+    """Return what it runs, as far as the ledger knows."""
     jobs = [f"{job.job_type} {job.id}" for job in await system.running_in(worker.worker_id)]
     return f"it runs {some(jobs)}" if jobs else "it runs no job"
 
 
 async def _lasting(system: DoctorContext, worker: WorkerRecord) -> LoopBlock | None:
-    """What blocks its loop now, as far as it was noted."""
+    """Return what blocks its loop now, as far as it was noted."""
     found = await system.need_ledger().workers.loop_blocks(worker.started_at)
     lasting = (each for each in found if each.worker_id == worker.worker_id and not each.ended)
     return next(lasting, None)

@@ -104,8 +104,8 @@ def _policies(
 
 
 async def _extra(system: DoctorContext, extra: list[Difference]) -> list[Diagnostic]:
-    """What is in our namespace and not declared: of job types that are not loaded, or left over.
-    Nothing that holds a job is to be removed."""
+    """Return what is in our namespace and not declared: of job types that are not loaded, or left
+    over. Nothing that holds a job is to be removed."""
     queues = [each.name for each in extra if each.kind == "queue"]
     depths = await ask_queues(system.settings.require_amqp_url(), queues) if queues else {}
     held = {name: each.ready for name, each in depths.items() if each is not None and each.ready}

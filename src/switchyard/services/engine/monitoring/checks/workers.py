@@ -89,7 +89,7 @@ async def killed(system: DoctorContext) -> list[Diagnostic]:
 
 
 def _died(system: DoctorContext, worker: WorkerRecord) -> bool:
-    """Whether it has ended without saying so."""
+    """Tell whether it has ended without saying so."""
     if worker.stopped_at is not None:
         return False
     state = state_of_process(worker.pid, worker.mark)
