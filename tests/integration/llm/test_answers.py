@@ -185,7 +185,7 @@ async def test_who_waits_too_long_for_anothers_answer_goes_back(
     await LlmLedger(ledger).answers.claim_llm_answer(
         content_hash(QUESTION), "slow", ttl=60, max_age=60
     )
-    with pytest.raises(LlmSaturated, match="asks the same") as raised:
+    with pytest.raises(LlmSaturated, match="already sending this request") as raised:
         await get(open_answers(), Asked(), within=0.3)
     assert not raised.value.counts
 

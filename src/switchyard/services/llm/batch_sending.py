@@ -101,7 +101,7 @@ class BatchSender:
             await asyncio.sleep(TURN_INTERVAL if self._servers else BATCH_POLL_INTERVAL)
 
     async def delete_old(self) -> None:
-        """Forget what nobody comes for. Raises LedgerError."""
+        """Delete what no job has come for. Raises LedgerError."""
         for call in await self._batches.tidy_llm_batches(max_age=RETENTION):
             await self._till.settle(replace(call, state=CallState.FREE))
 

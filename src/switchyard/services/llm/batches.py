@@ -76,13 +76,13 @@ class BatchCollector:
     def from_settings(
         cls, settings: Settings, ledger: Ledger | None, till: BudgetAccount
     ) -> BatchCollector | None:
-        """None where no server gets batches."""
+        """Make the collector of the settings' servers; None where no server gets batches."""
         servers = batch_servers(settings)
         return None if ledger is None or not servers else cls(ledger, servers[0], till)
 
     async def collect(self, question: Mapping[str, Any], by: Requester) -> None:
-        """Raises WaitingForBatch where a batch answers, or will answer; nothing where the question
-        is to be asked live. Raises NoBudget, LedgerError."""
+        """Add a question to a provider batch, and raise WaitingForBatch until the batch has ended;
+        return where the question is to be asked live. Raises NoBudget, LedgerError."""
         if by.job_id is None:
             return
         key = content_hash(question)
@@ -103,7 +103,7 @@ class BatchCollector:
         )
 
     async def finish_wait(self, question: Mapping[str, Any], by: Requester) -> bool:
-        """The job has its answer; whether a batch has given it, for this job."""
+        """End this job's wait. Returns True if a batch answered the question."""
         if by.job_id is None:
             return False
         return await self._batches.end_llm_wait(content_hash(question), by.job_id)

@@ -41,12 +41,12 @@ class Hedges:
         """Second requests that began to answer first, that did not, and that could not be made."""
 
     def observe_latency(self, seconds: float) -> None:
-        """A call has taken so long to its first token."""
+        """Record the seconds that a call took to its first token."""
         self._times.append(seconds)
 
     def hedge_delay(self) -> float | None:
-        """Seconds after which a hot call is late; None where that is not known, or does not
-        matter. To be asked once for each hot call."""
+        """Return the seconds after which a hot call is late; None where that is not known, or does
+        not matter. Call it once for each hot call: it earns a part of a second request."""
         if self._share <= 0:
             return None
         self._saved = min(MAX_BURST, self._saved + self._share)
@@ -55,7 +55,7 @@ class Hedges:
         return sorted(self._times)[int(LATE_QUANTILE * (len(self._times) - 1))]
 
     def take_permit(self) -> bool:
-        """Whether a second request may be sent now; it counts."""
+        """Use up the permit for a second request; False where there is none now."""
         if self._saved < 1:
             return False
         self._saved -= 1

@@ -106,12 +106,14 @@ class ModelClient:
         by: Requester = NO_REQUESTER,
         batch: bool = False,
     ) -> tuple[Completion, bool]:
-        """The answer to a chat (`messages`, `max_tokens`, …), and whether it was there already:
-        what was asked before, or is being asked, is not paid for again unless it is to be `fresh`.
+        """Return the answer to a chat (`messages`, `max_tokens`, …), and whether it was there
+        already: what was asked before, or is being asked, is not paid for again unless it is to be
+        `fresh`.
 
         `within` is seconds, waiting for room included. `speech` gets the text as it comes; the cost
-        is that of whoever it is asked `by`. With `batch`, which such a server gets in batches is
-        answered later: Batched is raised. Raises what `ask` raises.
+        is charged to `by`. With `batch`, the question is added to a provider batch and
+        WaitingForBatch is raised; the job is retried when the batch has ended. Raises what `ask`
+        raises.
         """
 
         question = {"servers": self._server_identities, "asked": asked}
@@ -129,12 +131,12 @@ class ModelClient:
         return answer, reused
 
     def shown(self) -> list[tuple[Metric, Samples]]:
-        """Its metrics."""
+        """Return the client's metrics."""
         counts = self._hedges.counts.items()
         return [(LLM_HEDGES, {(outcome,): float(number) for outcome, number in counts})]
 
     async def forget(self, asked: Mapping[str, Any]) -> None:
-        """Keep the answer to this no longer: it was of no use."""
+        """Delete the kept answer to a question: it was of no use."""
         await self._answers.forget({"servers": self._server_identities, "asked": asked})
 
     async def ask(
@@ -146,7 +148,7 @@ class ModelClient:
         speech: OutputStream | None = None,
         by: Requester = NO_REQUESTER,
     ) -> Completion:
-        """The answer to a chat of the first server that can, paid for in any case.
+        """Ask the first server that can answer a chat, and pay for it in any case.
 
         `within` is seconds, waiting for room included. Raises LlmUnavailable, InvalidLlmResponse
         (try again later; `counts` says whether that is an attempt), LlmRefused, NoBudget, and
@@ -263,7 +265,7 @@ def _from_answer(said: ModelResponse) -> CallOutcome:
 
 
 def outcome_of_error(error: LlmUnavailable | InvalidLlmResponse | LlmRefused) -> CallOutcome:
-    """What an error tells of the server that gave it."""
+    """Return the outcome of a call, for the gate, from its error."""
     reason = str(error)[:200]
     match error:
         case LlmLimited():

@@ -57,7 +57,7 @@ class NoBudget(RetryableError):
 
 
 def asked_by(ctx: JobContext) -> Requester:
-    """The job as one who asks."""
+    """Return the job as the requester of a call."""
     metadata = ctx.message.metadata
     document = ctx.message.payload.get("document_id")
     return Requester(
@@ -70,7 +70,7 @@ def asked_by(ctx: JobContext) -> Requester:
 
 
 def most_tokens(asked: Mapping[str, Any]) -> dict[str, int]:
-    """The most tokens that a question, and its answer, are likely to have."""
+    """Estimate the most tokens that a question and its answer may have."""
     pictures = 0
 
     def text_of(content: Any) -> Any:
@@ -104,7 +104,7 @@ class CallCharge:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingBudget:
-    """Pays for the vectors that somebody asks for."""
+    """Charges the cost of embedding calls to one requester."""
 
     account: BudgetAccount
     asked_by: Requester
@@ -117,7 +117,8 @@ class EmbeddingBudget:
 
 
 class BudgetAccount:
-    """Keeps the accounts of one process; without a ledger there are none."""
+    """Reserves and settles the cost of model calls against budgets; without a ledger, it does
+    neither."""
 
     def __init__(self, ledger: Ledger | None, prices: ModelPrices, per_day: float | None) -> None:
         self._repository = None if ledger is None else LlmLedger(ledger).spending
@@ -133,8 +134,8 @@ class BudgetAccount:
     async def charged_call(
         self, server: LlmServer, asked: Mapping[str, Any], by: Requester
     ) -> AsyncIterator[CallCharge]:
-        """Within it a call is made; its cost is set aside before, and noted after it. Raises
-        NoBudget, LedgerError, before anything is paid for."""
+        """Reserve the cost of the call that is made within the context, and record it afterwards.
+        Raises NoBudget, LedgerError, before anything is paid for."""
         async with self._accounted(self.estimate(server, asked, by)) as bill:
             yield bill
 
@@ -142,7 +143,7 @@ class BudgetAccount:
     async def embedding(
         self, model: str, texts: Sequence[str], by: Requester
     ) -> AsyncIterator[CallCharge]:
-        """The same for a call that asks for the vectors of texts."""
+        """Do the same for a call that asks for the vectors of texts."""
         length = sum(len(text.encode()) for text in texts)
         usage = {"prompt_tokens": -(-length // BYTES_PER_TOKEN), "completion_tokens": 0}
         price = self._prices.of(model)
@@ -194,7 +195,7 @@ class BudgetAccount:
         return replace(call, state=CallState.PAID, usage=usage, cost=cost)
 
     async def reserve(self, call: LlmCall, *, lasts: float | None = None) -> None:
-        """Set aside what a call costs at most. Raises NoBudget, LedgerError."""
+        """Reserve what a call costs at most. Raises NoBudget, LedgerError."""
         if self._repository is None or (
             self._per_day is None and call.asked_by.backfill_id is None
         ):
@@ -204,7 +205,7 @@ class BudgetAccount:
             raise self._refusal(found, call.model)
 
     async def settle(self, call: LlmCall) -> None:
-        """Note what a call has come to."""
+        """Record what a call has cost."""
         if self._repository is None:
             return
         try:
@@ -221,7 +222,7 @@ class BudgetAccount:
     async def record_cache_saving(
         self, answer: Completion, by: Requester, models: list[str]
     ) -> None:
-        """An answer was there already: note what it would have cost. `models` may have given it."""
+        """Record what a kept answer would have cost. One of `models` has given it."""
         price = self._prices.of(answer.model, *models)
         cost = None if price is None else price.cost(answer.usage)
         call = LlmCall(uuid4().hex, CallState.SAVED, by, "", answer.model, dict(answer.usage), cost)

@@ -34,7 +34,7 @@ class CitedWork:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
-        """What `as_json` has told."""
+        """Make it from what `as_json` returned."""
         authors = tuple(Person(**each) for each in told.get("authors", ()))
         return cls(**{**told, "authors": authors})
 
@@ -70,7 +70,7 @@ class Candidate:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
-        """What `as_json` has told."""
+        """Make it from what `as_json` returned."""
         return cls(told["score"], CitedWork.from_json(told["work"]))
 
     def as_json(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class WorkLink:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
-        """What `as_json` has told."""
+        """Make it from what `as_json` returned."""
         work = told.get("work")
         return cls(
             LinkStatus(told["status"]),

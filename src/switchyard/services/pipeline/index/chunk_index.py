@@ -179,8 +179,8 @@ class ChunkIndex(Protocol):
         *,
         within: Collection[str] | None = None,
     ) -> list[ChunkCandidate]:
-        """What `nearest` and `with_words` find, each chunk once, in no order. Most candidates are
-        not shown, and what is not needed for their rank is not read."""
+        """What `nearest` and `keyword_search` find, each chunk once, in no order. Most candidates
+        are not shown, and what is not needed for their rank is not read."""
         ...
 
     async def read_candidates(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:

@@ -56,7 +56,7 @@ class Generations:
 
     @property
     def write_targets(self) -> tuple[Generation, ...]:
-        """Those that what comes in is written to, in this order."""
+        """Generations to write new chunks to, in this order: active, then building."""
         return (self.active,) if self.building is None else (self.active, self.building)
 
 
@@ -89,8 +89,8 @@ class IndexStore(Protocol):
         ...
 
     async def text_index_version(self, generation: Generation) -> int | None:
-        """How the words of its table are kept (`words.WORDING`), 0 for any way before there were
-        such numbers; None where there is no table."""
+        """How the words of its table are kept (`words.TOKENIZER_VERSION`), 0 for any way before
+        there were such numbers; None where there is no table."""
         ...
 
     async def drop(self, generation: Generation) -> None:
@@ -98,15 +98,15 @@ class IndexStore(Protocol):
         ...
 
     async def put_progress(self, generation: Generation, text: str) -> None:
-        """Keep how far its building is."""
+        """Store how far the building of a generation is."""
         ...
 
     async def progress(self, generation: Generation) -> str | None:
-        """What `note` has kept; None where there is nothing."""
+        """Return what `put_progress` has stored; None where there is nothing."""
         ...
 
     async def probe(self, generation: Generation) -> str | None:
-        """What `put_probe` has kept; None where there is nothing."""
+        """Return what `put_probe` has stored; None where there is nothing."""
         ...
 
     async def put_probe(self, generation: Generation, text: str) -> str:

@@ -1,4 +1,4 @@
-"""What an embedder's similarities (cosines) are worth."""
+"""The calibration of an embedder's similarities (cosines)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SimilarityCalibration:
-    """Every embedder has a scale of its own; `make bench ARGS=search` measures it."""
+    """Bounds of one embedder's similarities; `make bench ARGS=search` measures them."""
 
     min_relevance: float
     """Least similarity of a passage to a query that it may answer, from 0 to 1."""
