@@ -71,7 +71,7 @@ def test_the_same_warning_is_one_line_in_some_seconds_and_tells_how_often_it_cam
 
 
 def test_lines_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("switchyard.services.common.logs.REMEMBERED", 3)
+    monkeypatch.setattr("switchyard.services.common.logs.MAX_REMEMBERED", 3)
     repeats = Repeats(lambda: 1.0)
     for number in range(10):
         assert repeats(None, "warning", {"event": str(number), "level": "warning"})

@@ -20,7 +20,7 @@ async def parts(*sizes: int) -> AsyncIterator[bytes]:
 async def test_an_upload_under_way_counts_after_the_storage_was_measured_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(quotas, "MEASURE_EVERY", -1.0)
+    monkeypatch.setattr(quotas, "MEASURE_INTERVAL", -1.0)
     storage = Storage(tmp_path.as_uri())
     quota = Quota(storage, 1_000)
     await quota.check()
