@@ -121,7 +121,7 @@ class CommandLine:
         seen = log.stat().st_size if log.exists() else 0
         with self.started("worker", "tester", *arguments, skewed_by=skewed_by) as process:
             deadline = time.monotonic() + TIMEOUT
-            while b"consuming" not in log.read_bytes()[seen:]:
+            while b"consumer started" not in log.read_bytes()[seen:]:
                 assert process.poll() is None, self.log_of("worker")
                 assert time.monotonic() < deadline, self.log_of("worker")
                 time.sleep(0.02)

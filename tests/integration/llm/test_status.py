@@ -112,7 +112,7 @@ async def test_the_doctor_tells_of_a_server_that_fails_again_and_again(
     assert await failing("own", REPORTED_AFTER_FAILURES) == ["warning"]
     assert await failing("spare", REPORTED_AFTER_FAILURES) == ["wrong", "wrong"]
     (own, _) = await model_servers(system)
-    assert "own has failed 10 times in a row: 401" in own.detail
+    assert f"own has failed {REPORTED_AFTER_FAILURES} times in a row: 401" in own.detail
 
 
 async def test_the_doctor_tells_of_a_server_that_is_to_be_left_alone_for_an_hour(

@@ -108,7 +108,7 @@ def translate(error: openai.OpenAIError) -> LlmUnavailable | InvalidLlmResponse 
         return _of_connection(error)
     if isinstance(error, openai.APIError):  # in the middle of a stream
         return LlmUnavailable(f"the model server broke off: {_shortened(error.message)}")
-    return LlmRefused(f"unexpected error of the OpenAI client: {_shortened(error)}")
+    return LlmRefused(f"unexpected error while calling a model: {_shortened(error)}")
 
 
 def _of_status(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:

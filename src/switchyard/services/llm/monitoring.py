@@ -20,8 +20,9 @@ from switchyard.services.llm.records.llm import BRIEF_PAUSE, TRIAL_AFTER_FAILURE
 from switchyard.services.llm.records.llm_batches import ItemState
 from switchyard.services.llm.records.spending import BudgetState, SpendRow
 
-REPORTED_AFTER_FAILURES = TRIAL_AFTER_FAILURES + 5
-"""Failures in a row from which a server is told of: it was tried for over half a minute."""
+REPORTED_AFTER_FAILURES = TRIAL_AFTER_FAILURES + 2
+"""Failures in a row from which a server is told of: it gets one call at a time, and has failed some
+of these. More would take minutes where each ends by its time limit."""
 LONG_PAUSE_SECONDS = 120.0
 """Seconds left of a pause from which it is told of: more than a server's limits per minute take."""
 

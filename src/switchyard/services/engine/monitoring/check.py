@@ -87,6 +87,7 @@ class Finding(StrEnum):
     JOBS_PENDING = "jobs-pending"
     JOBS_REFUSED = "jobs-refused"
     DISPLACED = "displaced"
+    OPERATION_STOPPED = "operation-stopped"
     DEAD_GROWING = "dead-growing"
     DEAD_UNLISTED = "dead-unlisted"
     DEAD_WAITING = "dead-waiting"

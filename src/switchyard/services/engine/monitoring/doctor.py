@@ -87,6 +87,7 @@ INNER = (
     DoctorStep(jobs.cancels, ledger=True),
     DoctorStep(jobs.joins, ledger=True),
     DoctorStep(jobs.outbox, broker=True, ledger=True),
+    DoctorStep(jobs.operations, ledger=True),
     DoctorStep(jobs.dead, ledger=True),
 )
 """What goes on there."""

@@ -11,6 +11,8 @@ from switchyard.services.engine.monitoring.checks.doctor_context import DoctorCo
 MIB = 1024 * 1024
 MEMORY_HIGH = 0.8
 """Of the memory at which the alarm comes."""
+LEAST_DISK_FREE_LIMIT = 50_000_000
+"""Bytes of free disk space: what RabbitMQ wants where nobody has set a limit."""
 DISK_LOW = 2.0
 """Times the free disk space at which the alarm comes."""
 
@@ -59,8 +61,7 @@ def _of_node(node: dict[str, Any]) -> list[Diagnostic]:
                 Finding.ALARM_DISK,
                 f"disk alarm on {name}: {_mib(node, 'disk_free')} are free, and it wants "
                 f"{_mib(node, 'disk_free_limit')}; publishers are blocked until it is over",
-                "free disk space there, or want less: "
-                f"`rabbitmqctl -n {name} set_disk_free_limit 50MB`",
+                f"free disk space there{_lower_limit(node)}",
             )
         )
     elif 0 < _share(node, "disk_free", "disk_free_limit") < DISK_LOW:
@@ -70,11 +71,20 @@ def _of_node(node: dict[str, Any]) -> list[Diagnostic]:
                 Finding.BROKER_DISK_LOW,
                 f"{_mib(node, 'disk_free')} of disk are free on {name}; at "
                 f"{_mib(node, 'disk_free_limit')} publishers are blocked",
-                f"free disk space there (`rabbitmqctl -n {name} status` says where its data lie), "
-                f"or want less: `rabbitmqctl -n {name} set_disk_free_limit 50MB`",
+                f"free disk space there (`rabbitmqctl -n {name} status` says where its data lie)"
+                f"{_lower_limit(node)}",
             )
         )
     return found
+
+
+def _lower_limit(node: dict[str, Any]) -> str:
+    """Return the advice to want less free disk space, where the node wants more than the least that
+    makes sense."""
+    limit = node.get("disk_free_limit")
+    if isinstance(limit, int | float) and limit <= LEAST_DISK_FREE_LIMIT:
+        return ""
+    return f", or want less: `rabbitmqctl -n {node['name']} set_disk_free_limit 50MB`"
 
 
 def _share(node: dict[str, Any], part: str, whole: str) -> float:

@@ -18,6 +18,7 @@ from switchyard.services.engine.monitoring.check import (
 from switchyard.services.engine.monitoring.checks.doctor_context import MAX_EXAMINED, DoctorContext
 from switchyard.services.engine.monitoring.checks.processes import advice
 from switchyard.services.engine.monitoring.lane_report import unlisted_letters
+from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter
 from switchyard.services.engine.records.results import JobSummary
 from switchyard.services.engine.records.states import State
@@ -31,6 +32,8 @@ CANCELLED_FOR = 30.0
 PENDING_FOR = 60.0
 """Seconds after which the broker has refused a recorded job several times: the scheduler offers it
 every half second once it is 15 s old."""
+STOPPED_SECONDS = 7 * 24 * 3600.0
+"""Seconds for which a backfill or redrive that has stopped is told of."""
 JUST_NOW, MANY = 900.0, 20
 """Seconds, and dead letters in that time that are more than a few bad jobs."""
 
@@ -155,6 +158,25 @@ async def outbox(system: DoctorContext) -> list[Diagnostic]:
         "one up: `jobctl jobs list --state pending`, then `jobctl jobs cancel ID`"
     )
     return [failure("outbox", Finding.JOBS_PENDING, f"not taken by the broker: {told}", remedy)]
+
+
+async def operations(system: DoctorContext) -> list[Diagnostic]:
+    """Return a warning where backfills or redrives have stopped by themselves, within a week."""
+    ledger = system.need_ledger()
+    page = await ledger.bulk.list_bulk(states=(BulkState.FAILED, BulkState.HALTED))
+    since = ledger.clock.time() - STOPPED_SECONDS
+    stopped = [each for each in page.items if each.updated_at >= since]
+    if not stopped:
+        return [ok("operations", "no backfill or redrive has stopped by itself within a week")]
+    detail = some(
+        [f"{each.id} has {each.state}: {each.note or 'no reason is known'}" for each in stopped]
+    )
+    command = "backfill" if stopped[0].kind == "backfill" else "dead redrives"
+    remedy = (
+        f"`jobctl {command} show {stopped[0].id}`; when the reason is gone, `jobctl {command} "
+        f"resume {stopped[0].id}`; to give it up, `jobctl {command} cancel {stopped[0].id}`"
+    )
+    return [warning("operations", Finding.OPERATION_STOPPED, detail, remedy)]
 
 
 def _refused(number: int) -> Diagnostic:

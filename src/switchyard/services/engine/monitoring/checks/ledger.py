@@ -30,7 +30,7 @@ STANDBYS = "takes writes"
 
 
 async def ledger(system: DoctorContext) -> list[Diagnostic]:
-    """Reach it, and write nothing into it."""
+    """Reach it, and write nothing into it: whether its disk has room is asked by itself (host)."""
     try:
         # Somebody waits: what is locked or away says so within two seconds.
         found = await Ledger.open(system.settings.ledger_url, prompt=True)
@@ -45,7 +45,7 @@ async def ledger(system: DoctorContext) -> list[Diagnostic]:
         await found.close()
         return [unusable(system, error)]
     system.ledger = found
-    return [ok("ledger", "reached, it takes writes, and its tables are of this version")]
+    return [ok("ledger", "reached, nothing holds it, and its tables are of this version")]
 
 
 def unusable(system: DoctorContext, error: LedgerError) -> Diagnostic:
