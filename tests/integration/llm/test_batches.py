@@ -45,7 +45,7 @@ async def collected(system: System, number: int) -> list[str]:
     ]
     for each in job_ids:
         record = await system.wait_for_state(each, State.RETRYING)
-        assert record.error_type == "Batched"
+        assert record.error_type == "WaitingForBatch"
         assert record.attempts == 0
     return job_ids
 
