@@ -57,7 +57,7 @@ def test_the_traceback_of_a_retry_is_in_the_log_and_show_says_where(jobctl: Comm
         jobctl.ok("jobs", "watch", job_id)
         (worker,) = jobctl.json("workers")
         log = jobctl.log_of("worker")
-    lines = [json.loads(line) for line in log.splitlines() if '"retried"' in line]
+    lines = [json.loads(line) for line in log.splitlines() if '"job retried"' in line]
     (told,) = [line for line in lines if line["job_id"] == job_id]
     assert len(told["traceback"]) == 4_000
     assert told["error"].startswith("\x1b[2Jout of luck")
