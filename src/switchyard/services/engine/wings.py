@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
@@ -60,8 +61,11 @@ class Wing:
     """A `backfill.costs.BudgetCheck`."""
 
 
+@cache
 def known_wings() -> tuple[Wing, ...]:
-    """Return all wings, lowest first, whether they can be used or not. Raises InvalidWing."""
+    """Return all wings, lowest first, whether they can be used or not. Raises InvalidWing.
+
+    Looked up once: entry points are read from the files of all that is installed."""
     names = list(WING_MODULES)
     names += sorted(each.value for each in entry_points(group=ENTRY_POINTS))
     return tuple(_load(name) for name in dict.fromkeys(names))
