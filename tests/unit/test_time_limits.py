@@ -24,6 +24,18 @@ HANGS = {
     asyncio.get_running_loop().call_soon(wait)
     await asyncio.sleep(3600)
 """,
+    "a loop that is never idle": """
+    while True:
+        await asyncio.sleep(0)
+""",
+    "a callback that comes again and again": """
+    def work() -> None:
+        time.sleep(0.01)
+        asyncio.get_running_loop().call_soon(work)
+
+    work()
+    await asyncio.sleep(3600)
+""",
 }
 BEGIN = """
 import asyncio, time
@@ -48,3 +60,4 @@ def test_a_test_that_hangs_in_its_event_loop_is_ended(tmp_path: Path, hang: str)
     )
     assert ended.returncode == 1, ended.stdout
     assert "Timeout" in ended.stdout
+    assert "1 failed" in ended.stdout
