@@ -65,30 +65,32 @@ class Wing:
 def known_wings() -> tuple[Wing, ...]:
     """Return all wings, lowest first, whether they can be used or not. Raises InvalidWing.
 
-    Looked up once: entry points are read from the files of all that is installed."""
+    Found once, as are those that are installed: entry points and libraries are looked for in the
+    files of all that is installed, and backfills ask before each step."""
     names = list(WING_MODULES)
     names += sorted(each.value for each in entry_points(group=ENTRY_POINTS))
     return tuple(_load(name) for name in dict.fromkeys(names))
 
 
+@cache
 def load_wings() -> tuple[Wing, ...]:
     """Return the wings whose libraries are installed, lowest first. Raises InvalidWing."""
-    return tuple(wing for wing in known_wings() if _is_installed(wing))
+    return tuple(
+        wing
+        for wing in known_wings()
+        if all(find_spec(library) is not None for library in wing.libraries)
+    )
 
 
 def missing_wings_hint() -> str:
     """Return how to install the wings that are left out here, to be added to an error; empty where
     there are none. Raises InvalidWing."""
-    missing = [wing for wing in known_wings() if not _is_installed(wing)]
+    missing = [wing for wing in known_wings() if wing not in load_wings()]
     if not missing:
         return ""
     names = " and ".join(wing.name for wing in missing)
     extras = ",".join(wing.extra for wing in missing if wing.extra)
     return f"; not installed here: {names} (`pip install 'switchyard[{extras}]'`)"
-
-
-def _is_installed(wing: Wing) -> bool:
-    return all(find_spec(library) is not None for library in wing.libraries)
 
 
 def job_modules() -> tuple[str, ...]:
