@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from switchyard.services.common.durations import DAY
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
@@ -18,7 +19,7 @@ from switchyard.services.llm.errors import LlmLimited, LlmUnavailable
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.lane import ModelClient
 from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.ledger.llm_spend import DAY, LlmSpendRepository
+from switchyard.services.llm.ledger.llm_spend import LlmSpendRepository
 from switchyard.services.llm.records.spending import CallState, LlmCall, NoBudgetLeft, Requester
 from switchyard.services.llm.spending import BudgetAccount, EmbeddingBudget, NoBudget
 from switchyard.services.pipeline.index.embedder import embedder_named

@@ -7,9 +7,11 @@ import re
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+DAY = 86_400.0
+"""Seconds."""
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-MAX_DURATION = 100 * 365 * 86400.0
+MAX_DURATION = 100 * 365 * DAY
 """Seconds; more is a mistake, and no date."""
 DURATION_HELP = "for example 10s, 5m, 2h30m or 7d"
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from switchyard.broker.task_supervisor import TaskSupervisor
+from switchyard.services.common.durations import DAY
 from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.storage_errors import DiskFull, NotStored, StorageUnavailable
@@ -43,7 +44,6 @@ FIRST_LOOK, LAST_LOOK = 0.05, 0.5
 """Seconds between looks for the answer to what another process asks."""
 MAX_UNWRITTEN = 1_000
 """Answers that a process keeps in memory while the file storage takes none."""
-DAY = 24 * 3600.0
 MIB = 1024 * 1024
 
 

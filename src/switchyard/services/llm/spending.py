@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import structlog
 
+from switchyard.services.common.durations import DAY
 from switchyard.services.common.errors import RetryableError
 from switchyard.services.common.prices import ModelPrices
 from switchyard.services.common.settings import LlmServer, Settings
@@ -42,7 +43,6 @@ PENDING_RECHECK_INTERVAL = 15.0
 BYTES_PER_TOKEN = 3
 """Fewer than in English text (4): an estimate is to be too high rather than too low."""
 TOKENS_PER_PICTURE = 1_500
-DAY = 24 * 3600.0
 EMBEDDER = "embeddings"
 """The provider whose calls these are: the server of JOBS_EMBED_BASE_URL."""
 DEFAULT_ANSWER_TOKENS = 4_096

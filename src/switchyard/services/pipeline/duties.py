@@ -7,11 +7,9 @@ from functools import partial
 
 import structlog
 
+from switchyard.services.common.durations import DAY
 from switchyard.services.engine.scheduler.duties import DutyContext, PeriodicDuty
 from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-
-DAY = 24 * 3600.0
-"""Seconds."""
 
 
 def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:

@@ -9,13 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY, describe
+from switchyard.services.common.durations import DAY
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.schedules import ScheduleRecord
 from switchyard.services.engine.schedules.rule import CronRule, InvalidSchedule, with_jitter
-
-DAY = 24 * 3600.0
 
 
 class ScheduleEntry(BaseModel):

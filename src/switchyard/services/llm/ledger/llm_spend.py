@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, case, delete, func, select, update
 
+from switchyard.services.common.durations import DAY
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
@@ -33,7 +34,6 @@ LOST_AFTER = 7200.0
 """Seconds after which a call under way is one whose process has died: no job runs that long."""
 ROUNDING_ERROR = 1e-9
 """Of money: what sums of fractions are off by."""
-DAY = 24 * 3600.0
 _ZERO: Mapping[str, Any] = {
     "calls": 0,
     "saved_calls": 0,

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.broker import patterns
+from switchyard.services.common.durations import DAY
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.expiry import Expiry, clean
 from switchyard.services.common.files.storage import Storage
@@ -27,7 +28,6 @@ TIME_BUDGET = 120.0
 """Seconds after which a job that builds an index leaves the rest to the next one."""
 REBUILD_TIMEOUT = TIME_BUDGET + 480.0
 COMPACT_TIMEOUT = 1500.0
-DAY = 24 * 3600.0
 LEASE_RETENTION = DAY
 """Seconds after its end for which a lease is kept."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from switchyard.broker.task_supervisor import TaskSupervisor
+from switchyard.services.common.durations import DAY
 from switchyard.services.common.errors import TemporarilyUnavailable
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import Settings
@@ -52,7 +53,6 @@ TURN_TIMEOUT = 10.0
 MAX_WAIT = 600.0
 """Seconds of a catalogue's pause for which a job comes back later; without the catalogue that
 pauses for longer, references are linked by the others."""
-DAY = 24 * 3600.0
 READ_BATCH_SIZE = 500
 """Answers of one look into the ledger."""
 
