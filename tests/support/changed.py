@@ -89,7 +89,7 @@ def touched(changed: Iterable[str]) -> list[Path]:
             found |= {test for test in tests if names[test] in reached}
         if path.name == "conftest.py":
             found |= {test for test in tests if path.parent in test.parents}
-        elif path.suffix != ".py":
+        elif path not in names:
             found |= {test for test in tests if path.name in test.read_text()}
     return sorted(found)
 

@@ -100,6 +100,7 @@ class Commands:
     def __init__(self, template: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.connect(str(template))
+        self.template = template
         self.pid = int(self._socket.recv(32))
         """Of the process whose children they are."""
 
@@ -230,6 +231,23 @@ def commands() -> Commands:
     if ADDRESS in os.environ:
         return Commands(ask_for("commands")["path"])
     return Commands(_own_template().path)
+
+
+def write_jobctl(folder: Path) -> Path:
+    """Write a program `jobctl` into a folder, for a shell's PATH: its commands are forks, too."""
+    program = folder / "jobctl"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import os, sys\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from tests.support.commands import Commands, Path\n"
+        f"commands = Commands(Path({str(commands().template)!r}))\n"
+        "streams = {'stdin': 0, 'output': 1, 'errors': 2}\n"
+        "run = commands.start(sys.argv[1:], env=os.environ, cwd=Path.cwd(), **streams)\n"
+        "sys.exit(run.wait())\n"
+    )
+    program.chmod(0o755)
+    return program
 
 
 @cache

@@ -32,6 +32,7 @@ def test_a_test_touches_itself_and_a_conftest_all_below() -> None:
 
 def test_another_file_touches_the_tests_that_name_it() -> None:
     assert ROOT / "tests/unit/test_dependencies.py" in touched(["pyproject.toml"])
+    assert ROOT / "tests/acceptance/test_examples.py" in touched(["examples/check_link.py"])
 
 
 def test_what_the_page_for_contributors_names_is_there() -> None:

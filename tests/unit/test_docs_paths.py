@@ -7,7 +7,18 @@ import pytest
 
 from tests.support.docs import BLOCK, CODE, PAGES, ROOT
 
-TOPS = ("broker", "services", "api", "cli", "tests", "docs", "benchmarks", "switchyard", "src")
+TOPS = (
+    "broker",
+    "services",
+    "api",
+    "cli",
+    "tests",
+    "docs",
+    "benchmarks",
+    "examples",
+    "switchyard",
+    "src",
+)
 PATH = re.compile(rf"(?:{'|'.join(TOPS)})/[\w./*-]*")
 BESIDE = re.compile(r"[a-z_]+\.py")
 LINK = re.compile(r"\]\((?!https?:)([^)\s]*)\)")
@@ -55,7 +66,11 @@ def _leads_nowhere(folder: Path, here: Path, links: list[str]) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"],
+    ids=lambda page: page.name,
+)
 def test_every_link_of_a_page_leads_to_a_page_and_section(page: Path) -> None:
     links = LINK.findall(BLOCK.sub("", page.read_text()))
     assert _leads_nowhere(page.parent, page, links) == []
