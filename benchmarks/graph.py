@@ -19,15 +19,15 @@ from benchmarks.common import resident_memory
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
 from switchyard.services.engine.ledger import Ledger, upgrade
-from switchyard.services.pipeline.graph.describing import cited_works, document_of
-from switchyard.services.pipeline.graph.ranking import Edges, Ranks, rank, read_edges
-from switchyard.services.pipeline.ledger.graph_tables import (
+from switchyard.services.pipeline.graph.descriptions import cited_works, document_of
+from switchyard.services.pipeline.graph.pagerank import Edges, Ranks, rank, read_edges
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger.pipeline_tables import (
     graph_counters,
     graph_edges,
     graph_keys,
     graph_nodes,
 )
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import EdgeKind, Ranking
 
 EDGES_PER_WORK = 8

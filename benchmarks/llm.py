@@ -1,8 +1,9 @@
 """How many requests at once: fixed limits and the two rules, against a server that batches.
 
 Time is simulated: the event loop's clock jumps to whatever happens next, so ten minutes take
-seconds, and every run is the same. What is measured are the rules (`services/llm/pacing.py`) and
-the server's batching (`benchmarks/llm_batch.py`); ledger, HTTP and broker are not in it.
+seconds, and every run is the same. What is measured are the rules
+(`services/llm/concurrency_policy.py`) and the server's batching (`benchmarks/llm_batch.py`);
+ledger, HTTP and broker are not in it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 from benchmarks.llm_batch import Batch, Full, Machine
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
-from switchyard.services.llm.pacing import (
+from switchyard.services.llm.concurrency_policy import (
     AdaptivePolicy,
     Bounds,
     CallSample,

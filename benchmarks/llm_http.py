@@ -22,16 +22,16 @@ from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger, upgrade
-from switchyard.services.llm.errors import InvalidLlmResponse, LlmTimeout, LlmUnavailable
-from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.lane import ModelClient
-from switchyard.services.llm.pacing import (
+from switchyard.services.llm.concurrency_policy import (
     AdaptivePolicy,
     Bounds,
     ConcurrencyPolicy,
     Fixed,
     StepPolicy,
 )
+from switchyard.services.llm.gate import Urgency
+from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmTimeout, LlmUnavailable
+from switchyard.services.llm.model_client import ModelClient
 
 SCALE = 2.0
 """Seconds of the server in a real one: client, ledger and server are to keep pace on two cores."""

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.documents.scoring import Score
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
-from switchyard.services.pipeline.samples.generating import generate
+from switchyard.services.pipeline.samples.generated_samples import generate
 from switchyard.services.pipeline.text.pdf import read_pdf
 
 KINDS = ("text", "report", "paper", "magazine", "tables", "figures", "invoice", "letter")

@@ -10,7 +10,7 @@ from benchmarks.documents.scoring import accuracy
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
 from switchyard.services.pipeline.samples.canvas import Block
-from switchyard.services.pipeline.samples.generating import generate
+from switchyard.services.pipeline.samples.generated_samples import generate
 from switchyard.services.pipeline.text.ocr import DPI, MAX_SIDE, read_picture
 from switchyard.services.pipeline.text.pages import Limits
 from switchyard.services.pipeline.text.pdf import draw_page

@@ -19,9 +19,9 @@ from benchmarks.stage import Stage
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import DocumentFilter
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-from switchyard.services.pipeline.records.document_states import COMPLETED
-from switchyard.services.pipeline.samples.generating import generate
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.records.documents import COMPLETED
+from switchyard.services.pipeline.samples.generated_samples import generate
 
 WORKERS = ("ingest", "llm", "embed", "link")
 """One process of each."""

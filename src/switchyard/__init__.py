@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from switchyard.services.engine.publishing.preparing import JobRequest
     from switchyard.services.engine.publishing.publisher import JobPublisher
     from switchyard.services.engine.records.joins import JoinedJob
-    from switchyard.services.llm.queue import LLMQueue
-    from switchyard.services.pipeline.sources.client import SourceClient
-    from switchyard.services.pipeline.sources.document import DocumentSource, FoundDocument
-    from switchyard.services.pipeline.sources.errors import (
+    from switchyard.services.llm.llm_queue import LLMQueue
+    from switchyard.services.pipeline.sources.document_source import DocumentSource, FoundDocument
+    from switchyard.services.pipeline.sources.source_client import SourceClient
+    from switchyard.services.pipeline.sources.source_errors import (
         InvalidSourceResponse,
         SourceNotFound,
         SourceRefused,
     )
-    from switchyard.services.pipeline.workers.ingest.sourced import ingest_job
+    from switchyard.services.pipeline.workers.ingest.source_jobs import ingest_job
 
 __all__ = [
     "AsyncClient",
@@ -94,18 +94,18 @@ _HOMES = {
         "Snooze",
     ),
     "switchyard.services.engine.jobs.registry": ("job",),
-    "switchyard.services.llm.queue": ("LLMQueue",),
+    "switchyard.services.llm.llm_queue": ("LLMQueue",),
     "switchyard.services.engine.publishing.preparing": ("JobRequest",),
     "switchyard.services.engine.publishing.publisher": ("JobPublisher",),
     "switchyard.services.engine.records.joins": ("JoinedJob",),
-    "switchyard.services.pipeline.sources.client": ("SourceClient",),
-    "switchyard.services.pipeline.sources.document": ("DocumentSource", "FoundDocument"),
-    "switchyard.services.pipeline.sources.errors": (
+    "switchyard.services.pipeline.sources.source_client": ("SourceClient",),
+    "switchyard.services.pipeline.sources.document_source": ("DocumentSource", "FoundDocument"),
+    "switchyard.services.pipeline.sources.source_errors": (
         "InvalidSourceResponse",
         "SourceNotFound",
         "SourceRefused",
     ),
-    "switchyard.services.pipeline.workers.ingest.sourced": ("ingest_job",),
+    "switchyard.services.pipeline.workers.ingest.source_jobs": ("ingest_job",),
 }
 """Where each name is at home; the same as above, for those who run and do not read."""
 

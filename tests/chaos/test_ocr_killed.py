@@ -10,7 +10,7 @@ from switchyard.services.common.files.keys import page_key, stage_key
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.pdfs import scan, slips

@@ -14,7 +14,7 @@ from switchyard.cli.system.supervisor import Child, Supervisor
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger, upgrade
-from switchyard.services.llm.ledger.ledger import LlmLedger
+from switchyard.services.llm.ledger import LlmLedger
 from tests.support.made import claim, new_job
 
 Start = Callable[[str], int]

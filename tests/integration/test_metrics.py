@@ -13,7 +13,7 @@ from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
 from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.scheduler import Scheduler
-from switchyard.services.llm.ledger.ledger import LlmLedger
+from switchyard.services.llm.ledger import LlmLedger
 from tests.support.api_server import serving
 from tests.support.eventually import eventually
 from tests.support.jobs import journal

@@ -10,7 +10,7 @@ from switchyard.broker.errors import LaneFull, Unroutable
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.pipeline.documents.service import DocumentService
+from switchyard.services.pipeline.documents.document_service import DocumentService
 from switchyard.services.pipeline.documents.upload_intake import UploadIntake, UploadMetadata
 from tests.support.brokers import TestBroker
 from tests.support.publishing import SlowPublisher

@@ -11,11 +11,11 @@ from sqlalchemy import text
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm.batch_sending import BatchSender
-from switchyard.services.llm.batches import WaitingForBatch
+from switchyard.services.llm.batch_collector import WaitingForBatch
+from switchyard.services.llm.batch_sender import BatchSender
 from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.lane import ModelClient
-from switchyard.services.llm.records.spending import Requester
+from switchyard.services.llm.model_client import ModelClient
+from switchyard.services.llm.records.llm_spend import Requester
 from tests.support.llm_batches import Batch as RemoteBatch
 from tests.support.llm_server import LlmServer
 from tests.support.made import message, new_job

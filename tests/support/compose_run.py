@@ -27,7 +27,7 @@ import yaml
 
 from switchyard.cli.system.ports import free_port
 from switchyard.services.pipeline.samples.articles import write_samples
-from switchyard.services.pipeline.samples.generating import generate
+from switchyard.services.pipeline.samples.generated_samples import generate
 
 ROOT = Path(__file__).parents[2]
 IMAGES = Path(__file__).parent / "images"

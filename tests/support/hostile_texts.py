@@ -11,7 +11,6 @@ import sys
 import time
 
 from switchyard.services.engine.dead.causes import cause_of
-from switchyard.services.llm.prompts import summary_messages
 from switchyard.services.pipeline.index.hashed import HashedEmbedder
 from switchyard.services.pipeline.index.words import words_query
 from switchyard.services.pipeline.text.chunks import split
@@ -24,6 +23,7 @@ from switchyard.services.pipeline.text.plain import (
     words,
 )
 from switchyard.services.pipeline.text.sections import fit, sections_of
+from switchyard.services.pipeline.workers.summaries import summary_messages
 
 SHAPES = {
     "dots": ".",

@@ -20,7 +20,7 @@ from switchyard import LLMQueue
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.lane import ModelClient
+from switchyard.services.llm.model_client import ModelClient
 from tests.support.commands import Running, commands
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ from switchyard.services.common.files.charsets import (
     charset_of,
     decode,
 )
-from switchyard.services.pipeline.sources.response import SourceResponse
-from switchyard.services.pipeline.sources.xml import xml_tree
+from switchyard.services.pipeline.sources.safe_xml import xml_tree
+from switchyard.services.pipeline.sources.source_response import SourceResponse
 from switchyard.services.pipeline.text.web import read_page
 
 

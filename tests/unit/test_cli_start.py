@@ -74,8 +74,6 @@ def test_what_calls_the_api_loads_neither_database_nor_broker(arguments: list[st
     assert len(modules) < 600
     # Of our own those of the subject alone: of the records the states, of the models its own.
     assert _under("switchyard.services.engine.records", modules) <= {
-        "classes",
-        "document_states",
         "states",
     }
     assert _under("switchyard.api.models", modules) <= {"base", "documents", "problems"}

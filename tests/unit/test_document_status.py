@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from switchyard.services.engine.records.results import Document, JobSummary
 from switchyard.services.engine.records.states import State
-from switchyard.services.pipeline.documents.status import status_of
+from switchyard.services.pipeline.documents.document_status import status_of
 
 DOCUMENT = Document(
     id="a",

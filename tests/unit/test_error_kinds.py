@@ -48,7 +48,7 @@ from switchyard.services.engine.records.errors import (
     RowRejected,
     SchemaOutdated,
 )
-from switchyard.services.pipeline.documents.service import UnknownDocument
+from switchyard.services.pipeline.documents.document_service import UnknownDocument
 
 FAMILIES = {SwitchyardError, LedgerError, StorageError}
 """What the errors of one room share, whatever their kinds: caught, and never raised."""

@@ -3,7 +3,7 @@
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
-from switchyard.services.pipeline.graph.drawing import LABEL, LINE, draw
+from switchyard.services.pipeline.graph.svg import LABEL, LINE, draw
 from switchyard.services.pipeline.records.graph import (
     EdgeKind,
     GraphEdge,

@@ -8,7 +8,7 @@ import pytest
 
 from switchyard.services.common.errors import TemporarilyUnavailable
 from switchyard.services.engine.jobs.output_stream import OutputStream
-from switchyard.services.llm.hedging import MAX_BURST, MIN_CALLS, Hedges
+from switchyard.services.llm.hedges import MAX_BURST, MIN_CALLS, Hedges
 from tests.support.eventually import PATIENCE, eventually
 
 Run = Callable[[OutputStream], Coroutine[Any, Any, str]]

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from switchyard.services.common.errors import PermanentError, RetryableError
-from switchyard.services.llm.errors import (
+from switchyard.services.llm.llm_errors import (
     InvalidLlmResponse,
     LlmLimited,
     LlmRefused,
@@ -18,8 +18,8 @@ from switchyard.services.llm.errors import (
     LlmUnreachable,
     translate,
 )
-from switchyard.services.llm.quota import ServerQuota
-from switchyard.services.llm.records.llm import WAIT_FOR_SERVER
+from switchyard.services.llm.records.llm_servers import WAIT_FOR_SERVER
+from switchyard.services.llm.server_quota import ServerQuota
 
 REQUEST: Any = type("Request", (), {"url": "http://there/v1"})()
 PERMANENT = {400, 401, 403, 404, 405, 410, 413, 415, 422, 451}

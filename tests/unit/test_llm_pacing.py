@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from switchyard.services.llm.pacing import (
+from switchyard.services.llm.concurrency_policy import (
     AdaptivePolicy,
     Bounds,
     CallSample,

@@ -12,9 +12,9 @@ import pytest
 
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
 from switchyard.services.engine.runtime.execution import Executor
-from switchyard.services.llm.requests import REQUESTS
-from switchyard.services.llm.schemas import MAX_SCHEMA
-from switchyard.services.llm.structured import (
+from switchyard.services.llm.llm_requests import REQUESTS
+from switchyard.services.llm.schema_complexity import MAX_SCHEMA
+from switchyard.services.llm.structured_answers import (
     CHECK_MEMORY_MB,
     UncheckableAnswer,
     check_schema,

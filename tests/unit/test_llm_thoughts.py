@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from switchyard.services.llm.thoughts import ThoughtFilter, without_thoughts
+from switchyard.services.llm.thought_filter import ThoughtFilter, without_thoughts
 
 HARMONY = (
     "<|channel|>analysis<|message|>The user asks.<|end|>"

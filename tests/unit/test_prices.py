@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from switchyard.services.common.prices import ModelPrice, ModelPrices
 from switchyard.services.common.settings import Settings
-from switchyard.services.llm.spending import most_tokens
+from switchyard.services.llm.budget_account import most_tokens
 
 FILE = """
 currency = "EUR"

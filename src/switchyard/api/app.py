@@ -37,7 +37,7 @@ from switchyard.services.common.tracing import tracer
 from switchyard.services.engine.access.rate_limit import RateLimiter
 from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
 from switchyard.services.engine.publishing.asyncapi import version
-from switchyard.services.pipeline.documents.service import open_document_services
+from switchyard.services.pipeline.documents.document_service import open_document_services
 
 ROUTERS = (
     jobs.router,

@@ -1,7 +1,7 @@
 """The desks of documents, extractions and references, as FastAPI dependencies.
 
-The application opens them when it starts (`services.pipeline.documents.service.open_desks`):
-`app.state.desks`.
+The application opens them when it starts
+(`services.pipeline.documents.document_service.open_desks`): `app.state.desks`.
 All are async: FastAPI runs others in a thread of their own.
 """
 
@@ -11,9 +11,12 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from switchyard.services.pipeline.documents.document_service import (
+    DocumentService,
+    DocumentServices,
+)
 from switchyard.services.pipeline.documents.extractions import ExtractionService
 from switchyard.services.pipeline.documents.reference_orders import ReferenceService
-from switchyard.services.pipeline.documents.service import DocumentService, DocumentServices
 
 
 def _desks(request: Request) -> DocumentServices:

@@ -37,9 +37,9 @@ from switchyard.services.engine.records.errors import (
 )
 from switchyard.services.engine.webhooks.sources import WebhookSources
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.llm.queue import LLMQueue
-from switchyard.services.llm.records.spending import Requester
-from switchyard.services.llm.spending import BudgetAccount, EmbeddingBudget
+from switchyard.services.llm.budget_account import BudgetAccount, EmbeddingBudget
+from switchyard.services.llm.llm_queue import LLMQueue
+from switchyard.services.llm.records.llm_spend import Requester
 from switchyard.services.pipeline.index.opening import OpenIndex, open_index
 
 

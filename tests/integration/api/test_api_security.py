@@ -18,7 +18,7 @@ from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.access.api_keys import CACHE_TTL, Scope, create_key, hash_of
 from switchyard.services.engine.records.errors import LedgerUnavailable
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.workers.stages import document_id_of
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.eventually import eventually

@@ -19,7 +19,7 @@ from switchyard.services.engine.records.requests import MAX_SOURCE
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.workers.ingest.documents import IngestDocument
 from tests.support.api_server import RunningApi, environment_of, problem, serving
 from tests.support.brokers import TestBroker

@@ -22,7 +22,7 @@ from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.redrive.handler import RedriveHandler
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from tests.integration.api.standing import open_api, standing, with_own_client
 from tests.support.api_server import RunningApi, problem, serving
 from tests.support.brokers import TestBroker

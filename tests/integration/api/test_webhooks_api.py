@@ -30,7 +30,7 @@ from switchyard.services.engine.webhooks.deliveries import (
 )
 from switchyard.services.engine.webhooks.sources import InvalidWebhooks, WebhookSources
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from tests.integration.api.document_server import WORKERS
 from tests.integration.api.standing import open_api, standing, with_own_client
 from tests.support.api_server import RunningApi, connected, problem, serving

@@ -13,7 +13,7 @@ from switchyard.services.engine.bulk import runner as bulk_runner
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.states import State
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.sources import backfill_arxiv as arxiv
 from tests.support.arxiv_server import ArxivServer, Paper, answer_well, fails
 from tests.support.backfills import BackfillUser, numbers, opened

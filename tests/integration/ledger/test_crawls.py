@@ -10,9 +10,9 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.states import State
-from switchyard.services.pipeline.crawls.pages import found_pages
-from switchyard.services.pipeline.ledger import old_crawls
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.crawls.crawl_pages import found_pages
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import crawls as crawl_repository
 from switchyard.services.pipeline.records.crawls import CrawlRecord, CrawlState, FoundPage
 
 CRAWL = CrawlRecord(
@@ -140,14 +140,14 @@ async def test_crawls_are_listed_newest_first_in_pages(ledger: Ledger) -> None:
 async def test_old_crawls_are_forgotten_but_none_of_which_a_page_may_still_be_visited(
     ledger: Ledger, crawl: CrawlRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(old_crawls, "DROP_BATCH_SIZE", 7)
+    monkeypatch.setattr(crawl_repository, "DROP_BATCH_SIZE", 7)
     await PipelineLedger(ledger).crawls.claim_pages(
         crawl.id, pages(*map(str, range(20))), 2_000.0, interval=1
     )
-    assert await PipelineLedger(ledger).old_crawls.drop_old_crawls(DAY) == 0  # its pages wait
+    assert await PipelineLedger(ledger).crawls.drop_old_crawls(DAY) == 0  # its pages wait
     await PipelineLedger(ledger).crawls.cancel_crawl(crawl.id, 3_000.0)
     assert (
-        await PipelineLedger(ledger).old_crawls.drop_old_crawls(ledger.clock.time()) == 0
+        await PipelineLedger(ledger).crawls.drop_old_crawls(ledger.clock.time()) == 0
     )  # it is younger than that
     (job_id, *_) = [
         each.page.job_id
@@ -159,9 +159,9 @@ async def test_old_crawls_are_forgotten_but_none_of_which_a_page_may_still_be_vi
         await ledger.core.database.write(lambda connection: connection.execute(change).rowcount)
 
     await died(ledger.clock.time())
-    assert await PipelineLedger(ledger).old_crawls.drop_old_crawls(DAY) == 0  # it can be redriven
+    assert await PipelineLedger(ledger).crawls.drop_old_crawls(DAY) == 0  # it can be redriven
     await died(4_000.0)
-    assert await PipelineLedger(ledger).old_crawls.drop_old_crawls(DAY) == 1
+    assert await PipelineLedger(ledger).crawls.drop_old_crawls(DAY) == 1
     assert await PipelineLedger(ledger).crawls.crawl(crawl.id) is None
     assert (await PipelineLedger(ledger).crawls.crawl_pages(crawl.id)).items == ()
     assert await ledger.job_reads.get(job_id) is not None

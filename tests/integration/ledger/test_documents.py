@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 
 
 async def test_the_same_content_is_the_same_document(ledger: Ledger) -> None:

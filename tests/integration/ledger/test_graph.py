@@ -9,12 +9,12 @@ from sqlalchemy import Engine, event
 
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import InvalidCursor
-from switchyard.services.pipeline.graph.describing import (
+from switchyard.services.pipeline.graph.descriptions import (
     cited_works,
     document_of,
     similar_documents,
 )
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import Direction, EdgeKind, NodeKind
 
 TIDES = {

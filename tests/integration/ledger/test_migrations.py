@@ -17,8 +17,8 @@ from switchyard.services.engine.ledger.sql.tables import SCHEMA_REVISION, metada
 from switchyard.services.engine.records.errors import LedgerError, LedgerMissing, SchemaOutdated
 from switchyard.services.engine.records.results import Created
 from switchyard.services.engine.records.states import State
-from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from tests.support.made import new_job
 
 

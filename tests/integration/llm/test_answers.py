@@ -18,10 +18,10 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import answers as module
 from switchyard.services.llm.answers import Answers, drop_old_answers
-from switchyard.services.llm.errors import LlmSaturated, LlmUnavailable
-from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.reading import Completion
-from switchyard.services.llm.records.llm import CacheHit, LeaseAcquired, LeaseHeld
+from switchyard.services.llm.completion import Completion
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.llm_errors import LlmSaturated, LlmUnavailable
+from switchyard.services.llm.records.llm_servers import CacheHit, LeaseAcquired, LeaseHeld
 from tests.support.eventually import eventually
 from tests.support.llm_process import asking
 from tests.support.object_stores import CONTAINER, s3_server

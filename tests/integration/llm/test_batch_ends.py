@@ -13,11 +13,11 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm import batch_sending
-from switchyard.services.llm.batch_sending import BatchSender
-from switchyard.services.llm.batches import MAX_BATCH_WAIT, WaitingForBatch
-from switchyard.services.llm.lane import ModelClient
-from switchyard.services.llm.ledger.ledger import LlmLedger
+from switchyard.services.llm import batch_sender
+from switchyard.services.llm.batch_collector import MAX_BATCH_WAIT, WaitingForBatch
+from switchyard.services.llm.batch_sender import BatchSender
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.model_client import ModelClient
 from switchyard.services.llm.records.llm_batches import ItemState
 from tests.support.batching import answer, collect, new_sender
 from tests.support.llm_server import LlmServer
@@ -29,8 +29,8 @@ QUESTIONS = 3
 
 @pytest.fixture(autouse=True)
 def _no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_sending, "FENCE_TTL", 0.0)
-    monkeypatch.setattr(batch_sending, "SENDING_TIMEOUT", 60.0)
+    monkeypatch.setattr(batch_sender, "FENCE_TTL", 0.0)
+    monkeypatch.setattr(batch_sender, "SENDING_TIMEOUT", 60.0)
 
 
 async def answered(ledger: Ledger, settings: Settings) -> list[bool]:
@@ -80,10 +80,10 @@ async def test_a_batch_whose_server_is_away_is_tried_until_the_server_would_have
 ) -> None:
     await collect(plain_ledger, given, QUESTIONS)
     llm.batches.fail_next = [Exchange.reset] * 100
-    monkeypatch.setattr(batch_sending, "MAX_SENDING_AGE", 0.0)
+    monkeypatch.setattr(batch_sender, "MAX_SENDING_AGE", 0.0)
     await new_sender(plain_ledger, given).turn()
     assert await states(plain_ledger) == {ItemState.SENT: QUESTIONS}
-    monkeypatch.setattr(batch_sending, "BATCH_TIMEOUT", 0.0)
+    monkeypatch.setattr(batch_sender, "BATCH_TIMEOUT", 0.0)
     await new_sender(plain_ledger, given).turn()
     assert await states(plain_ledger) == {ItemState.LIVE: QUESTIONS}
 

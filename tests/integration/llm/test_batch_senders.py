@@ -9,10 +9,10 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm import batch_sending
-from switchyard.services.llm.lane import ModelClient
-from switchyard.services.llm.ledger.ledger import LlmLedger
+from switchyard.services.llm import batch_sender
+from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.ledger.llm_batches import LlmBatchRepository
+from switchyard.services.llm.model_client import ModelClient
 from tests.support.batching import (
     answer,
     collect,
@@ -47,7 +47,7 @@ async def test_a_sender_that_is_killed_while_it_sends_is_followed_by_one_that_se
     monkeypatch: pytest.MonkeyPatch,
     point: str,
 ) -> None:
-    monkeypatch.setattr(batch_sending, "FENCE_TTL", 600.0)
+    monkeypatch.setattr(batch_sender, "FENCE_TTL", 600.0)
     await collect(ledger, given, 2)
     killed = new_sender(ledger, given)
     if point == "before":
@@ -167,7 +167,7 @@ async def test_a_sender_that_is_killed_while_it_concludes_pays_and_answers_once(
     with pytest.raises(asyncio.CancelledError):
         await killed.turn()
     monkeypatch.setattr(LlmBatchRepository, "conclude_llm_item", conclude)
-    monkeypatch.setattr(batch_sending, "BATCH_POLL_INTERVAL", 0.0)
+    monkeypatch.setattr(batch_sender, "BATCH_POLL_INTERVAL", 0.0)
     await new_sender(ledger, given).turn()
     assert await LlmLedger(ledger).batches.llm_batches() == []
     async with ModelClient.open(given, ledger) as lane:

@@ -11,9 +11,9 @@ import pytest
 from switchyard.services.common.files.storage_errors import StorageUnavailable
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm import batch_api, batch_sending
-from switchyard.services.llm.lane import ModelClient
-from switchyard.services.llm.ledger.ledger import LlmLedger
+from switchyard.services.llm import batch_api, batch_sender
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.model_client import ModelClient
 from tests.support.batching import answer, collect, list_of_none, new_sender, only, refusal
 from tests.support.llm_server import LlmServer
 
@@ -44,13 +44,13 @@ async def test_a_batch_that_is_refused_or_never_ends_is_given_up_in_time(
         assert await answer(lane, 0) is False
     await collect(plain_ledger, given, 1, 77)
     await new_sender(plain_ledger, given).turn()
-    monkeypatch.setattr(batch_sending, "BATCH_TIMEOUT", -1.0)
+    monkeypatch.setattr(batch_sender, "BATCH_TIMEOUT", -1.0)
     await new_sender(plain_ledger, given).turn()
     assert only(llm).status == "cancelling"
     assert len(await LlmLedger(plain_ledger).batches.llm_batches()) == 1, (
         "what it has answered may come yet"
     )
-    monkeypatch.setattr(batch_sending, "CANCEL_TIMEOUT", 0.0)
+    monkeypatch.setattr(batch_sender, "CANCEL_TIMEOUT", 0.0)
     await new_sender(plain_ledger, given).turn()
     assert await LlmLedger(plain_ledger).batches.llm_batches() == []
     async with ModelClient.open(given, plain_ledger) as lane:

@@ -11,8 +11,8 @@ import pytest
 
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.engine.records.states import State
-from switchyard.services.llm.batch_sending import BatchSender
-from switchyard.services.llm.ledger.ledger import LlmLedger
+from switchyard.services.llm.batch_sender import BatchSender
+from switchyard.services.llm.ledger import LlmLedger
 from tests.support.batching import chat, only
 from tests.support.brokers import TestBroker
 from tests.support.llm_batches import ANSWER, with_batches
@@ -24,7 +24,7 @@ from tests.support.system import System, open_system
 async def system(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer, quick: None
 ) -> AsyncIterator[System]:
-    modules = ("switchyard.services.llm.jobs",)
+    modules = ("switchyard.services.llm.job_types",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
         opened.settings = opened.settings.model_copy(update=with_batches(llm.url, tmp_path))
         yield opened

@@ -13,9 +13,9 @@ import pytest
 from switchyard.cli.llm.app import SpendBy
 from switchyard.services.engine.backfill.spec import parse_spec
 from switchyard.services.engine.records.states import State
-from switchyard.services.llm import spending
-from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.records.spending import SpentBy
+from switchyard.services.llm import budget_account
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.records.llm_spend import SpentBy
 from tests.support import commands, llm_server
 from tests.support.api_server import serving
 from tests.support.backfills import BackfillUser
@@ -44,7 +44,7 @@ async def system(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer
 ) -> AsyncIterator[System]:
     (tmp_path / "prices.toml").write_text("[models.m]\ninput = 1000000\noutput = 1000000")
-    modules = ("switchyard.services.llm.jobs",)
+    modules = ("switchyard.services.llm.job_types",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
         given = {
             "llm_base_url": llm.url,
@@ -77,7 +77,7 @@ def _environment(system: System) -> dict[str, str]:
 async def test_a_job_without_a_budget_waits_without_an_attempt_and_says_so(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spending, "RECHECK_INTERVAL", 0.1)
+    monkeypatch.setattr(budget_account, "RECHECK_INTERVAL", 0.1)
     system.settings = system.settings.model_copy(update={"llm_budget_per_day": 1.0})
     await system.start_worker("llm")
     job_id = await system.publish("hot.classify", CLASSIFY)
@@ -101,7 +101,7 @@ async def test_a_job_without_a_budget_waits_without_an_attempt_and_says_so(
 async def test_a_backfill_publishes_no_more_than_its_budget_lets_run(
     system: System, llm: LlmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spending, "RECHECK_INTERVAL", 0.1)
+    monkeypatch.setattr(budget_account, "RECHECK_INTERVAL", 0.1)
     user = BackfillUser(system)
     template = {**CLASSIFY, "text": "Text {n}"}
     spec: dict[str, Any] = {"job_type": "classify", "payload": template}

@@ -21,9 +21,9 @@ from switchyard.services.engine.monitoring.checks.doctor_context import DoctorCo
 from switchyard.services.engine.publishing.preparing import InvalidJob
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.states import State
-from switchyard.services.llm import direct
-from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.queue import LlmStatus
+from switchyard.services.llm import direct_requests
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.llm_queue import LlmStatus
 from tests.support import llm_server
 from tests.support.api_server import serving
 from tests.support.brokers import TestBroker
@@ -94,7 +94,7 @@ async def test_nothing_is_published(
 ) -> None:
     """A broker that is there is left alone, the fleet finds nothing to do, and the doctor takes
     the process for no worker."""
-    modules = ("switchyard.services.llm.jobs",)
+    modules = ("switchyard.services.llm.job_types",)
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as system:
         given = {"llm_base_url": settings.llm_base_url, "llm_direct": True}
         both = system.settings.model_copy(update=given)
@@ -222,7 +222,7 @@ async def test_what_can_not_be_asked_directly_is_said_and_not_recorded(
         await queue.submit("ingest_document", {})
     with pytest.raises(InvalidPayload):
         await queue.submit("classify", {})
-    monkeypatch.setattr(direct, "MAX_REQUESTS", 0)
+    monkeypatch.setattr(direct_requests, "MAX_REQUESTS", 0)
     with pytest.raises(LaneFull):
         await queue.submit("classify", CLASSIFY)
     assert not (await plain_ledger.job_reads.list_jobs(JobFilter(), limit=1)).items

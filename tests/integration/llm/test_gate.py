@@ -12,12 +12,12 @@ import pytest
 
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm.errors import LlmSaturated
+from switchyard.services.llm.concurrency_policy import Bounds, Ended, Fixed
 from switchyard.services.llm.gate import CallOutcome, LlmGate, Urgency, state_after_call
-from switchyard.services.llm.ledger.ledger import LlmLedger
+from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.ledger.llm_slots import Change
-from switchyard.services.llm.pacing import Bounds, Ended, Fixed
-from switchyard.services.llm.records.llm import (
+from switchyard.services.llm.llm_errors import LlmSaturated
+from switchyard.services.llm.records.llm_servers import (
     TRIAL_AFTER_FAILURES,
     LlmServerState,
     ServerPaused,

@@ -11,9 +11,9 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.metric_names import LLM_HEDGES
 from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.hedging import MIN_CALLS
-from switchyard.services.llm.lane import ModelClient
-from switchyard.services.llm.ledger.ledger import LlmLedger
+from switchyard.services.llm.hedges import MIN_CALLS
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.model_client import ModelClient
 from tests.support import llm_server
 from tests.support.llm_server import LlmServer
 from tests.support.site import held

@@ -18,18 +18,18 @@ from switchyard.broker.task_supervisor import end_tasks
 from switchyard.services.common.errors import RetryableError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm.errors import (
+from switchyard.services.llm.concurrency_policy import ServerPace
+from switchyard.services.llm.gate import Urgency
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.llm_errors import (
     LlmLimited,
     LlmRefused,
     LlmSaturated,
     LlmUnavailable,
     LlmUnreachable,
 )
-from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.lane import ModelClient
-from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.pacing import ServerPace
-from switchyard.services.llm.records.llm import TRIAL_AFTER_FAILURES, SlotsFull
+from switchyard.services.llm.model_client import ModelClient
+from switchyard.services.llm.records.llm_servers import TRIAL_AFTER_FAILURES, SlotsFull
 from tests.support import llm_server
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.llm_process import asking
@@ -40,7 +40,7 @@ QUICK = Machine(tokens=20, scale=20)
 
 @pytest.fixture(autouse=True)
 def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("switchyard.services.llm.client.FIRST_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("switchyard.services.llm.server_client.FIRST_RETRY_DELAY", 0.01)
 
 
 def settings(url: str, **values: Any) -> Settings:

@@ -12,7 +12,7 @@ import pytest
 
 from switchyard import LLMQueue
 from switchyard.cli.system.node import LocalNode
-from switchyard.services.llm.queue import LlmStatus
+from switchyard.services.llm.llm_queue import LlmStatus
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.llm_server import LlmServer
@@ -20,8 +20,8 @@ from tests.support.site import slow
 from tests.support.system import open_system
 
 MODULES = (
-    "switchyard.services.pipeline.workers.llm",
-    "switchyard.services.llm.jobs",
+    "switchyard.services.pipeline.workers.summaries",
+    "switchyard.services.llm.job_types",
 )
 LONG, SHORT = ({"messages": [{"role": "user", "content": each}]} for each in ("long", "short"))
 TIMEOUT_MS, TICK_MS = 3_000, 500

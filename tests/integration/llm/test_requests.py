@@ -24,9 +24,9 @@ from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from switchyard.services.engine.records.states import State
-from switchyard.services.llm import queue as queue_module
-from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.queue import LlmResult, LlmStatus, UnknownLlmRequest
+from switchyard.services.llm import llm_queue
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.llm_queue import LlmResult, LlmStatus, UnknownLlmRequest
 from tests.support import llm_server
 from tests.support.api_server import connected, serving
 from tests.support.brokers import TestBroker
@@ -47,8 +47,8 @@ async def system(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer
 ) -> AsyncIterator[System]:
     modules = (
-        "switchyard.services.pipeline.workers.llm",
-        "switchyard.services.llm.jobs",
+        "switchyard.services.pipeline.workers.summaries",
+        "switchyard.services.llm.job_types",
     )
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
         given = {"llm_base_url": llm.url, "llm_timeout": 20.0}
@@ -303,7 +303,7 @@ async def test_there_is_no_answer_to_what_nobody_asked(queue: LLMQueue) -> None:
 async def test_without_events_a_queue_opens_all_the_same(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_module, "SUBSCRIBE_TIMEOUT", 0.0)
+    monkeypatch.setattr(llm_queue, "SUBSCRIBE_TIMEOUT", 0.0)
     async with LLMQueue.opened(system.settings) as opened:
         assert await opened.submit("classify", CLASSIFY)
 

@@ -14,14 +14,14 @@ from switchyard.services.common.durations import DAY
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm.client import NETWORK_TRIES
-from switchyard.services.llm.errors import LlmLimited, LlmUnavailable
+from switchyard.services.llm.budget_account import BudgetAccount, EmbeddingBudget, NoBudget
 from switchyard.services.llm.gate import Urgency
-from switchyard.services.llm.lane import ModelClient
-from switchyard.services.llm.ledger.ledger import LlmLedger
+from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.ledger.llm_spend import LlmSpendRepository
-from switchyard.services.llm.records.spending import CallState, LlmCall, NoBudgetLeft, Requester
-from switchyard.services.llm.spending import BudgetAccount, EmbeddingBudget, NoBudget
+from switchyard.services.llm.llm_errors import LlmLimited, LlmUnavailable
+from switchyard.services.llm.model_client import ModelClient
+from switchyard.services.llm.records.llm_spend import CallState, LlmCall, NoBudgetLeft, Requester
+from switchyard.services.llm.server_client import NETWORK_TRIES
 from switchyard.services.pipeline.index.embedder import embedder_named
 from tests.support import llm_server
 from tests.support.eventually import eventually
@@ -39,7 +39,7 @@ BY = Requester("job-1", "classify", "arxiv", "doc-1", "backfill-1")
 
 @pytest.fixture(autouse=True)
 def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("switchyard.services.llm.client.FIRST_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("switchyard.services.llm.server_client.FIRST_RETRY_DELAY", 0.01)
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
-from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.monitoring import (
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.operations import (
     LONG_PAUSE_SECONDS,
     REPORTED_AFTER_FAILURES,
     model_servers,
 )
-from switchyard.services.llm.records.llm import TRIAL_AFTER_FAILURES
+from switchyard.services.llm.records.llm_servers import TRIAL_AFTER_FAILURES
 from tests.support.commands import jobctl
 
 SERVERS = [

@@ -13,7 +13,7 @@ import pytest
 from switchyard import LLMQueue
 from switchyard.api.client import AsyncClient
 from switchyard.services.engine.records.errors import LedgerUnavailable
-from switchyard.services.llm.queue import LlmResult
+from switchyard.services.llm.llm_queue import LlmResult
 from tests.support.api_server import connected, serving
 from tests.support.brokers import TestBroker
 from tests.support.llm_server import LlmServer
@@ -55,8 +55,8 @@ async def system(
     broker310: TestBroker, sqlite_url: str, tmp_path: Path, llm: LlmServer
 ) -> AsyncIterator[System]:
     modules = (
-        "switchyard.services.pipeline.workers.llm",
-        "switchyard.services.llm.jobs",
+        "switchyard.services.pipeline.workers.summaries",
+        "switchyard.services.llm.job_types",
     )
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as opened:
         given = {"llm_base_url": llm.url, "llm_timeout": 60.0}

@@ -12,7 +12,7 @@ from typing import Any
 from switchyard.services.common.files.keys import result_key
 from switchyard.services.pipeline.index.opening import open_index
 from switchyard.services.pipeline.index.ranking import Hit, search
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import llm_server
 from tests.support.eventually import eventually

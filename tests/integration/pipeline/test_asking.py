@@ -12,8 +12,8 @@ import pytest
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger, leases
 from switchyard.services.pipeline.sources import throttle as pace
-from switchyard.services.pipeline.sources.client import SourceClient, SourceServer
-from switchyard.services.pipeline.sources.errors import (
+from switchyard.services.pipeline.sources.source_client import SourceClient, SourceServer
+from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
     SourceBusy,
     SourceNotFound,

@@ -12,9 +12,9 @@ from switchyard.services.common.files.keys import result_key
 from switchyard.services.engine.jobs.outcomes import Next
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import DocumentFilter
-from switchyard.services.pipeline.classes.definitions import BadClasses
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-from switchyard.services.pipeline.records.classes import DocumentClass
+from switchyard.services.pipeline.classes.class_definitions import BadClasses
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.records.documents import DocumentClass
 from tests.integration.pipeline.conftest import Pipeline
 
 SECRET = (

@@ -17,9 +17,9 @@ from switchyard.services.engine.records.states import State
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.pipeline.crawls.bounds import CrawlBounds
-from switchyard.services.pipeline.crawls.service import Crawls
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.crawls.crawl_bounds import CrawlBounds
+from switchyard.services.pipeline.crawls.crawl_service import Crawls
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlState
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

@@ -11,11 +11,11 @@ from pydantic import SecretStr
 from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.common.files.errors import EncryptedDocument, UnsupportedDocument
 from switchyard.services.engine.jobs.outcomes import Next
-from switchyard.services.llm.errors import LlmUnavailable
+from switchyard.services.llm.llm_errors import LlmUnavailable
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.modes import Mode
 from switchyard.services.pipeline.index.opening import open_index
-from switchyard.services.pipeline.workers.outputs import MissingOutput
+from switchyard.services.pipeline.workers.stage_outputs import MissingOutput
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import STAGES, document, find, ingested, written
 from tests.support import llm_server as server

@@ -16,10 +16,10 @@ from switchyard.services.common.files.keys import content_hash, stage_key
 from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import NewJob
-from switchyard.services.llm.errors import LlmRefused
+from switchyard.services.llm.llm_errors import LlmRefused
 from switchyard.services.pipeline.index.opening import open_index
 from switchyard.services.pipeline.index.wordllama import WordllamaEmbedder
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.samples.articles import sample
 from switchyard.services.pipeline.workers import embed as embed_worker
 from switchyard.services.pipeline.workers.stages import EMBED

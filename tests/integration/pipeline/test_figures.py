@@ -17,13 +17,13 @@ from switchyard.services.common.errors import RetryableError
 from switchyard.services.common.files.errors import UnsupportedDocument
 from switchyard.services.common.files.keys import figures_key
 from switchyard.services.engine.jobs.outcomes import Next
-from switchyard.services.llm.vision import VisionNotSet
-from switchyard.services.pipeline.samples.generating import generate
+from switchyard.services.llm.vision_model import VisionNotSet
+from switchyard.services.pipeline.samples.generated_samples import generate
 from switchyard.services.pipeline.text import figures
 from switchyard.services.pipeline.text.figures import NoSuchPage
 from switchyard.services.pipeline.workers import figures as figures_worker
 from switchyard.services.pipeline.workers.figures import NoPictureTaken, NoSuchFigure
-from switchyard.services.pipeline.workers.outputs import DocumentFiles
+from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import chunk_count, document, failing_beside_another, find
 from tests.support import llm_server as server

@@ -14,8 +14,8 @@ from switchyard.services.common.files.keys import references_key
 from switchyard.services.engine.jobs.context import ProcessCrashed
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.runtime.execution import Executor
-from switchyard.services.pipeline.graph.ranking import Edges, rank
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.graph.pagerank import Edges, rank
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import Direction, EdgeKind, NodeKind, Ranking
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.pdfs import pdf

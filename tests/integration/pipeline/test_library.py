@@ -12,7 +12,7 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import Direction
 from switchyard.services.pipeline.samples.articles import write_samples
 from tests.integration.pipeline.conftest import Pipeline

@@ -28,16 +28,16 @@ from switchyard.services.pipeline.citations.reference import Person, Reference
 from switchyard.services.pipeline.citations.sections import MAX_REFERENCES
 from switchyard.services.pipeline.citations.stored import stored_references
 from switchyard.services.pipeline.citations.works import CitedWork, LinkStatus, WorkLink
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-from switchyard.services.pipeline.monitoring import sources
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.operations import sources
 from switchyard.services.pipeline.records.graph import EdgeKind
-from switchyard.services.pipeline.sources.client import SourceClient
-from switchyard.services.pipeline.sources.errors import (
+from switchyard.services.pipeline.sources.source_client import SourceClient
+from switchyard.services.pipeline.sources.source_errors import (
     SourceBusy,
     SourceNotFound,
     SourceUnavailable,
 )
-from switchyard.services.pipeline.workers.references.linking import NothingToLink
+from switchyard.services.pipeline.workers.references.link_citations import NothingToLink
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.catalogue_servers import (
     CrossrefServer,
@@ -351,7 +351,9 @@ async def test_a_job_whose_time_is_over_goes_on_later(
         await linked(linking_settings, ledger, cites(WIND), within=-1)
     made = {"hash": "x", "references": [cites(WIND).as_json()], "citations": []}
     pipeline.storage.put(references_key("d"), json.dumps(made).encode())
-    monkeypatch.setattr("switchyard.services.pipeline.workers.references.linking.TIME_BUDGET", -1)
+    monkeypatch.setattr(
+        "switchyard.services.pipeline.workers.references.link_citations.TIME_BUDGET", -1
+    )
     links = replace(pipeline, settings=linking_settings)
     assert isinstance(await links.one("link_citations", {"document_id": "d"}), Snooze)
 

@@ -13,10 +13,10 @@ from pydantic import SecretStr
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.settings import Settings
-from switchyard.services.llm.client import NETWORK_TRIES, LlmClient, open_api
-from switchyard.services.llm.errors import InvalidLlmResponse, LlmRefused, LlmUnavailable
-from switchyard.services.llm.lane import ModelClient
-from switchyard.services.llm.reading import Completion
+from switchyard.services.llm.completion import Completion
+from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused, LlmUnavailable
+from switchyard.services.llm.model_client import ModelClient
+from switchyard.services.llm.server_client import NETWORK_TRIES, LlmClient, open_api
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.remote import BATCH_SIZE, RemoteEmbedder
 from switchyard.services.pipeline.index.scale import SimilarityCalibration
@@ -30,7 +30,7 @@ QUESTION = [{"role": "user", "content": "What is a tide?"}]
 
 @pytest.fixture(autouse=True)
 def _quick_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("switchyard.services.llm.client.FIRST_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("switchyard.services.llm.server_client.FIRST_RETRY_DELAY", 0.01)
 
 
 SCALE = SimilarityCalibration(min_relevance=0.0, min_similarity=0.2, vector_weight=0.5)
@@ -559,7 +559,7 @@ async def test_no_answer_fills_the_memory(
     monkeypatch: pytest.MonkeyPatch,
     status: int,
 ):
-    monkeypatch.setattr("switchyard.services.llm.bounded.MAX_BODY", 4_000_000)
+    monkeypatch.setattr("switchyard.services.llm.bounded_http.MAX_BODY", 4_000_000)
     llm.always(endless(status))
     with pytest.raises((InvalidLlmResponse, LlmUnavailable), match="longer than"):
         await embedder.embed(["a"])
@@ -602,7 +602,7 @@ async def test_a_server_does_not_choose_whom_we_ask(
 async def test_an_event_without_an_end_is_given_up_by_its_size(
     llm: LlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch, part: bytes
 ):
-    monkeypatch.setattr("switchyard.services.llm.bounded.MAX_EVENT", 1_000_000)
+    monkeypatch.setattr("switchyard.services.llm.bounded_http.MAX_EVENT", 1_000_000)
     llm.always(endless(200, "text/event-stream", part))
     with pytest.raises(InvalidLlmResponse, match="longer than"):
         await ask(asking)
@@ -611,7 +611,7 @@ async def test_an_event_without_an_end_is_given_up_by_its_size(
 async def test_a_stream_of_small_events_may_be_long(
     llm: LlmServer, asking: Settings, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("switchyard.services.llm.bounded.MAX_EVENT", 1_000)
+    monkeypatch.setattr("switchyard.services.llm.bounded_http.MAX_EVENT", 1_000)
     chunk = {"choices": [{"index": 0, "delta": {"content": "word "}, "finish_reason": None}]}
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
     events = [f"data: {json.dumps(each)}\n\n" for each in [*[chunk] * 500, end]]

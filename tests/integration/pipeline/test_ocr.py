@@ -16,8 +16,8 @@ from switchyard.services.common.files.errors import UnsupportedDocument
 from switchyard.services.common.files.keys import page_key, result_key, stage_key
 from switchyard.services.pipeline.index.opening import open_index
 from switchyard.services.pipeline.index.ranking import search
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.ledger.documents import DocumentRepository
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.text.ocr import OcrNotInstalled, UnknownLanguage
 from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
 from switchyard.services.pipeline.text.plain import words

@@ -12,7 +12,7 @@ from PIL import Image
 from benchmarks.documents.scoring import accuracy
 from switchyard.services.common.files.errors import CorruptDocument, DocumentTooLarge
 from switchyard.services.pipeline.samples.articles import sample
-from switchyard.services.pipeline.samples.generating import generate
+from switchyard.services.pipeline.samples.generated_samples import generate
 from switchyard.services.pipeline.text.images import count_pages, draw
 from switchyard.services.pipeline.text.ocr import (
     MAX_PIXELS,

@@ -11,7 +11,7 @@ import pytest
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.jobs.outcomes import Next
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.workers import ocr as ocr_worker
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.scans import SLIPS, taken_in, text_of

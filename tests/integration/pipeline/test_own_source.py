@@ -15,9 +15,13 @@ import pytest
 from switchyard.services.engine.jobs.outcomes import Snooze
 from switchyard.services.engine.jobs.registry import Registry, RegistryError
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.pipeline.sources.document import DocumentSource, FoundDocument, SourceItem
-from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
-from switchyard.services.pipeline.workers.ingest.sourced import ingest_job
+from switchyard.services.pipeline.sources.document_source import (
+    DocumentSource,
+    FoundDocument,
+    SourceItem,
+)
+from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
+from switchyard.services.pipeline.workers.ingest.source_jobs import ingest_job
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import site as server
 from tests.support.site import Site

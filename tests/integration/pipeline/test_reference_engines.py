@@ -18,7 +18,7 @@ from switchyard.services.common.files.keys import references_key
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.citations.engines import choice
 from switchyard.services.pipeline.citations.engines import grobid as grobid_engine
-from switchyard.services.pipeline.sources.errors import (
+from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
     SourceBusy,
     SourceRefused,

@@ -13,12 +13,12 @@ import pytest
 from switchyard.services.common.files.keys import references_key, stage_key, upload_key
 from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.pipeline.citations.engines import choice
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.text import mupdf
 from switchyard.services.pipeline.text.markdown import PageLines
-from switchyard.services.pipeline.workers.outputs import MissingOutput
-from switchyard.services.pipeline.workers.references import finding
-from switchyard.services.pipeline.workers.references.reading import NoText
+from switchyard.services.pipeline.workers.references import reference_lists
+from switchyard.services.pipeline.workers.references.reference_source import NoText
+from switchyard.services.pipeline.workers.stage_outputs import MissingOutput
 from switchyard.services.pipeline.workers.stages import EXTRACT
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.pdfs import pdf, scanned
@@ -64,7 +64,7 @@ async def test_a_repeat_finds_what_was_kept_and_writes_what_was_lost(
     await pipeline.run("process_references", {"document_id": document_id})
     before = kept(pipeline, document_id)
     pipeline.storage.put(references_key(document_id), b"{}")
-    monkeypatch.setattr(finding, "found", None)  # would fail if it were called
+    monkeypatch.setattr(reference_lists, "found", None)  # would fail if it were called
     monkeypatch.setattr(choice, "parsed_offline", None)
     await pipeline.run("process_references", {"document_id": document_id})
     assert pipeline.result("process_references")["reused"]
@@ -88,7 +88,12 @@ async def test_references_that_come_as_text_are_the_job_s_result(pipeline: Pipel
 
 
 @pytest.mark.parametrize(
-    "broken", [(finding, "found"), (choice, "parsed_offline"), (finding, "put_together")]
+    "broken",
+    [
+        (reference_lists, "found"),
+        (choice, "parsed_offline"),
+        (reference_lists, "put_together"),
+    ],
 )
 async def test_whatever_is_killed_in_the_middle_the_repeat_makes_the_same(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[Any, str]

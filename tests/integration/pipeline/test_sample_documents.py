@@ -14,7 +14,7 @@ from switchyard.services.common.files.errors import (
     UnsupportedDocument,
 )
 from switchyard.services.engine.jobs.outcomes import Next
-from switchyard.services.pipeline.samples.generating import generate, kinds
+from switchyard.services.pipeline.samples.generated_samples import generate, kinds
 from tests.integration.pipeline.conftest import Pipeline
 from tests.integration.pipeline.documents import document, find
 

@@ -15,15 +15,15 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.outcomes import Done, Next, Snooze
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
 from switchyard.services.engine.records.results import Document
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.sources.backfill_github import GithubOptions
-from switchyard.services.pipeline.sources.errors import (
+from switchyard.services.pipeline.sources.github import repository_name
+from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
     SourceNotFound,
     SourceRefused,
     SourceUnavailable,
 )
-from switchyard.services.pipeline.sources.github import repository_name
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import site as server
 from tests.support.hosts import CARD, README, GithubSite, HubSite, model, release

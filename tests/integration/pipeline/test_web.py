@@ -14,17 +14,17 @@ from switchyard.services.common.files.keys import result_key
 from switchyard.services.engine.jobs.outcomes import Done, Next, Snooze
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
 from switchyard.services.engine.records.results import Document
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-from switchyard.services.pipeline.sources.errors import (
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
     SourceNotFound,
     SourceRefused,
     SourceUnavailable,
 )
-from switchyard.services.pipeline.sources.web import fetcher as visiting
-from switchyard.services.pipeline.sources.web.addresses import addresses, page_address
-from switchyard.services.pipeline.sources.web.fetcher import FetchedPage
+from switchyard.services.pipeline.sources.web import web_fetcher
 from switchyard.services.pipeline.sources.web.robots import judge
+from switchyard.services.pipeline.sources.web.web_addresses import addresses, page_address
+from switchyard.services.pipeline.sources.web.web_fetcher import FetchedPage
 from switchyard.services.pipeline.text.web import read_page
 from switchyard.services.pipeline.workers.ingest.web import UnreadablePage, found_on
 from tests.integration.pipeline.conftest import Pipeline
@@ -222,7 +222,7 @@ async def test_what_is_no_page_has_its_error(
     error: type[Exception],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(visiting, "MAX_PAGE_BYTES", 300_000)
+    monkeypatch.setattr(web_fetcher, "MAX_PAGE_BYTES", 300_000)
     site.pages["/tides"] = behaviour
     with pytest.raises(error):
         await web.one(JOB, at(site))

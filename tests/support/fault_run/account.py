@@ -13,7 +13,7 @@ from switchyard.broker.dead.scan import QueuedDeadLetter
 from switchyard.services.engine.ledger.sql.tables import attempts, jobs
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.states import FINISHED, State
-from switchyard.services.pipeline.records.document_states import COMPLETED
+from switchyard.services.pipeline.records.documents import COMPLETED
 from tests.support.chaos import Effect, Effects, history_of, wait_until_lanes_are_empty
 from tests.support.fault_run.chronicle import Chronicle
 from tests.support.fault_run.load import Accepted

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from switchyard.services.pipeline.sources.arxiv.client import Cursor
-from switchyard.services.pipeline.sources.arxiv.feed import ArxivId, Entry
+from switchyard.services.pipeline.sources.arxiv.arxiv_client import Cursor
+from switchyard.services.pipeline.sources.arxiv.arxiv_feed import ArxivId, Entry
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from switchyard.services.common.settings import Settings
-from switchyard.services.pipeline.classes import meaning, rules
-from switchyard.services.pipeline.classes.definitions import (
+from switchyard.services.pipeline.classes import keyword_classes, similarity_classes
+from switchyard.services.pipeline.classes.class_definitions import (
     BadClasses,
     MeaningKind,
     RuleKind,
@@ -20,7 +20,7 @@ from switchyard.services.pipeline.samples.article_texts import ARTICLES
 
 
 def counted(keywords: list[str], text: str) -> dict[str, int]:
-    return dict(rules.Keywords(keywords).count([text]))
+    return dict(keyword_classes.Keywords(keywords).count([text]))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_word_counts_for_each_label_however_the_labels_spell_it():
 
 
 def test_keywords_are_found_across_the_parts_of_a_long_text(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rules, "_WINDOW", 12)
+    monkeypatch.setattr(keyword_classes, "_WINDOW", 12)
     text = "top secret plan and strictly confidential and top secret"
     assert counted(["top secret", "strictly confidential", "plan"], text) == {
         "top secret": 2,
@@ -63,7 +63,7 @@ def test_keywords_are_found_across_the_parts_of_a_long_text(monkeypatch: pytest.
 @pytest.mark.long
 def test_matching_takes_time_in_proportion_to_the_text():
     keywords = [f"{'a ' * length}b" for length in range(1, 8)] + ["a" * 30 + "*", "a*"]
-    found = rules.Keywords(keywords)
+    found = keyword_classes.Keywords(keywords)
 
     def seconds(length: int) -> float:
         began = time.process_time()
@@ -77,11 +77,11 @@ def test_matching_takes_time_in_proportion_to_the_text():
 def test_the_first_label_with_enough_points_is_taken_and_says_why():
     kind = definitions(None).kinds["privacy"]
     assert isinstance(kind, RuleKind)
-    found = rules.classified("privacy", kind, {"iban": 5, "salary": 1, "invoice": 1})
+    found = keyword_classes.classified("privacy", kind, {"iban": 5, "salary": 1, "invoice": 1})
     assert [(each.name, each.score) for each in found] == [("privacy:confidential", 11.0)]
     assert found[0].why["keywords"] == {"iban": 5, "salary": 1}
     assert found[0].why["points"] == {"restricted": 0, "confidential": 11, "internal": 2}
-    nothing = rules.classified("privacy", kind, {})
+    nothing = keyword_classes.classified("privacy", kind, {})
     assert [(each.name, each.score) for each in nothing] == [("privacy:public", 0.0)]
 
 
@@ -105,19 +105,21 @@ async def test_articles_are_classified_by_meaning(article: str, industry: str, i
         described = [(label, one) for label, at in kind.labels.items() for one in at.descriptions]
         vectors = await embedder.embed([one for _, one in described])
         pairs = [(label, vector) for (label, _), vector in zip(described, vectors, strict=True)]
-        similar = meaning.similarities(passages, pairs)
-        labels[name] = meaning.classified(name, kind, similar, embedder.calibration.min_relevance)[
-            0
-        ].label
+        similar = similarity_classes.similarities(passages, pairs)
+        labels[name] = similarity_classes.classified(
+            name, kind, similar, embedder.calibration.min_relevance
+        )[0].label
     assert labels == {"industry": industry, "environmental_impact": impact}
 
 
 def test_what_the_embedder_does_not_know_gets_no_label_by_meaning():
     kind = definitions(None).kinds["industry"]
     assert isinstance(kind, MeaningKind)
-    similar = meaning.similarities([[0.0, 0.0]], [(label, [1.0, 0.0]) for label in kind.labels])
-    assert meaning.classified("industry", kind, similar, 0.15) == []
-    assert meaning.similarities([], [("a", [1.0])]) == {"a": 0.0}
+    similar = similarity_classes.similarities(
+        [[0.0, 0.0]], [(label, [1.0, 0.0]) for label in kind.labels]
+    )
+    assert similarity_classes.classified("industry", kind, similar, 0.15) == []
+    assert similarity_classes.similarities([], [("a", [1.0])]) == {"a": 0.0}
 
 
 WRONG = {

@@ -10,7 +10,7 @@ import pytest
 
 from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.media import media_type_of
-from switchyard.services.pipeline.samples.generating import UnknownSample, generate, kinds
+from switchyard.services.pipeline.samples.generated_samples import UnknownSample, generate, kinds
 from switchyard.services.pipeline.samples.phrases import languages
 from switchyard.services.pipeline.text.pdf import read_pdf
 from switchyard.services.pipeline.text.plain import words
@@ -33,7 +33,7 @@ def test_what_a_document_says_is_what_the_truth_says(language: str):
 
 def test_a_seed_gives_the_same_bytes_in_every_run():
     program = (
-        "from switchyard.services.pipeline.samples.generating import generate\n"
+        "from switchyard.services.pipeline.samples.generated_samples import generate\n"
         "from switchyard.services.common.files.keys import content_hash\n"
         "print([(s.filename, content_hash(s.content)) for s in generate(12, seed=7)])"
     )

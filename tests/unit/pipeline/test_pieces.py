@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from switchyard.services.llm.vision import asked_of
+from switchyard.services.llm.vision_model import asked_of
 from switchyard.services.pipeline.text.figures import MAX_SIDE, _pieces
 from switchyard.services.pipeline.text.pages import fitting
 from switchyard.services.pipeline.text.pieces import PIECE, _joined, _starts

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from switchyard.services.pipeline.citations.engines.grobid import GrobidEngine
-from switchyard.services.pipeline.sources import xml
-from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
-from switchyard.services.pipeline.sources.xml import xml_tree
+from switchyard.services.pipeline.sources import safe_xml
+from switchyard.services.pipeline.sources.safe_xml import xml_tree
+from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from switchyard.services.pipeline.sources.xml import xml_tree
 def test_what_would_grow_is_refused(
     monkeypatch: pytest.MonkeyPatch, answer: bytes, wrong: str
 ) -> None:
-    monkeypatch.setattr(xml, "MAX_ELEMENTS", 1_000)
+    monkeypatch.setattr(safe_xml, "MAX_ELEMENTS", 1_000)
     with pytest.raises(InvalidSourceResponse, match=wrong):
         xml_tree(answer, "GROBID")
 

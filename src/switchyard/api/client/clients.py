@@ -19,7 +19,7 @@ from switchyard.api.client.operations import streams
 from switchyard.api.client.sse import Event, EventReader, ReconnectBackoff, check_stream
 from switchyard.broker.forking import Owner
 from switchyard.services.engine.records.states import FINISHED
-from switchyard.services.pipeline.records.document_states import FAILED, FINISHED_STATES
+from switchyard.services.pipeline.records.documents import FAILED, FINISHED_STATES
 
 if TYPE_CHECKING:
     from switchyard.api.models.documents import DocumentView

@@ -6,10 +6,10 @@ from typing import Any
 
 from switchyard.api.http.problems import Problem, responses
 from switchyard.services.engine.records.states import State
+from switchyard.services.pipeline.documents.document_service import NotFinished
+from switchyard.services.pipeline.documents.document_status import DocumentStatus
 from switchyard.services.pipeline.documents.extractions import ExtractionNotFinished
-from switchyard.services.pipeline.documents.service import NotFinished
-from switchyard.services.pipeline.documents.status import DocumentStatus
-from switchyard.services.pipeline.records.document_states import FAILED
+from switchyard.services.pipeline.records.documents import FAILED
 
 POLL_AFTER = 0.5
 """Seconds after which a result that is not there yet may be."""

@@ -63,8 +63,8 @@ from switchyard.services.engine.records.errors import (
     LedgerFull,
     RowRejected,
 )
+from switchyard.services.pipeline.documents.document_service import NotFinished
 from switchyard.services.pipeline.documents.extractions import ExtractionNotFinished
-from switchyard.services.pipeline.documents.service import NotFinished
 
 PROBLEM_OF: Mapping[type[SwitchyardError], str] = {
     InvalidInput: "invalid",

@@ -36,12 +36,18 @@ from switchyard.services.engine.publishing.preparing import InvalidJob, JobReque
 from switchyard.services.engine.publishing.requests import job_id_for, refused
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import JobRecord
-from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.queue import LLMQueue, LlmResult, LlmStatus, QueuedRequests, result_of
-from switchyard.services.llm.records.spending import SpentBy
-from switchyard.services.llm.spending import first_day
-from switchyard.services.llm.streaming import LlmText, WrittenAnswer
-from switchyard.services.llm.unusable import raw_answers
+from switchyard.services.llm.answer_stream import LlmText, WrittenAnswer
+from switchyard.services.llm.budget_account import first_day
+from switchyard.services.llm.job_answers import raw_answers
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.llm_queue import (
+    LLMQueue,
+    LlmResult,
+    LlmStatus,
+    QueuedRequests,
+    result_of,
+)
+from switchyard.services.llm.records.llm_spend import SpentBy
 
 router = Routes(prefix="/llm/requests", tags=["llm"])
 spending_router = Routes(prefix="/llm/spend", tags=["llm"])

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from switchyard.api.models.base import ApiModel, DocumentIdField, Moment, RequestModel
 from switchyard.broker import patterns
 from switchyard.services.pipeline.index.modes import MAX_LIMIT, Mode
-from switchyard.services.pipeline.records.classes import checked_class
+from switchyard.services.pipeline.records.documents import checked_class
 
 SampleName = Annotated[str, Field(pattern=patterns.PLAIN_WORD)]
 

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from switchyard.api.models.base import EXAMPLE, ApiModel, RequestModel
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
-from switchyard.services.llm.records.spending import SpentBy
+from switchyard.services.llm.records.llm_spend import SpentBy
 
 MAX_WAIT = 60.0
 """Seconds that one HTTP request may wait; a client that wants longer asks for the job's end."""

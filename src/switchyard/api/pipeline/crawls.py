@@ -18,9 +18,9 @@ from switchyard.broker.times import to_datetime
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.monitoring.levels import Pressure
 from switchyard.services.engine.publishing.requests import RequestFieldError
-from switchyard.services.pipeline.crawls.bounds import CrawlBounds, InvalidCrawl
-from switchyard.services.pipeline.crawls.pages import crawl_pressure
-from switchyard.services.pipeline.crawls.service import CrawlKeyTaken, Crawls
+from switchyard.services.pipeline.crawls.crawl_bounds import CrawlBounds, InvalidCrawl
+from switchyard.services.pipeline.crawls.crawl_pages import crawl_pressure
+from switchyard.services.pipeline.crawls.crawl_service import CrawlKeyTaken, Crawls
 from switchyard.services.pipeline.records.crawls import CrawlProgress, CrawlRecord
 
 router = Routes(prefix="/crawl", tags=["crawls"])

@@ -37,8 +37,8 @@ from switchyard.services.common.files.uploads import Upload
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.records.requests import MAX_NOTIFY_URL
 from switchyard.services.pipeline.citations.formats.export import Format
-from switchyard.services.pipeline.documents.service import DocumentService, NotFinished
-from switchyard.services.pipeline.documents.status import DocumentStatus
+from switchyard.services.pipeline.documents.document_service import DocumentService, NotFinished
+from switchyard.services.pipeline.documents.document_status import DocumentStatus
 from switchyard.services.pipeline.documents.upload_intake import (
     UploadIntake,
     UploadMetadata,

@@ -15,13 +15,13 @@ from switchyard.api.models.base import moment
 from switchyard.api.state import Shared
 from switchyard.broker import patterns
 from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.ledger.graph_walks import (
     MAX_DEPTH,
     MAX_NEARBY,
     MAX_PATH,
     MAX_PATHS,
 )
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import (
     Direction,
     EdgeKind,

@@ -12,7 +12,7 @@ from switchyard.api.models.documents import GenerateBody, SamplesView, SampleVie
 from switchyard.api.pipeline.documents import POLL_AFTER
 from switchyard.api.state import Shared
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.pipeline.documents.generated import order_samples
+from switchyard.services.pipeline.documents.sample_orders import order_samples
 
 router = Routes(tags=["samples"])
 

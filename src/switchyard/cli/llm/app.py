@@ -33,13 +33,13 @@ from switchyard.cli.base.output import (
 from switchyard.cli.base.payloads import read_argument
 from switchyard.cli.base.shared_options import JobIdArgument, full_job_id, unknown_job
 from switchyard.cli.llm.status import resume, status
-from switchyard.services.llm.ledger.ledger import LlmLedger
+from switchyard.services.llm.ledger import LlmLedger
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
-    from switchyard.services.llm.queue import LlmResult
-    from switchyard.services.llm.records.spending import SpendRow
-    from switchyard.services.llm.streaming import LlmText
+    from switchyard.services.llm.answer_stream import LlmText
+    from switchyard.services.llm.llm_queue import LlmResult
+    from switchyard.services.llm.records.llm_spend import SpendRow
 
 
 app = typer.Typer(
@@ -186,8 +186,8 @@ def failure(result: LlmResult) -> str:
 
 async def _look_up(settings: Settings, job_id: str) -> tuple[LlmResult, list[str] | None]:
     from switchyard.services.common.files.storage import Storage
-    from switchyard.services.llm.queue import result_of
-    from switchyard.services.llm.unusable import raw_answers
+    from switchyard.services.llm.job_answers import raw_answers
+    from switchyard.services.llm.llm_queue import result_of
 
     async with open_ledger(settings) as ledger:
         record = await ledger.job_reads.get(await full_job_id(ledger, job_id))
@@ -202,7 +202,7 @@ async def _ask(
 ) -> tuple[LlmResult, str | None]:
     """The result; and what was printed of the answer while it was written, None where that is
     nothing."""
-    from switchyard.services.llm.queue import LLMQueue
+    from switchyard.services.llm.llm_queue import LLMQueue
 
     async with LLMQueue.opened(settings) as queue:
         if printing:
@@ -211,7 +211,7 @@ async def _ask(
 
 
 async def _print(events: AsyncIterator[LlmText | LlmResult]) -> tuple[LlmResult, str | None]:
-    from switchyard.services.llm.queue import LlmResult
+    from switchyard.services.llm.llm_queue import LlmResult
 
     printed: str | None = None
     async for each in events:
@@ -264,7 +264,7 @@ def spend(
     as_json: JsonOption = False,
 ) -> None:
     """Show the cost of language model calls, and what stored answers have saved."""
-    from switchyard.services.llm.spending import first_day
+    from switchyard.services.llm.budget_account import first_day
 
     settings = load_settings()
 
@@ -288,7 +288,7 @@ def spend(
 
 
 def _print_spend(found: list[SpendRow], by: str, currency: str) -> None:
-    from switchyard.services.llm.spending import amount
+    from switchyard.services.llm.budget_account import amount
 
     numbers = ("CALLS", "INPUT", "CACHED", "OUTPUT", "COST", "KEPT", "SAVED")
     rows = table(by.upper(), *numbers, flexible=(by.upper(),), right=numbers)

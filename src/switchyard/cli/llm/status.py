@@ -22,13 +22,13 @@ from switchyard.cli.base.output import (
     say,
     table,
 )
-from switchyard.services.llm.ledger.ledger import LlmLedger
+from switchyard.services.llm.ledger import LlmLedger
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
-    from switchyard.services.llm.records.llm import LlmServerReport, PauseEnded
     from switchyard.services.llm.records.llm_batches import LlmBatch
-    from switchyard.services.llm.records.spending import BudgetState
+    from switchyard.services.llm.records.llm_servers import LlmServerReport, PauseEnded
+    from switchyard.services.llm.records.llm_spend import BudgetState
 
 
 def status(as_json: JsonOption = False) -> None:
@@ -89,7 +89,7 @@ def status(as_json: JsonOption = False) -> None:
 
 def _time_limits(settings: Settings) -> list[tuple[str, float, float]]:
     """Seconds that an attempt of each type of request may take, and each of its calls."""
-    from switchyard.services.llm.requests import LlmRequest
+    from switchyard.services.llm.llm_requests import LlmRequest
 
     return [
         (each.name, each.timeout, settings.llm_call_limit(each.timeout))
@@ -104,7 +104,7 @@ def _with_those_not_called(
     """The servers of the settings too that nobody has called yet: one that only helps out is told
     before it is needed."""
     from switchyard.services.llm.gate import bounds_of
-    from switchyard.services.llm.records.llm import LlmServerReport, LlmServerState
+    from switchyard.services.llm.records.llm_servers import LlmServerReport, LlmServerState
 
     known = {each.name for each in called}
     new = [
@@ -169,7 +169,7 @@ def _print_limits(limits: list[tuple[str, float, float]]) -> None:
 
 
 def _print_budgets(found: list[BudgetState], currency: str) -> None:
-    from switchyard.services.llm.spending import amount
+    from switchyard.services.llm.budget_account import amount
 
     if not found:
         return

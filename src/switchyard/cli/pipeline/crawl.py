@@ -28,7 +28,7 @@ from switchyard.services.pipeline.records.crawls import MAX_DEPTH
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.records.results import Page
-    from switchyard.services.pipeline.crawls.service import Crawls
+    from switchyard.services.pipeline.crawls.crawl_service import Crawls
     from switchyard.services.pipeline.records.crawls import CrawlProgress, ListedPage
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ def start(
     ```
     """
     from switchyard.cli.base.common import current_user
-    from switchyard.services.pipeline.crawls.bounds import CrawlBounds
+    from switchyard.services.pipeline.crawls.crawl_bounds import CrawlBounds
 
     settings = load_settings()
     bounds = CrawlBounds.from_request(
@@ -114,7 +114,7 @@ async def _must_wait(settings: Settings) -> bool:
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.monitoring.lane_pressure import LanePressure
     from switchyard.services.engine.monitoring.levels import Pressure
-    from switchyard.services.pipeline.crawls.pages import crawl_pressure
+    from switchyard.services.pipeline.crawls.crawl_pages import crawl_pressure
 
     if settings.amqp_url is None:
         return False
@@ -218,7 +218,7 @@ def _crawl_json(progress: CrawlProgress) -> dict[str, Any]:
 
 def _with_desk(work: Callable[[Crawls], Awaitable[T]]) -> T:
     from switchyard.services.engine.jobs.registry import Registry
-    from switchyard.services.pipeline.crawls.service import Crawls
+    from switchyard.services.pipeline.crawls.crawl_service import Crawls
 
     settings = load_settings()
 

@@ -260,7 +260,7 @@ def draw(
     limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of nodes.")] = 60,
 ) -> None:
     """Draw the neighbourhood of a node as an SVG image."""
-    from switchyard.services.pipeline.graph.drawing import draw as drawn
+    from switchyard.services.pipeline.graph.svg import draw as drawn
 
     if out.suffix.lower() != ".svg":
         raise WrongUsage(f"{out.name}: its name must end with .svg")
@@ -286,7 +286,7 @@ def export(
 
     Reads the ledger directly, not over HTTP. The file appears only when it is complete.
     """
-    from switchyard.services.pipeline.graph.exporting import export as exported
+    from switchyard.services.pipeline.graph.exports import export as exported
 
     settings = load_settings()
 

@@ -72,7 +72,7 @@ def generate(
     """
     import json
 
-    from switchyard.services.pipeline.samples.generating import generate as generated
+    from switchyard.services.pipeline.samples.generated_samples import generate as generated
 
     drawn = generated(count, seed=seed, kinds=kind, languages=language)
     for sample in drawn:

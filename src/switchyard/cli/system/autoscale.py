@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from switchyard.broker.wording import pluralize
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.services.llm.ledger.ledger import LlmLedger
+from switchyard.services.llm.ledger import LlmLedger
 
 if TYPE_CHECKING:
     from switchyard.cli.system.assembly import System

@@ -29,11 +29,11 @@ from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.llm.errors import LlmSaturated
-from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.reading import Completion
-from switchyard.services.llm.records.llm import CacheHit, LeaseAcquired
-from switchyard.services.llm.thoughts import without_thoughts
+from switchyard.services.llm.completion import Completion
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.llm_errors import LlmSaturated
+from switchyard.services.llm.records.llm_servers import CacheHit, LeaseAcquired
+from switchyard.services.llm.thought_filter import without_thoughts
 
 if TYPE_CHECKING:
     from switchyard.services.llm.ledger.llm_answers import LlmAnswerRepository

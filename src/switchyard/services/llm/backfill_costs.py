@@ -16,9 +16,9 @@ from switchyard.services.engine.backfill.costs import CostEstimate
 from switchyard.services.engine.jobs.registry import JobType
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import NewJob
-from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.requests import LlmRequest
-from switchyard.services.llm.spending import most_tokens
+from switchyard.services.llm.budget_account import most_tokens
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.llm_requests import LlmRequest
 
 _OF_REQUESTS = (
     "every item is taken for the average of the first {number}, a token for 3 bytes of a question, "

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from switchyard.services.common.settings import LlmServer
-from switchyard.services.llm.client import call, open_api
-from switchyard.services.llm.errors import InvalidLlmResponse
-from switchyard.services.llm.reading import MAX_ANSWER, field_of
+from switchyard.services.llm.completion import MAX_ANSWER, field_of
+from switchyard.services.llm.llm_errors import InvalidLlmResponse
+from switchyard.services.llm.server_client import call, open_api
 
 if TYPE_CHECKING:
     import openai
@@ -66,7 +66,7 @@ class RemoteBatch:
 
 
 class BatchApi:
-    """Open it with `BatchApi.connect`. All raise what `services.llm.client.call` raises."""
+    """Open it with `BatchApi.connect`. All raise what `services.llm.server_client.call` raises."""
 
     def __init__(self, api: openai.AsyncOpenAI) -> None:
         self._api = api

@@ -24,9 +24,8 @@ from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.llm.errors import LlmSaturated
-from switchyard.services.llm.ledger.ledger import LlmLedger
-from switchyard.services.llm.pacing import (
+from switchyard.services.llm.completion import Timing
+from switchyard.services.llm.concurrency_policy import (
     AdaptivePolicy,
     Bounds,
     CallSample,
@@ -37,8 +36,9 @@ from switchyard.services.llm.pacing import (
     StepPolicy,
     observe,
 )
-from switchyard.services.llm.reading import Timing
-from switchyard.services.llm.records.llm import (
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.llm_errors import LlmSaturated
+from switchyard.services.llm.records.llm_servers import (
     BRIEF_PAUSE,
     TRIAL_AFTER_FAILURES,
     LlmServerState,

@@ -11,10 +11,10 @@ import pytest
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.pipeline.documents.runs import run_id
-from switchyard.services.pipeline.documents.service import open_document_services
+from switchyard.services.pipeline.documents.document_service import open_document_services
+from switchyard.services.pipeline.documents.pipeline_runs import run_id
 from switchyard.services.pipeline.documents.upload_intake import UploadMetadata
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.samples.articles import sample
 from tests.integration.api.document_server import Stored, in_parts, send, serving
 from tests.integration.pipeline.documents import STAGES

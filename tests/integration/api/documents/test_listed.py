@@ -7,8 +7,8 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-from switchyard.services.pipeline.records.classes import DocumentClass
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.records.documents import DocumentClass
 from switchyard.services.pipeline.samples.articles import sample
 from tests.integration.api.document_server import send
 from tests.support.api_server import problem

@@ -16,7 +16,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.identity.storage_identity import MARKER
 from switchyard.services.engine.records.states import State
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.samples.articles import sample
 from tests.integration.api.document_server import WORKERS, ended, in_parts, send, serving_system
 from tests.support.brokers import TestBroker

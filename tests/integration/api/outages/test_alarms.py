@@ -15,7 +15,7 @@ from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.pipeline.documents.runs import run_id
+from switchyard.services.pipeline.documents.pipeline_runs import run_id
 from switchyard.services.pipeline.workers.stages import document_id_of
 from tests.integration.api.document_server import send
 from tests.integration.api.outages.answers import NOOP, alarm, assert_prompt, heal, timed_publish

@@ -14,14 +14,14 @@ import pytest
 
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.pipeline.sources.arxiv import client as arxiv
-from switchyard.services.pipeline.sources.arxiv.client import (
+from switchyard.services.pipeline.sources.arxiv import arxiv_client
+from switchyard.services.pipeline.sources.arxiv.arxiv_client import (
     ArxivClient,
     Cursor,
     FeedPage,
     payload_of,
 )
-from switchyard.services.pipeline.sources.errors import (
+from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
     SourceBusy,
     SourceRefused,
@@ -156,7 +156,7 @@ async def test_a_range_with_too_many_papers_is_listed_in_windows(
 ) -> None:
     site.papers = many(60, apart=timedelta(minutes=7))
     site.deepest = 10
-    monkeypatch.setattr(arxiv, "MAX_SEARCH_RESULTS", 10)
+    monkeypatch.setattr(arxiv_client, "MAX_SEARCH_RESULTS", 10)
     end = MARCH + timedelta(days=30)
     pages = await listed(client, from_date=MARCH, to_date=end, page_size=4)
     assert ids(pages) == [paper.id for paper in site.papers]

@@ -6,8 +6,8 @@ import pytest
 
 from switchyard.services.common.files.safe_http import FetchFailed, FetchRefused
 from switchyard.services.engine.jobs.outcomes import Next, Snooze
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
 from tests.integration.pipeline.arxiv.papers import ID, JOB, STAGES, the_document, whole_result
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import arxiv_server as server

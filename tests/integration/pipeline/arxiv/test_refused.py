@@ -8,8 +8,8 @@ import pytest
 
 from switchyard.services.engine.jobs.outcomes import Done, Next, Snooze
 from switchyard.services.engine.jobs.registry import InvalidPayload
-from switchyard.services.pipeline.sources.errors import SourceNotFound, SourceRefused
-from switchyard.services.pipeline.workers.ingest.sourced import snooze_for
+from switchyard.services.pipeline.sources.source_errors import SourceNotFound, SourceRefused
+from switchyard.services.pipeline.workers.ingest.source_jobs import snooze_for
 from tests.integration.pipeline.arxiv.papers import ID, JOB
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import arxiv_server as server

@@ -14,7 +14,7 @@ import pytest
 
 from switchyard.services.common.files.keys import stage_key
 from switchyard.services.engine.jobs.outcomes import Done, Next, Outcome, Snooze
-from switchyard.services.llm.errors import LlmRefused
+from switchyard.services.llm.llm_errors import LlmRefused
 from switchyard.services.pipeline.workers.ingest.arxiv_documents import IngestedVersion, takes_over
 from switchyard.services.pipeline.workers.stages import INGEST
 from tests.integration.pipeline.arxiv.papers import (

@@ -14,7 +14,7 @@ from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.jobs.registry import InvalidPayload
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from tests.integration.pipeline.arxiv.papers import ID, STAGES
 from tests.support import arxiv_server as server
 from tests.support.arxiv_server import ArxivServer, many

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 from switchyard.api.client.call import Call, get, in_path, operation, without_none
 from switchyard.api.client.times import Day, day
 from switchyard.api.models import llm as models
-from switchyard.services.llm.records.spending import SpentBy
+from switchyard.services.llm.records.llm_spend import SpentBy
 
 _TRANSFER_TIMEOUT = 30.0
 """Seconds beyond its wait that an answer may take."""

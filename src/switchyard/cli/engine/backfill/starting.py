@@ -176,7 +176,7 @@ def _print_preview(preview: Preview, *, as_json: bool) -> None:
 
 
 def _cost_text(cost: CostEstimate) -> str:
-    from switchyard.services.llm.spending import amount
+    from switchyard.services.llm.budget_account import amount
 
     money = "a cost that is not known (the model has no price in JOBS_LLM_PRICES)"
     if cost.cost is not None:

@@ -1,7 +1,7 @@
 """The pipeline without a broker: jobs run in the process that was asked for them.
 
 For one process with a ledger of its own, and for what a process asks language models itself
-(`services/llm/direct.py`). The way of a job is the workers': claim, attempt, record;
+(`services/llm/direct_requests.py`). The way of a job is the workers': claim, attempt, record;
 the handlers, the stages and the ledger's rules are the same. What the broker would do is done in
 memory: the next jobs wait in a list, a retry waits in its coroutine.
 Nothing is lost with the process: `finish` takes up what the ledger says is not done.

@@ -31,13 +31,13 @@ from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import among, db_now, insert_into
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.states import FINISHED, State
-from switchyard.services.llm.ledger.batch_tables import (
+from switchyard.services.llm.ledger.llm_tables import (
     llm_batch_items,
     llm_batch_waits,
     llm_batches,
 )
 from switchyard.services.llm.records.llm_batches import BatchItem, BatchState, ItemState, LlmBatch
-from switchyard.services.llm.records.spending import CallState, LlmCall, Requester
+from switchyard.services.llm.records.llm_spend import CallState, LlmCall, Requester
 
 ENDED_STATES = (ItemState.ANSWERED.value, ItemState.LIVE.value)
 WAKE_RETRY_INTERVAL = 600.0

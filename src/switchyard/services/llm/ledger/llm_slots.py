@@ -15,9 +15,10 @@ from sqlalchemy import Connection, Row, delete, func, select, update
 
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
-from switchyard.services.engine.ledger.sql.tables import jobs, llm_servers, llm_slots
+from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.states import State
-from switchyard.services.llm.records.llm import (
+from switchyard.services.llm.ledger.llm_tables import llm_servers, llm_slots
+from switchyard.services.llm.records.llm_servers import (
     WAIT_FOR_SERVER,
     LlmServerReport,
     LlmServerState,

@@ -20,8 +20,8 @@ from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
 from switchyard.services.engine.ledger.sql.tables import bulk_operations
 from switchyard.services.engine.records.bulk import ENDED
-from switchyard.services.llm.ledger.spend_tables import llm_accounts, llm_calls
-from switchyard.services.llm.records.spending import (
+from switchyard.services.llm.ledger.llm_tables import llm_accounts, llm_calls
+from switchyard.services.llm.records.llm_spend import (
     BudgetState,
     CallState,
     LlmCall,

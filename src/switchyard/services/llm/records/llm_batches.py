@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from switchyard.services.llm.records.spending import LlmCall
+from switchyard.services.llm.records.llm_spend import LlmCall
 
 
 class ItemState(StrEnum):

@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from switchyard.services.pipeline.graph.describing import (
+from switchyard.services.pipeline.graph.descriptions import (
     cited_works,
     document_of,
     similar_documents,
 )
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.graph import EdgeKind, NewEdge, NodeDescription, NodeKind
 
 if TYPE_CHECKING:  # the job types are imported without a database

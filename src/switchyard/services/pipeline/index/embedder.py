@@ -9,7 +9,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.scale import SimilarityCalibration
 
 if TYPE_CHECKING:  # the job types are imported without a database
-    from switchyard.services.llm.spending import EmbeddingBudget
+    from switchyard.services.llm.budget_account import EmbeddingBudget
 
 OFFLINE = ("hashed", "wordllama")
 """Embedders that ask nobody; their names begin with these."""

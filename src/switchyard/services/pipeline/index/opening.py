@@ -33,7 +33,7 @@ from switchyard.services.pipeline.index.generations import (
 from switchyard.services.pipeline.index.probing import ProbedEmbedder, VerificationCache
 
 if TYPE_CHECKING:  # the job types are imported without a database
-    from switchyard.services.llm.spending import EmbeddingBudget
+    from switchyard.services.llm.budget_account import EmbeddingBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ async def index_of(ctx: JobContext) -> AsyncIterator[OpenIndex]:
 def _embedding_budget(ctx: JobContext) -> EmbeddingBudget | None:
     if ctx.settings.embed_base_url is None or ctx.ledger is None:
         return None
-    from switchyard.services.llm.spending import BudgetAccount, EmbeddingBudget, asked_by
+    from switchyard.services.llm.budget_account import BudgetAccount, EmbeddingBudget, asked_by
 
     return EmbeddingBudget(BudgetAccount.from_settings(ctx.settings, ctx.ledger), asked_by(ctx))
 

@@ -12,10 +12,10 @@ import structlog
 from pydantic import SecretStr
 
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.llm.client import call, open_api
-from switchyard.services.llm.errors import InvalidLlmResponse, LlmRefused
-from switchyard.services.llm.reading import Reading, field_of
-from switchyard.services.llm.spending import CallCharge, EmbeddingBudget
+from switchyard.services.llm.budget_account import CallCharge, EmbeddingBudget
+from switchyard.services.llm.completion import Reading, field_of
+from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused
+from switchyard.services.llm.server_client import call, open_api
 from switchyard.services.pipeline.index.chunk_index import IndexMismatch, recovery_hint
 from switchyard.services.pipeline.index.scale import SimilarityCalibration
 

@@ -15,7 +15,7 @@ from switchyard.services.pipeline.index.embedder import Embedder
 from switchyard.services.pipeline.index.modes import Mode
 from switchyard.services.pipeline.index.opening import OpenIndex
 from switchyard.services.pipeline.index.ranking import Hit, search
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 
 SEARCH_TIMEOUT = 8.0
 """Seconds that embedder and index have together: somebody waits, and can ask again."""

@@ -8,14 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, or_, select, update
 
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
-from switchyard.services.pipeline.ledger.catalogue_tables import catalogue_answers
-from switchyard.services.pipeline.records.catalogues import CatalogueClaims
+from switchyard.services.pipeline.ledger.pipeline_tables import catalogue_answers
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueClaims:
+    """What became of a claim to several questions. Those in neither are asked by others."""
+
+    kept: Mapping[str, list[Any]]
+    """What was answered before, by key."""
+    claimed: tuple[str, ...]
+    """Whoever got this is to ask them."""
+
 
 table = catalogue_answers
 

@@ -13,19 +13,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, and_, delete, func, insert, or_, select, update
 
+from switchyard.broker.lanes import DEAD_TTL_SECONDS
 from switchyard.services.engine.ledger.sql import operations as ops
 from switchyard.services.engine.ledger.sql.attempt_ops import Cancel
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import insert_into
 from switchyard.services.engine.ledger.sql.paging import fetch_page
-from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import Page
-from switchyard.services.engine.records.states import FINISHED, State
-from switchyard.services.pipeline.ledger.crawl_tables import crawl_pages, crawls
+from switchyard.services.engine.records.states import FINISHED, DeadLetterState, State
+from switchyard.services.pipeline.ledger.pipeline_tables import crawl_pages, crawls
 from switchyard.services.pipeline.records.crawls import (
     CrawlPage,
     CrawlProgress,
@@ -37,6 +38,8 @@ from switchyard.services.pipeline.records.crawls import (
 
 CANCEL_BATCH_SIZE = 500
 """Jobs that one transaction calls off."""
+DROP_BATCH_SIZE = 1_000
+"""Pages that one transaction removes."""
 _WAITING = (State.SCHEDULED, State.PENDING, State.QUEUED, State.RETRYING)
 _OUTCOME = 300
 """Characters of what came of a page."""
@@ -259,6 +262,37 @@ class CrawlRepository(Repository):
             await self._committer.submit_many([Cancel(each, now) for each in ids])
             number += len(ids)
 
+    async def drop_old_crawls(self, age: float) -> int:
+        """Forget crawls that began so many seconds ago, and whose pages have all ended; how many.
+
+        One stays as long as a page of it may still be visited, as by a redrive: its job would have
+        lost its crawl. Their jobs and documents stay. Safe to interrupt: the pages go first.
+        """
+        number = 0
+        began = self.clock.time() - age
+        while True:
+            crawl_id = await self._database.read(
+                lambda connection: connection.scalar(_next_old(began, self.clock.time()))
+            )
+            if crawl_id is None:
+                return number
+            number += await self._drop_crawl(crawl_id)
+
+    async def _drop_crawl(self, crawl_id: str) -> int:
+        mine = crawl_pages.c.crawl_id == crawl_id
+        some = select(crawl_pages.c.address).where(mine).limit(DROP_BATCH_SIZE)
+        pages = delete(crawl_pages).where(mine, crawl_pages.c.address.in_(some))
+
+        def drop_some(connection: Connection) -> int:
+            return connection.execute(pages).rowcount
+
+        def drop_crawl(connection: Connection) -> int:
+            return connection.execute(delete(crawls).where(crawls.c.id == crawl_id)).rowcount
+
+        while await self._database.write(drop_some):
+            continue
+        return await self._database.write(drop_crawl)
+
 
 _AT = crawls.c.cancelled_at
 
@@ -316,3 +350,24 @@ def _listed(row: Row[Any]) -> ListedPage:
         outcome = result.get("skipped") or (document and f"document {document}")
     shown = None if outcome is None else str(outcome)[:_OUTCOME]
     return ListedPage(_page(row), str(row.state or "gone"), shown)
+
+
+def _next_old(began: float, now: float) -> Select[Any]:
+    """The oldest crawl from before then that is needed no more."""
+    letters = select(dead_letters.c.job_id).where(dead_letters.c.state == DeadLetterState.WAITING)
+    redrivable = or_(
+        jobs.c.updated_at > now - DEAD_TTL_SECONDS,
+        jobs.c.id.in_(letters.where(dead_letters.c.job_id.is_not(None))),
+    )
+    dead = and_(jobs.c.state == State.DEAD, redrivable)
+    needed = (
+        select(jobs.c.id)
+        .join(crawl_pages, crawl_pages.c.job_id == jobs.c.id)
+        .where(
+            crawl_pages.c.crawl_id == crawls.c.id,
+            or_(jobs.c.state.not_in(FINISHED), dead),
+        )
+        .exists()
+    )
+    query = select(crawls.c.id).where(crawls.c.created_at < began, ~needed)
+    return query.order_by(crawls.c.created_at, crawls.c.id).limit(1)

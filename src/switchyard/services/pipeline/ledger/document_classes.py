@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import ColumnElement, Connection, and_, delete, select
 
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import insert_into
-from switchyard.services.pipeline.ledger.class_tables import document_classes
-from switchyard.services.pipeline.records.classes import DocumentClass
+from switchyard.services.pipeline.ledger.pipeline_tables import document_classes
+from switchyard.services.pipeline.records.documents import DocumentClass
 
 _AT_ONCE = 500
 """Ids in one statement."""
@@ -64,3 +64,23 @@ class DocumentClassRepository(Repository):
                 one = DocumentClass(row.kind, row.label, row.score, json.loads(row.why))
                 found[row.document_id] = (*found.get(row.document_id, ()), one)
         return found
+
+
+def in_classes(document_id: ColumnElement[str], classes: Iterable[str]) -> ColumnElement[bool]:
+    """Whether the document has classes, each written `kind:label`: of several labels of one kind
+    any, of several kinds one of each."""
+    wanted: dict[str, set[str]] = {}
+    for name in classes:
+        kind, _, label = name.partition(":")
+        wanted.setdefault(kind, set()).add(label)
+    columns = document_classes.c
+    return and_(
+        *(
+            document_id.in_(
+                select(columns.document_id).where(
+                    columns.kind == kind, columns.label.in_(sorted(labels))
+                )
+            )
+            for kind, labels in sorted(wanted.items())
+        )
+    )

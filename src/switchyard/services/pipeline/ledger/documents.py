@@ -24,10 +24,10 @@ from sqlalchemy import (
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import insert_into
 from switchyard.services.engine.ledger.sql.paging import fetch_page
-from switchyard.services.engine.ledger.sql.tables import documents
 from switchyard.services.engine.records.requests import DocumentFilter
 from switchyard.services.engine.records.results import Document, Page
-from switchyard.services.pipeline.ledger.class_tables import document_classes, in_classes
+from switchyard.services.pipeline.ledger.document_classes import in_classes
+from switchyard.services.pipeline.ledger.pipeline_tables import document_classes, documents
 
 
 class DocumentRepository(Repository):

@@ -14,7 +14,7 @@ from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.ledger.sql.paging import MAX_PAGE
 from switchyard.services.engine.records.errors import InvalidCursor
 from switchyard.services.pipeline.ledger.graph_rankings import current_generation
-from switchyard.services.pipeline.ledger.graph_tables import (
+from switchyard.services.pipeline.ledger.pipeline_tables import (
     graph_documents,
     graph_keys,
     graph_nodes,

@@ -22,7 +22,7 @@ from switchyard.services.pipeline.ledger.graph_identity import (
     same_by_title,
     trust_of,
 )
-from switchyard.services.pipeline.ledger.graph_tables import (
+from switchyard.services.pipeline.ledger.pipeline_tables import (
     graph_counters,
     graph_documents,
     graph_edges,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, ScalarSelect, delete, func, insert, select, tuple_, update
 
 from switchyard.services.engine.ledger.sql.base import Repository
-from switchyard.services.pipeline.ledger.graph_tables import (
+from switchyard.services.pipeline.ledger.pipeline_tables import (
     graph_edges,
     graph_rankings,
     graph_ranks,

@@ -28,7 +28,7 @@ from switchyard.services.pipeline.ledger.graph_lookup import (
     nodes_of,
 )
 from switchyard.services.pipeline.ledger.graph_rankings import current_generation
-from switchyard.services.pipeline.ledger.graph_tables import (
+from switchyard.services.pipeline.ledger.pipeline_tables import (
     graph_documents,
     graph_edges,
     graph_nodes,

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, func, select
 from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.pipeline.ledger.graph_lookup import node_of, nodes_of
-from switchyard.services.pipeline.ledger.graph_tables import graph_edges
+from switchyard.services.pipeline.ledger.pipeline_tables import graph_edges
 from switchyard.services.pipeline.records.graph import (
     Direction,
     EdgeKind,

@@ -9,9 +9,9 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from switchyard.services.engine.ledger.sql.base import Repository, write
 from switchyard.services.engine.ledger.sql.dialect import among, insert_into
-from switchyard.services.engine.ledger.sql.tables import documents
 from switchyard.services.pipeline.ledger.graph_nodes import GraphNodes
-from switchyard.services.pipeline.ledger.graph_tables import (
+from switchyard.services.pipeline.ledger.pipeline_tables import (
+    documents,
     graph_documents,
     graph_edges,
     graph_nodes,

@@ -32,7 +32,7 @@ class CrawlRecord:
     id: str
     start: tuple[str, ...]
     hosts: tuple[str, ...]
-    """Hosts whose pages belong to it, as `services.pipeline.crawls.bounds` reads them."""
+    """Hosts whose pages belong to it, as `services.pipeline.crawls.crawl_bounds` reads them."""
     max_pages: int
     max_depth: int
     """Links on the way from a start address to a page."""

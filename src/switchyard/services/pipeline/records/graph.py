@@ -50,7 +50,7 @@ TRUST: tuple[Provenance, ...] = ("reference", "link", "document")
 class NodeDescription:
     """A node as somebody describes it: enough to find it again, whoever describes it next.
 
-    All text is normalised (`services.pipeline.graph.describing`), and fits into the ledger.
+    All text is normalised (`services.pipeline.graph.descriptions`), and fits into the ledger.
     """
 
     kind: NodeKind

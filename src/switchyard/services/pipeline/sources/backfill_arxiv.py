@@ -18,9 +18,15 @@ from switchyard.services.engine.backfill.sources import (
     SourceFailed,
     Unusable,
 )
-from switchyard.services.pipeline.sources.arxiv.client import FIRST_DAY, ArxivClient, payload_of
-from switchyard.services.pipeline.sources.arxiv.client import Cursor as Place
-from switchyard.services.pipeline.sources.errors import SourceRefused
+from switchyard.services.pipeline.sources.arxiv.arxiv_client import (
+    FIRST_DAY,
+    ArxivClient,
+    payload_of,
+)
+from switchyard.services.pipeline.sources.arxiv.arxiv_client import (
+    Cursor as ListingCursor,
+)
+from switchyard.services.pipeline.sources.source_errors import SourceRefused
 
 PAGE_SIZE = 200
 
@@ -85,7 +91,7 @@ class ArxivSource(Source):
 
     async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
         begin, end = self._dates
-        place = Place.parse(cursor["page"]) if cursor else None
+        place = ListingCursor.parse(cursor["page"]) if cursor else None
         done = cursor["done"] if cursor else 0
         options = {"full_text": True} if self.options.full_text else {}
         try:

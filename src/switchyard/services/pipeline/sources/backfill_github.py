@@ -10,10 +10,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from switchyard.broker import patterns
 from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable
-from switchyard.services.pipeline.sources.client import SourceClient, backfill_client
-from switchyard.services.pipeline.sources.document import mapping
-from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
+from switchyard.services.pipeline.sources.document_source import mapping
 from switchyard.services.pipeline.sources.github import github_server, repository_name
+from switchyard.services.pipeline.sources.source_client import SourceClient, backfill_client
+from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
 
 PAGE_SIZE = 100
 MAX_SEARCH_RESULTS = 1000

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from switchyard.broker import patterns
 from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable
-from switchyard.services.pipeline.sources.client import backfill_client
-from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
 from switchyard.services.pipeline.sources.huggingface import Kind, hub_name, hub_server
+from switchyard.services.pipeline.sources.source_client import backfill_client
+from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
 
 PAGE_SIZE = 100
 _NEXT = re.compile(r'<([^>]{1,4000})>\s*;\s*rel="next"')

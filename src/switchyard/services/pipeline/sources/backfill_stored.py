@@ -12,8 +12,8 @@ from switchyard.broker import patterns
 from switchyard.broker.message import Moment
 from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable
 from switchyard.services.engine.records.requests import DocumentFilter
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-from switchyard.services.pipeline.records.classes import checked_class
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.records.documents import checked_class
 
 PAGE_SIZE = 500
 

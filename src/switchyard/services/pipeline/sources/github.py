@@ -14,8 +14,7 @@ from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from switchyard.services.pipeline.sources.client import SourceClient, SourceServer
-from switchyard.services.pipeline.sources.document import (
+from switchyard.services.pipeline.sources.document_source import (
     MAX_TEXT,
     DocumentSource,
     FoundDocument,
@@ -23,7 +22,8 @@ from switchyard.services.pipeline.sources.document import (
     mapping,
     words,
 )
-from switchyard.services.pipeline.sources.errors import InvalidSourceResponse, SourceNotFound
+from switchyard.services.pipeline.sources.source_client import SourceClient, SourceServer
+from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse, SourceNotFound
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings

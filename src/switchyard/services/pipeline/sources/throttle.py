@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
-from switchyard.services.pipeline.sources.errors import SourceBusy
+from switchyard.services.pipeline.sources.source_errors import SourceBusy
 
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger

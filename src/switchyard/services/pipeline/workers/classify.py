@@ -11,8 +11,8 @@ from switchyard.services.common.files.keys import content_hash
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
-from switchyard.services.pipeline.classes import meaning, rules
-from switchyard.services.pipeline.classes.definitions import (
+from switchyard.services.pipeline.classes import keyword_classes, similarity_classes
+from switchyard.services.pipeline.classes.class_definitions import (
     ClassDefinitions,
     MeaningKind,
     RuleKind,
@@ -20,9 +20,9 @@ from switchyard.services.pipeline.classes.definitions import (
 )
 from switchyard.services.pipeline.index.embedder import Embedder
 from switchyard.services.pipeline.index.opening import OpenIndex, index_of
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-from switchyard.services.pipeline.records.classes import DocumentClass
-from switchyard.services.pipeline.workers.outputs import DocumentFiles
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.records.documents import DocumentClass
+from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles
 from switchyard.services.pipeline.workers.stages import (
     CLASSIFY,
     EXTRACT,
@@ -86,8 +86,12 @@ def _by_words(defined: ClassDefinitions, pages: Sequence[str]) -> list[DocumentC
     kinds = {name: kind for name, kind in defined.kinds.items() if isinstance(kind, RuleKind)}
     labels = [label for kind in kinds.values() for label in kind.labels.values()]
     keywords = {keyword for label in labels for keyword in label.keywords}
-    found = rules.Keywords(sorted(keywords)).count(pages)
-    return [each for name, kind in kinds.items() for each in rules.classified(name, kind, found)]
+    found = keyword_classes.Keywords(sorted(keywords)).count(pages)
+    return [
+        each
+        for name, kind in kinds.items()
+        for each in keyword_classes.classified(name, kind, found)
+    ]
 
 
 async def _by_meaning(
@@ -107,8 +111,10 @@ async def _by_meaning(
             for label, definition in kind.labels.items()
             for description in definition.descriptions
         ]
-        similar = meaning.similarities(passages, described)
-        found += meaning.classified(name, kind, similar, embedder.calibration.min_relevance)
+        similar = similarity_classes.similarities(passages, described)
+        found += similarity_classes.classified(
+            name, kind, similar, embedder.calibration.min_relevance
+        )
     return found
 
 

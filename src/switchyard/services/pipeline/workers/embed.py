@@ -18,7 +18,7 @@ from switchyard.services.pipeline.text.chunks import (
     figure_chunks,
     split,
 )
-from switchyard.services.pipeline.workers.outputs import DocumentFiles, StageOutput
+from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, StageOutput
 from switchyard.services.pipeline.workers.stages import (
     EMBED,
     EXTRACT,

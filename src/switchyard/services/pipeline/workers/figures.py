@@ -15,7 +15,7 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.jobs.together import gather_bounded
-from switchyard.services.pipeline.workers.outputs import DocumentFiles, StageOutput
+from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, StageOutput
 from switchyard.services.pipeline.workers.stages import (
     DESCRIBE_FIGURES,
     INGEST,
@@ -63,7 +63,7 @@ class AnalyzeImage(DocumentJob):
 async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
     """Cut a document's figures and tables out, keep them, have a model describe each, and make the
     descriptions searchable. An equal picture is paid for once."""
-    from switchyard.services.llm.vision import VISION_VERSION, require_vision
+    from switchyard.services.llm.vision_model import VISION_VERSION, require_vision
     from switchyard.services.pipeline.text.figures import FIGURES_VERSION
 
     require_vision(ctx)
@@ -147,7 +147,7 @@ async def _described(
 @job("analyze_image", worker="ocr", lanes=("vlm_ocr",), timeout=FIGURES_TIMEOUT)
 async def analyze_image(payload: AnalyzeImage, ctx: JobContext) -> Outcome:
     """Describe a page or a figure of a document, or answer a question about it."""
-    from switchyard.services.llm.vision import require_vision
+    from switchyard.services.llm.vision_model import require_vision
     from switchyard.services.pipeline.text.figures import MEDIA_TYPES, MEMORY_MB, page_pictures
 
     require_vision(ctx)
@@ -208,7 +208,7 @@ async def _answer_or_refusal(
     ctx: JobContext, content: bytes, media_type: str, caption: str
 ) -> dict[str, Any]:
     """A picture that the model declines does not hold up the others."""
-    from switchyard.services.llm.errors import LlmRefused
+    from switchyard.services.llm.llm_errors import LlmRefused
 
     try:
         return await _answer(ctx, [(content, media_type)], caption)
@@ -225,9 +225,9 @@ async def _answer(
     caption: str,
     question: str | None = None,
 ) -> dict[str, Any]:
+    from switchyard.services.llm.budget_account import asked_by
     from switchyard.services.llm.gate import Urgency
-    from switchyard.services.llm.spending import asked_by
-    from switchyard.services.llm.vision import asked_of, vision_model_of
+    from switchyard.services.llm.vision_model import asked_of, vision_model_of
 
     async with vision_model_of(ctx) as lane:
         answer, paid_before = await lane.answer(

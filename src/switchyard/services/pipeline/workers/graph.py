@@ -15,8 +15,8 @@ from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.records.requests import DocumentFilter
 from switchyard.services.pipeline.index.opening import index_of
 from switchyard.services.pipeline.index.similarity import TOP_K, similar_documents
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-from switchyard.services.pipeline.records.document_states import COMPLETED
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.records.documents import COMPLETED
 from switchyard.services.pipeline.records.graph import Ranking
 from switchyard.services.pipeline.workers.graph_updates import update_citations
 from switchyard.services.pipeline.workers.stages import DocumentJob, ends_when_superseded
@@ -99,7 +99,7 @@ class RecomputeGraph(BaseModel):
 async def recompute_graph(payload: RecomputeGraph, ctx: JobContext) -> Outcome:
     """Compute PageRank and communities of the whole graph, and show them in the place of the
     ones before, all at once. Documents that are gone leave the graph first."""
-    from switchyard.services.pipeline.graph.ranking import Ranks, rank, read_edges
+    from switchyard.services.pipeline.graph.pagerank import Ranks, rank, read_edges
 
     ledger = _ledger(ctx)
     repositories = PipelineLedger(ledger)

@@ -11,8 +11,12 @@ from typing import Any
 from switchyard.services.common.files.keys import result_key
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.pipeline.citations.stored import stored_references
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-from switchyard.services.pipeline.workers.outputs import DocumentFiles, MissingOutput, stored_result
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.workers.stage_outputs import (
+    DocumentFiles,
+    MissingOutput,
+    stored_result,
+)
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST
 
 

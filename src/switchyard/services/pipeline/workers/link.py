@@ -14,9 +14,9 @@ from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.index.opening import index_of
 from switchyard.services.pipeline.index.similarity import TOP_K, similar_documents
-from switchyard.services.pipeline.records.document_states import COMPLETED
+from switchyard.services.pipeline.records.documents import COMPLETED
 from switchyard.services.pipeline.workers.graph_updates import update_similarity
-from switchyard.services.pipeline.workers.outputs import (
+from switchyard.services.pipeline.workers.stage_outputs import (
     DocumentFiles,
     MissingOutput,
     damage_of,

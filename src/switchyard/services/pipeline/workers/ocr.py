@@ -21,7 +21,11 @@ from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.jobs.together import gather_bounded
-from switchyard.services.pipeline.workers.outputs import DocumentFiles, StageOutput, pages_for_ocr
+from switchyard.services.pipeline.workers.stage_outputs import (
+    DocumentFiles,
+    StageOutput,
+    pages_for_ocr,
+)
 from switchyard.services.pipeline.workers.stages import (
     EXTRACT,
     INGEST,

@@ -20,7 +20,7 @@ from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.opening import index_of
 from switchyard.services.pipeline.index.rebuilding import begin, build, compact
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.workers.embed import embed_document
 from switchyard.services.pipeline.workers.stages import DocumentJob, ends_when_superseded
 
@@ -115,7 +115,7 @@ async def cleanup_expired(payload: UpkeepJob, ctx: JobContext) -> Outcome:
     cleaned = await clean(Storage(settings.files_url), ctx.ledger.references, expiry)
     crawls = 0
     if settings.crawls_kept_days is not None:
-        crawls = await PipelineLedger(ctx.ledger).old_crawls.drop_old_crawls(
+        crawls = await PipelineLedger(ctx.ledger).crawls.drop_old_crawls(
             settings.crawls_kept_days * DAY
         )
     return Done(asdict(cleaned) | {"leases": leases, "crawls": crawls})

@@ -49,7 +49,7 @@ class GenerateDocuments(BaseModel):
 )
 def generate_documents(payload: GenerateDocuments, ctx: JobContext) -> Outcome:
     """Make documents up, and have each taken in as if it had been uploaded."""
-    from switchyard.services.pipeline.samples.generating import UnknownSample, generate
+    from switchyard.services.pipeline.samples.generated_samples import UnknownSample, generate
     from switchyard.services.pipeline.samples.typeface import SamplesNeedPyMuPDF
 
     storage = Storage(ctx.settings.files_url)

@@ -1,8 +1,8 @@
 """The tables. Times are seconds since the epoch in double precision; ids and JSON are text.
 
 JSON is text and not jsonb, so that a payload comes back as it was, `\\u0000` included, which
-jsonb refuses. A change here needs a migration; a test compares the two. The tables of the
-knowledge graph are in `graph_tables`.
+jsonb refuses. A change here needs a migration; a test compares the two. The wings above have their
+tables beside their repositories.
 """
 
 from __future__ import annotations
@@ -223,24 +223,6 @@ leases = Table(
     Column("expires_at", Double, nullable=False),
 )
 
-documents = Table(
-    "documents",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("content_hash", Text, nullable=False, unique=True),
-    Column("source", Text, unique=True),
-    Column("filename", Text),
-    Column("title", Text),
-    Column("media_type", Text),
-    Column("size_bytes", BigInteger),
-    Column("pipeline", Text),
-    Column("state", Text, nullable=False),
-    Column("current_stage", Text),
-    Column("completed_stages", Text, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("updated_at", Double, nullable=False),
-)
-
 api_keys = Table(
     "api_keys",
     metadata,
@@ -277,37 +259,3 @@ bulk_operations = Table(
     Column("budget", Double),
 )
 Index("ix_bulk_operations_created", bulk_operations.c.created_at, bulk_operations.c.id)
-
-llm_servers = Table(
-    "llm_servers",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("limit", Double, nullable=False),
-    Column("paused_until", Double, nullable=False),
-    Column("pause_reason", Text),
-    Column("failures", Integer, nullable=False),
-    Column("updated_at", Double),
-    Column("pace", Text, nullable=False),
-)
-
-llm_slots = Table(
-    "llm_slots",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("server", Text, nullable=False),
-    Column("holder", Text, nullable=False),
-    Column("expires_at", Double, nullable=False),
-)
-Index("ix_llm_slots_server", llm_slots.c.server, llm_slots.c.expires_at)
-
-llm_answers = Table(
-    "llm_answers",
-    metadata,
-    Column("key", Text, primary_key=True),
-    Column("size", BigInteger, nullable=False),
-    Column("created_at", Double),
-    Column("used_at", Double),
-    Column("holder", Text),
-    Column("lease_until", Double),
-)
-Index("ix_llm_answers_used", llm_answers.c.used_at, llm_answers.c.key)

@@ -11,7 +11,7 @@ from switchyard.services.common.files.charsets import charset_of, decode
 from switchyard.services.pipeline.citations.engines.checking import checked
 from switchyard.services.pipeline.citations.engines.tei_reading import TeiEntry, entries_of
 from switchyard.services.pipeline.citations.reference import Reference
-from switchyard.services.pipeline.sources.errors import (
+from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
     SourceBusy,
     SourceRefused,

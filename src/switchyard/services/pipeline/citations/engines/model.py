@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.llm.prompts import framed
-from switchyard.services.llm.requests import LlmQuestion, LlmRequest
+from switchyard.services.llm.llm_requests import LlmQuestion, LlmRequest, framed
 from switchyard.services.pipeline.citations.engines.checking import checked
 from switchyard.services.pipeline.citations.reference import Person, Reference
 
@@ -54,7 +53,7 @@ class ModelEngine:
 
         Raises LlmUnusable (the answers fit no schema), and what `ModelClient.answer` raises.
         """
-        from switchyard.services.llm.asking import answer_request
+        from switchyard.services.llm.job_answers import answer_request
 
         asked = ReferencesRequest(
             references=list(texts), max_tokens=200 + TOKENS_PER_REFERENCE * len(texts)

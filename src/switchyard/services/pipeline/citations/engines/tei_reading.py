@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 from switchyard.services.pipeline.citations.boxes import Box
 from switchyard.services.pipeline.citations.reference import Person, Reference
-from switchyard.services.pipeline.sources.xml import xml_tree
+from switchyard.services.pipeline.sources.safe_xml import xml_tree
 
 _TEI = "{http://www.tei-c.org/ns/1.0}"
 _XML_ID = "{http://www.w3.org/XML/1998/namespace}id"

@@ -14,8 +14,8 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.citations.linking.questions import LookupMethod, WorkQuestion
 from switchyard.services.pipeline.citations.reference import Person
 from switchyard.services.pipeline.citations.works import CitedWork
-from switchyard.services.pipeline.sources.client import SourceClient, SourceServer
-from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
+from switchyard.services.pipeline.sources.source_client import SourceClient, SourceServer
+from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
 from switchyard.services.pipeline.text.plain import clean
 
 TIMEOUT = 180.0

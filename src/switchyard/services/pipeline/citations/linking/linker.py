@@ -28,9 +28,9 @@ from switchyard.services.pipeline.citations.linking.questions import (
 )
 from switchyard.services.pipeline.citations.reference import Reference
 from switchyard.services.pipeline.citations.works import CitedWork, LinkStatus, WorkLink
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
-from switchyard.services.pipeline.sources.client import SourceClient
-from switchyard.services.pipeline.sources.errors import (
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.sources.source_client import SourceClient
+from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
     SourceBusy,
     SourceNotFound,

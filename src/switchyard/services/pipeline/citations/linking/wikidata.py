@@ -31,7 +31,7 @@ from switchyard.services.pipeline.citations.linking.catalogue import (
 )
 from switchyard.services.pipeline.citations.linking.questions import WorkQuestion
 from switchyard.services.pipeline.citations.works import CitedWork
-from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
+from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
 
 MAX_LISTED_AUTHORS = 10
 """Authors of a work whose own items are looked up: the first ones. Matching needs no more."""

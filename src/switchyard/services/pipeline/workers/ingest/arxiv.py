@@ -11,16 +11,16 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.local_fields import LocalOnly
 from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
-from switchyard.services.pipeline.sources.arxiv.client import (
+from switchyard.services.pipeline.sources.arxiv.arxiv_client import (
     MAX_SEARCH_RESULTS,
     PAGE_SIZE,
     ArxivClient,
     payload_of,
 )
-from switchyard.services.pipeline.sources.arxiv.feed import ArxivId, Entry
-from switchyard.services.pipeline.sources.errors import SourceBusy, SourceNotFound
+from switchyard.services.pipeline.sources.arxiv.arxiv_feed import ArxivId, Entry
+from switchyard.services.pipeline.sources.source_errors import SourceBusy, SourceNotFound
 from switchyard.services.pipeline.workers.ingest.arxiv_documents import take_in
-from switchyard.services.pipeline.workers.ingest.sourced import snoozed
+from switchyard.services.pipeline.workers.ingest.source_jobs import snoozed
 
 DEFAULT_RESULTS = 100
 DEFAULT_RESULTS_SINCE = 1000

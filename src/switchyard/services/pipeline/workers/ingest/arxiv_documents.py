@@ -12,10 +12,10 @@ from switchyard.services.common.files.media import MARKDOWN, PDF
 from switchyard.services.common.files.uploads import FileIdentity, identify
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Outcome, Snooze
-from switchyard.services.pipeline.sources.arxiv.client import ArxivClient
-from switchyard.services.pipeline.sources.arxiv.feed import ArxivId, Entry
-from switchyard.services.pipeline.sources.errors import InvalidSourceResponse
-from switchyard.services.pipeline.workers.ingest.intake import (
+from switchyard.services.pipeline.sources.arxiv.arxiv_client import ArxivClient
+from switchyard.services.pipeline.sources.arxiv.arxiv_feed import ArxivId, Entry
+from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
+from switchyard.services.pipeline.workers.ingest.incoming_document import (
     IncomingDocument,
     document_of,
     extract_next,

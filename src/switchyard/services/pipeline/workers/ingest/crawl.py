@@ -23,20 +23,24 @@ from switchyard.services.engine.jobs.outcomes import Done, Outcome, Snooze
 from switchyard.services.engine.jobs.registry import Registry, job, job_type_of
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
 from switchyard.services.engine.monitoring.levels import Pressure
-from switchyard.services.pipeline.crawls.bounds import belongs, host_of
-from switchyard.services.pipeline.crawls.pages import (
+from switchyard.services.pipeline.crawls.crawl_bounds import belongs, host_of
+from switchyard.services.pipeline.crawls.crawl_pages import (
     JOB_TYPE,
     SLOW_LANE_FACTOR,
     crawl_pressure,
     found_pages,
 )
-from switchyard.services.pipeline.ledger.ledger import PipelineLedger
+from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.crawls import CrawlPage, CrawlRecord
-from switchyard.services.pipeline.sources.errors import SourceBusy, SourceNotFound, SourceRefused
-from switchyard.services.pipeline.sources.web.addresses import addresses, page_address
-from switchyard.services.pipeline.sources.web.fetcher import WebFetcher
+from switchyard.services.pipeline.sources.source_errors import (
+    SourceBusy,
+    SourceNotFound,
+    SourceRefused,
+)
+from switchyard.services.pipeline.sources.web.web_addresses import addresses, page_address
+from switchyard.services.pipeline.sources.web.web_fetcher import WebFetcher
 from switchyard.services.pipeline.text.web import MAX_LINKS, WebText
-from switchyard.services.pipeline.workers.ingest.sourced import snoozed, take_in
+from switchyard.services.pipeline.workers.ingest.source_jobs import snoozed, take_in
 from switchyard.services.pipeline.workers.ingest.web import SOURCE, found_on
 
 if TYPE_CHECKING:

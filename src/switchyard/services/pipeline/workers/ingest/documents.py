@@ -21,15 +21,19 @@ from switchyard.services.engine.jobs.local_fields import LocalOnly
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.engine.records.requests import MAX_SOURCE, checked_source
-from switchyard.services.pipeline.records.document_states import NEEDS_OCR
-from switchyard.services.pipeline.workers.ingest.intake import (
+from switchyard.services.pipeline.records.documents import NEEDS_OCR
+from switchyard.services.pipeline.workers.ingest.incoming_document import (
     IncomingDocument,
     extract_next,
     is_claim,
     is_taken,
     known_already,
 )
-from switchyard.services.pipeline.workers.outputs import DocumentFiles, drafts_of, pages_for_ocr
+from switchyard.services.pipeline.workers.stage_outputs import (
+    DocumentFiles,
+    drafts_of,
+    pages_for_ocr,
+)
 from switchyard.services.pipeline.workers.stages import (
     EXTRACT,
     INGEST,

@@ -26,13 +26,17 @@ from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Outcome
 from switchyard.services.engine.jobs.registry import job
-from switchyard.services.pipeline.sources.document import FoundDocument
-from switchyard.services.pipeline.sources.errors import SourceBusy
-from switchyard.services.pipeline.sources.web.addresses import page_address
-from switchyard.services.pipeline.sources.web.fetcher import FetchedPage, WebFetcher
+from switchyard.services.pipeline.sources.document_source import FoundDocument
+from switchyard.services.pipeline.sources.source_errors import SourceBusy
+from switchyard.services.pipeline.sources.web.web_addresses import page_address
+from switchyard.services.pipeline.sources.web.web_fetcher import FetchedPage, WebFetcher
 from switchyard.services.pipeline.text.web import MEMORY_MB, TIMEOUT, WebText, read_page
-from switchyard.services.pipeline.workers.ingest.intake import document_of, is_taken, known_already
-from switchyard.services.pipeline.workers.ingest.sourced import snoozed, take_in
+from switchyard.services.pipeline.workers.ingest.incoming_document import (
+    document_of,
+    is_taken,
+    known_already,
+)
+from switchyard.services.pipeline.workers.ingest.source_jobs import snoozed, take_in
 
 SOURCE = "url:"
 _HTML = re.compile(rb"<(?:!doctype\s+html|html|head|body|title|meta|p|div)\b", re.IGNORECASE)

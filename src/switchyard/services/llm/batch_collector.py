@@ -1,0 +1,127 @@
+"""Questions that may wait: collected for a server's Batch API instead of asked at once.
+
+The job of a collected question waits without an attempt, and is called when the batch has ended for
+it: it then finds the answer where kept answers are, or asks live.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from switchyard.broker.lanes import BACKFILL
+from switchyard.services.common.errors import RetryableError
+from switchyard.services.common.files.keys import content_hash
+from switchyard.services.common.settings import LlmServer, Settings
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.llm.budget_account import BudgetAccount
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.parameters import Parameters
+from switchyard.services.llm.records.llm_batches import BatchItem, ItemState
+from switchyard.services.llm.records.llm_spend import CallState, LlmCall, Requester
+
+BATCH_TIMEOUT = 26 * 3600.0
+"""Seconds after which a batch should have ended, from when its questions are chosen: a day is what
+the API promises."""
+CANCEL_TIMEOUT = 2 * 3600.0
+"""Seconds that a server gets to end a batch that is late; then its jobs ask live."""
+MAX_BATCH_WAIT = BATCH_TIMEOUT + CANCEL_TIMEOUT
+"""Seconds for which anybody waits for a batch: a job whose end date is nearer asks live."""
+RECHECK_INTERVAL = 3600.0
+"""Seconds after which a job looks by itself that was not called."""
+
+
+class WaitingForBatch(RetryableError):
+    """The question goes through a Batch API: its job waits for the answer, and grows no older."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, after=RECHECK_INTERVAL, counts=False, ages=False)
+
+
+def batch_servers(settings: Settings) -> list[LlmServer]:
+    """Those whose Batch API is used: of the lowest order alone, as others stand in for these."""
+    servers = settings.llm_servers
+    first = min((each.order for each in servers), default=0)
+    return [each for each in servers if each.batch and each.order == first]
+
+
+def may_batch(ctx: JobContext) -> bool:
+    """Whether the job can wait for a batch: in the lane backfill, behind a broker, and not too near
+    its end date."""
+    settings, expires_at = ctx.settings, ctx.message.metadata.expires_at
+    if ctx.lane != BACKFILL.name or ctx.ledger is None or settings.llm_direct:
+        return False
+    if settings.amqp_url is None or not batch_servers(settings):
+        return False
+    if expires_at is None:
+        return True
+    needed = timedelta(seconds=settings.llm_batch_wait + MAX_BATCH_WAIT)
+    return expires_at > ctx.ledger.clock.now() + needed
+
+
+class BatchCollector:
+    """Collects the questions of one process."""
+
+    def __init__(self, ledger: Ledger, server: LlmServer, till: BudgetAccount) -> None:
+        self._ledger = ledger
+        self._batches = LlmLedger(ledger).batches
+        self._server = server
+        self._till = till
+
+    @classmethod
+    def from_settings(
+        cls, settings: Settings, ledger: Ledger | None, till: BudgetAccount
+    ) -> BatchCollector | None:
+        """Make the collector of the settings' servers; None where no server gets batches."""
+        servers = batch_servers(settings)
+        return None if ledger is None or not servers else cls(ledger, servers[0], till)
+
+    async def collect(self, question: Mapping[str, Any], by: Requester) -> None:
+        """Add a question to a provider batch, and raise WaitingForBatch until the batch has ended;
+        return where the question is to be asked live. Raises NoBudget, LedgerError."""
+        if by.job_id is None:
+            return
+        key = content_hash(question)
+        state = await self._batches.await_llm_batch(key, by.job_id)
+        if state in (ItemState.ANSWERED, ItemState.LIVE):
+            return
+        if state is None:
+            call = self._till.estimate(self._server, question["asked"], by, batch=True)
+            # Collected again after a crash, it is set aside once: the id follows from the question.
+            today = self._ledger.clock.now().date()
+            call = replace(call, id=f"batch-{today}-{key}-{by.job_id}")
+            await self._till.reserve(call, lasts=2 * BATCH_TIMEOUT)
+            item = BatchItem(key, ItemState.COLLECTED, self._server.name, question, call)
+            body = json.dumps(request_of(item, self._server), ensure_ascii=False)
+            await self._batches.collect_llm_question(item, by.job_id, size=len(body.encode()))
+        raise WaitingForBatch(
+            f"its question waits for a batch of {self._server.name}: the answer comes within a day"
+        )
+
+    async def finish_wait(self, question: Mapping[str, Any], by: Requester) -> bool:
+        """End this job's wait. Returns True if a batch answered the question."""
+        if by.job_id is None:
+            return False
+        return await self._batches.end_llm_wait(content_hash(question), by.job_id)
+
+
+def request_of(item: BatchItem, server: LlmServer) -> dict[str, Any]:
+    """A question as a line of a batch's file."""
+    return {
+        "custom_id": item.key,
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {
+            "model": server.model,
+            **Parameters.for_server(server).body(item.question["asked"]),
+        },
+    }
+
+
+def free(item: BatchItem) -> LlmCall:
+    """What was set aside for it, given back."""
+    return replace(item.call, state=CallState.FREE)

@@ -1,0 +1,349 @@
+"""Sends collected questions through Batch APIs, and concludes the batches, answer by answer.
+
+Nothing is lost and nothing sent twice, wherever the process is killed: the questions of a batch are
+chosen in the ledger before the server hears of it; our id is in the batch's metadata, and before a
+batch is created that may have been, it is looked for at the server. One process sends at a time
+(a fence in the ledger, longer than all that it waits for). Each step of a conclusion can be done
+again: the answer is kept, its cost noted under an id of its own, the question concluded; then its
+jobs are called, again and again until they have come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import structlog
+
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.services.common.files.storage_errors import StorageError
+from switchyard.services.common.settings import LlmServer, Settings
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.recorded import publish_recorded
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.states import State
+from switchyard.services.llm.answers import Answers
+from switchyard.services.llm.batch_api import ENDED_STATUSES, BatchApi, RemoteBatch
+from switchyard.services.llm.batch_collector import (
+    BATCH_TIMEOUT,
+    CANCEL_TIMEOUT,
+    MAX_BATCH_WAIT,
+    batch_servers,
+    free,
+    request_of,
+)
+from switchyard.services.llm.budget_account import BudgetAccount
+from switchyard.services.llm.completion import Reading
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.llm_errors import (
+    InvalidLlmResponse,
+    LlmRefused,
+    LlmTimeout,
+    LlmUnavailable,
+)
+from switchyard.services.llm.records.llm_batches import BatchItem, BatchState, ItemState, LlmBatch
+from switchyard.services.llm.records.llm_spend import CallState
+
+TURN_INTERVAL = 5.0
+"""Seconds between turns."""
+BATCH_POLL_INTERVAL = 60.0
+"""Seconds between looks at a batch that the server works on."""
+FENCE_TTL = 600.0
+"""Seconds for which one process alone may send a batch; all that it does ends before. After an
+error it stays: the server may be creating the batch all the same."""
+SENDING_TIMEOUT = FENCE_TTL - 120.0
+MAX_SENDING_AGE = 6 * 3600.0
+"""Seconds for which a batch is tried to be sent; then its jobs ask live."""
+MAX_FILE_BYTES = 48 * 1024 * 1024
+"""Of a batch's file, and about as much of its answers: what is read of a server is bounded."""
+_MAX_LINES_PER_QUESTION = 2
+"""Lines for each question that are looked at in a file of answers: of one that has more, the rest
+is asked live."""
+CLEANUP_INTERVAL = 600.0
+RETENTION = 7 * 24 * 3600.0
+"""Seconds after which it is forgotten what nobody comes for."""
+
+Trouble = (LlmUnavailable, InvalidLlmResponse, LlmRefused)
+
+
+class BatchSender:
+    """The batches of one system; used by the active scheduler."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, publisher: Publisher) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._batches = LlmLedger(ledger).batches
+        self._publisher = publisher
+        self._servers = {each.name: each for each in batch_servers(settings)}
+        self._known = {each.name: each for each in settings.llm_servers}
+        self._till = BudgetAccount.from_settings(settings, ledger)
+        self._answers = Answers.from_settings(settings, ledger)
+        self._looked_at: dict[str, float] = {}
+        self._log = structlog.get_logger("llm")
+
+    async def run(self) -> None:
+        """Until it is cancelled. Where no server gets batches, it looks now and then for what is
+        left from when one did."""
+        tidied_at = float("-inf")
+        while True:
+            try:
+                await self.turn()
+                if time.monotonic() - tidied_at > CLEANUP_INTERVAL:
+                    await self.delete_old()
+                    tidied_at = time.monotonic()
+            except (LedgerError, StorageError) as error:
+                self._log.warning("batch turn failed; it is tried again", error=str(error))
+            await asyncio.sleep(TURN_INTERVAL if self._servers else BATCH_POLL_INTERVAL)
+
+    async def delete_old(self) -> None:
+        """Delete what no job has come for. Raises LedgerError."""
+        for call in await self._batches.tidy_llm_batches(max_age=RETENTION):
+            await self._till.settle(replace(call, state=CallState.FREE))
+
+    async def turn(self) -> None:
+        """Open batches, see them on, and call the jobs of those that have ended. One that can't
+        go on holds up no other. Raises LedgerError."""
+        await self._release()
+        for server in self._servers.values():
+            await self._batches.open_llm_batch(
+                uuid4().hex,
+                server.name,
+                wait=self._settings.llm_batch_wait,
+                most=self._settings.llm_batch_size,
+                most_bytes=MAX_FILE_BYTES,
+            )
+        for batch in await self._batches.llm_batches():
+            try:
+                await self._advance(batch)
+            except (*Trouble, StorageError) as error:
+                self._log.warning(
+                    "batch not advanced; it is tried again",
+                    batch=batch.id,
+                    error=str(error),
+                )
+                await self._batches.note_llm_batch(batch, state=batch.state, note=str(error))
+        await self._wake_jobs()
+
+    async def _release(self) -> None:
+        """What no batch is to have asks live: its provider gets none any more, or a job ends soon.
+        What was set aside is free first: a second time does no harm."""
+        while found := await self._batches.unfit_llm_questions(
+            list(self._servers), ends_within=MAX_BATCH_WAIT
+        ):
+            for item in found:
+                await self._till.settle(free(item))
+                await self._batches.release_llm_question(item.key)
+            self._log.info("collected questions released", questions=len(found))
+
+    async def _advance(self, batch: LlmBatch) -> None:
+        server = self._known.get(batch.provider)
+        age = self._ledger.clock.time() - batch.created_at
+        if server is None:
+            await self._give_up(batch, f"JOBS_LLM_PROVIDERS has no {batch.provider} any more")
+        elif batch.state is BatchState.SENDING:
+            if await self._batches.fence_llm_batch(batch.id, FENCE_TTL):
+                try:
+                    async with asyncio.timeout(SENDING_TIMEOUT):
+                        off = server.name not in self._servers  # it is to get none any more
+                        late = off or age > MAX_SENDING_AGE
+                        await self._send(batch, server, late=late, over=age > BATCH_TIMEOUT)
+                except TimeoutError as error:
+                    raise LlmTimeout("it could not be sent in time") from error
+        elif self._is_due(batch):
+            async with BatchApi.connect(server) as api:
+                await self._check_remote(batch, api, server, late=age > BATCH_TIMEOUT)
+
+    def _is_due(self, batch: LlmBatch) -> bool:
+        now = self._ledger.clock.time()
+        if now - self._looked_at.get(batch.id, 0.0) < BATCH_POLL_INTERVAL:
+            return False
+        self._looked_at[batch.id] = now
+        return True
+
+    # --- sending ------------------------------------------------------------------------------
+
+    async def _send(self, batch: LlmBatch, server: LlmServer, *, late: bool, over: bool) -> None:
+        """Send it, unless the server has it already; within the fence. `over`: the server would
+        have ended it by now, had it got it."""
+        try:
+            async with BatchApi.connect(server) as api:
+                remote = await api.find_created(batch.id) or await self._create(
+                    batch, api, server, late
+                )
+        except LlmRefused as error:
+            if error.elsewhere and not error.missing and not late:
+                raise  # a key, or a right, that somebody may mend
+            await self._give_up(batch, str(error))
+            return
+        except (LlmUnavailable, InvalidLlmResponse) as error:
+            if not over:
+                raise  # it may have got it all the same, and what it works on is to be paid
+            await self._give_up(batch, f"it could not be sent: {error}")
+            return
+        if remote is None:
+            return
+        noted = await self._batches.note_llm_batch(
+            batch, state=BatchState.SENT, remote_id=remote.id, note=remote.status
+        )
+        if not noted:
+            await self._give_way(batch, server, remote.id)
+            return
+        self._log.info("batch sent", batch=batch.id, remote=remote.id, questions=batch.questions)
+
+    async def _create(
+        self, batch: LlmBatch, api: BatchApi, server: LlmServer, late: bool
+    ) -> RemoteBatch | None:
+        """The server has no such batch: make it, or give it up."""
+        await self._remove_uploads(api, batch)
+        items = {} if late else await self._batches.llm_batch_items(batch)
+        if not items:
+            why = f"it could not be sent: {batch.note}" if late else "there is nothing left in it"
+            await self._give_up(batch, why)
+            return None
+        try:
+            return await api.create(
+                batch.id, await api.upload(batch.id, self._file_content(items, server))
+            )
+        except LlmRefused:
+            await self._remove_uploads(api, batch)
+            raise
+
+    async def _remove_uploads(self, api: BatchApi, batch: LlmBatch) -> None:
+        """Files that were uploaded for it before the sender was killed, or got no answer: what is
+        in them may be half, or of other settings."""
+        try:
+            found = await api.uploads(batch.id)
+        except Trouble as error:
+            self._log.warning("uploads not listed", batch=batch.id, error=str(error))
+            return
+        await self._remove(api, found)
+
+    async def _give_way(self, batch: LlmBatch, server: LlmServer, remote_id: str) -> None:
+        """This process was frozen, and another has sent the batch: one is enough."""
+        theirs = {each.id: each.remote_id for each in await self._batches.llm_batches()}
+        self._log.warning("batch sent by another process", batch=batch.id, remote=remote_id)
+        if theirs.get(batch.id) != remote_id:
+            async with BatchApi.connect(server) as api:
+                await self._cancel(api, remote_id)
+
+    def _file_content(self, items: dict[str, BatchItem], server: LlmServer) -> bytes:
+        lines = (request_of(each, server) for each in items.values())
+        return b"".join(json.dumps(each, ensure_ascii=False).encode() + b"\n" for each in lines)
+
+    # --- concluding ---------------------------------------------------------------------------
+
+    async def _check_remote(
+        self, batch: LlmBatch, api: BatchApi, server: LlmServer, *, late: bool
+    ) -> None:
+        assert batch.remote_id is not None
+        try:
+            remote = await api.get(batch.remote_id)
+        except Trouble as error:
+            if not late:
+                raise
+            await self._give_up(batch, f"nothing is known of it after its time: {error}")
+            return
+        if remote.status not in ENDED_STATUSES:
+            if (
+                late
+                and self._ledger.clock.time() - batch.created_at > BATCH_TIMEOUT + CANCEL_TIMEOUT
+            ):
+                await self._give_up(batch, f"{remote.status}, long after its time")
+                return
+            if late:
+                await self._cancel(api, batch.remote_id)
+            await self._batches.note_llm_batch(batch, state=BatchState.SENT, note=remote.status)
+            return
+        items = await self._batches.llm_batch_items(batch)
+        files = remote.files if items else ()  # all concluded: they may be gone
+        for file_id in files:
+            try:
+                lines = await api.lines(file_id, most=_MAX_LINES_PER_QUESTION * batch.questions)
+            except (InvalidLlmResponse, LlmRefused) as error:
+                if not late:
+                    raise
+                self._log.error("batch answers unreadable", batch=batch.id, error=str(error))
+                continue
+            await self._conclude_all(batch, server, lines, items)
+        await self._release_items(batch)
+        # Before it is done: who is killed here is followed by one who does it again.
+        await self._remove(api, filter(None, [*remote.files, remote.input_file]))
+        await self._give_up(batch, _ending(remote))
+
+    async def _conclude_all(
+        self,
+        batch: LlmBatch,
+        server: LlmServer,
+        lines: Iterable[Any],
+        items: dict[str, BatchItem],
+    ) -> None:
+        for line in lines:
+            key = line.get("custom_id") if isinstance(line, dict) else None
+            item = items.pop(key, None) if isinstance(key, str) else None
+            if item is not None:  # else it is nobody's, or was concluded before
+                await self._conclude(batch, server, item, line.get("response"))
+            else:
+                await asyncio.sleep(0)  # a line takes time, and others have to do
+
+    async def _conclude(
+        self, batch: LlmBatch, server: LlmServer, item: BatchItem, response: Any
+    ) -> None:
+        """Keep an answer; where there is none, the job asks live, and hears what is wrong."""
+        body = response.get("body") if isinstance(response, dict) else None
+        if not isinstance(response, dict) or response.get("status_code") != 200:
+            await self._till.settle(free(item))
+            await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
+            return
+        try:
+            answer = Reading(server.model).whole(body)
+        except Trouble:
+            await self._till.settle(replace(item.call, state=CallState.UNSURE))
+            await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
+            return
+        await self._answers.keep(item.question, answer)
+        await self._till.settle(self._till.settled_call(item.call, answer))
+        await self._batches.conclude_llm_item(item.key, batch, ItemState.ANSWERED)
+
+    async def _give_up(self, batch: LlmBatch, note: str) -> None:
+        """The batch has ended: what it has not answered is asked live."""
+        await self._release_items(batch)
+        noted = await self._batches.note_llm_batch(batch, state=BatchState.DONE, note=note)
+        self._looked_at.pop(batch.id, None)
+        if noted:
+            self._log.info("batch done", batch=batch.id, note=note)
+
+    async def _release_items(self, batch: LlmBatch) -> None:
+        for item in (left := await self._batches.llm_batch_items(batch)).values():
+            await self._till.settle(free(item))
+            await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
+        if left:
+            self._log.info("batch questions released", batch=batch.id, questions=len(left))
+
+    async def _cancel(self, api: BatchApi, remote_id: str) -> None:
+        try:
+            await api.cancel(remote_id)
+        except Trouble as error:
+            self._log.warning("batch not cancelled", remote=remote_id, error=str(error))
+
+    async def _remove(self, api: BatchApi, files: Iterable[str]) -> None:
+        """The server need not keep them."""
+        for file_id in files:
+            try:
+                await api.delete(file_id)
+            except Trouble as error:
+                self._log.warning("batch file not deleted", file=file_id, error=str(error))
+
+    async def _wake_jobs(self) -> None:
+        while job_ids := await self._batches.call_llm_waits():
+            found = [await self._ledger.job_reads.get(each) for each in job_ids]
+            waiting = [each for each in found if each and each.state is State.RETRYING]
+            await publish_recorded(self._publisher, self._ledger, waiting)
+
+
+def _ending(remote: RemoteBatch) -> str:
+    return remote.status if remote.error is None else f"{remote.status}: {remote.error}"

@@ -1,0 +1,94 @@
+"""What a server of models sends is bounded before the SDK collects it.
+
+The SDK reads an error, and an answer that is no stream, to its end, and each event of a stream to
+the event's: a server that never comes to one would fill the memory within the time limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from switchyard.services.llm.llm_errors import InvalidLlmResponse
+
+if TYPE_CHECKING:
+    import openai
+
+MAX_BODY = 16 * 1024 * 1024
+"""Bytes of an answer that is no stream: a batch of vectors as text has half of that. As JSON it
+may take twenty times as much memory."""
+MAX_FILE = 64 * 1024 * 1024
+"""Bytes of a file of answers, which is read line by line."""
+
+MAX_EVENT = 16 * 1024 * 1024
+"""Bytes of one event of a stream. Some servers send a whole answer in one: `reading.MAX_ANSWER`
+characters, and all that may be about them."""
+_ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
+
+
+def bounded_http(timeout: float) -> openai.DefaultAsyncHttpxClient:
+    """The SDK's HTTP client, in whose answers InvalidLlmResponse is raised beyond that, and where
+    they are packed: they would grow behind any bound."""
+    import openai
+
+    from switchyard.broker.tls import authorities
+
+    return openai.DefaultAsyncHttpxClient(
+        timeout=timeout,
+        headers={"Accept-Encoding": "identity"},
+        event_hooks={"response": [_bound]},
+        verify=authorities(),
+    )
+
+
+async def _bound(response: Any) -> None:
+    if response.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
+        raise InvalidLlmResponse("the model server packs its answer although it was asked not to")
+    if response.has_redirect_location and not _is_within(response):
+        raise InvalidLlmResponse(
+            "the model server redirects to another host, which is not followed: if that is the "
+            "right server, set its address in the settings"
+        )
+    is_stream = response.is_success and "event-stream" in response.headers.get("content-type", "")
+    sent = response.aiter_raw
+    is_file = response.request.url.path.endswith("/content")
+    within = _events if is_stream else partial(_whole, most=MAX_FILE if is_file else MAX_BODY)
+
+    # Everything that the SDK reads of an answer goes through this.
+    response.aiter_raw = lambda *how, **more: within(sent(*how, **more))
+
+
+def _is_within(response: Any) -> bool:
+    """Whether a redirect stays at the server that was asked: it must not choose whom we ask, with
+    our rights in our network."""
+    asked = response.request.url
+    try:
+        target = asked.join(response.headers["location"])
+    except Exception:  # the SDK's HTTP client has errors of its own for what is no address
+        return False
+    return (target.scheme, target.host, target.port) == (asked.scheme, asked.host, asked.port)
+
+
+async def _whole(parts: AsyncIterator[bytes], *, most: int) -> AsyncIterator[bytes]:
+    size = 0
+    async for part in parts:
+        size += len(part)
+        if size > most:
+            raise InvalidLlmResponse(f"the model server's answer is longer than {most:,} bytes")
+        yield part
+
+
+async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """A stream may be as long as it takes: `Reading` counts what is kept of it."""
+    size, last = 0, b""
+    async for part in parts:
+        joined = last + part
+        ended = max(joined.rfind(end) + len(end) if end in joined else 0 for end in _ENDS)
+        size = len(joined) - ended if ended else size + len(part)
+        if size > MAX_EVENT:
+            raise InvalidLlmResponse(
+                f"an event of the model server's answer is longer than {MAX_EVENT:,} bytes"
+            )
+        last = joined[-3:]
+        yield part

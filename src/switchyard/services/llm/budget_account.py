@@ -1,0 +1,292 @@
+"""What calls cost: set aside in the budgets before each, noted after it.
+
+The estimate is an upper bound of the answer (`max_tokens`), and of the question as well in all
+but the oddest scripts (a token for every three bytes). So all processes together overrun a budget
+by no more than what the questions under way were estimated too low.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import structlog
+
+from switchyard.services.common.durations import DAY
+from switchyard.services.common.errors import RetryableError
+from switchyard.services.common.prices import ModelPrices
+from switchyard.services.common.settings import LlmServer, Settings
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.llm.completion import Completion
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.llm_errors import LlmRefused, LlmUnavailable
+from switchyard.services.llm.records.llm_spend import (
+    BudgetState,
+    CallState,
+    LlmCall,
+    NoBudgetLeft,
+    Requester,
+)
+
+RECHECK_INTERVAL = 300.0
+"""Seconds after which a job looks whether there is a budget again: it may have been raised."""
+PENDING_RECHECK_INTERVAL = 15.0
+"""Seconds after which it does where calls under way may turn out to cost less."""
+BYTES_PER_TOKEN = 3
+"""Fewer than in English text (4): an estimate is to be too high rather than too low."""
+TOKENS_PER_PICTURE = 1_500
+EMBEDDER = "embeddings"
+"""The provider whose calls these are: the server of JOBS_EMBED_BASE_URL."""
+DEFAULT_ANSWER_TOKENS = 4_096
+"""Tokens, where a question does not say how long its answer may be."""
+
+
+class NoBudget(RetryableError):
+    """There is no budget left for a call: its job waits until there is, and grows no older."""
+
+    def __init__(self, message: str, *, after: float) -> None:
+        super().__init__(message, after=after, counts=False, ages=False)
+
+
+def asked_by(ctx: JobContext) -> Requester:
+    """Return the job as the requester of a call."""
+    metadata = ctx.message.metadata
+    document = ctx.message.payload.get("document_id")
+    return Requester(
+        job_id=ctx.job_id,
+        job_type=ctx.message.job_type,
+        source=metadata.source,
+        document_id=document[:200] if isinstance(document, str) else None,
+        backfill_id=metadata.operation_id,
+    )
+
+
+def most_tokens(asked: Mapping[str, Any]) -> dict[str, int]:
+    """Estimate the most tokens that a question and its answer may have."""
+    pictures = 0
+
+    def text_of(content: Any) -> Any:
+        nonlocal pictures
+        if not isinstance(content, list):
+            return content
+        texts = [part for part in content if part.get("type") == "text"]
+        pictures += len(content) - len(texts)
+        return texts
+
+    shown = [{**each, "content": text_of(each.get("content"))} for each in asked["messages"]]
+    length = len(json.dumps([shown, asked.get("response_format")], ensure_ascii=False).encode())
+    return {
+        "prompt_tokens": -(-length // BYTES_PER_TOKEN) + pictures * TOKENS_PER_PICTURE,
+        "completion_tokens": asked.get("max_tokens") or DEFAULT_ANSWER_TOKENS,
+    }
+
+
+@dataclass(slots=True)
+class CallCharge:
+    """One call while it is made."""
+
+    answer: Completion | None = None
+    """Set when there is one."""
+    broken: int = 0
+    """Tries before the last that were broken off, and may have been charged too."""
+
+    def count_broken(self) -> None:
+        self.broken += 1
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingBudget:
+    """Charges the cost of embedding calls to one requester."""
+
+    account: BudgetAccount
+    asked_by: Requester
+
+    def embedding(
+        self, model: str, texts: Sequence[str]
+    ) -> AbstractAsyncContextManager[CallCharge]:
+        """As `BudgetAccount.embedding`."""
+        return self.account.embedding(model, texts, self.asked_by)
+
+
+class BudgetAccount:
+    """Reserves and settles the cost of model calls against budgets; without a ledger, it does
+    neither."""
+
+    def __init__(self, ledger: Ledger | None, prices: ModelPrices, per_day: float | None) -> None:
+        self._repository = None if ledger is None else LlmLedger(ledger).spending
+        self._prices = prices
+        self._per_day = per_day
+        self._log = structlog.get_logger("llm")
+
+    @classmethod
+    def from_settings(cls, settings: Settings, ledger: Ledger | None) -> BudgetAccount:
+        return cls(ledger, settings.prices, settings.llm_budget_per_day)
+
+    @asynccontextmanager
+    async def charged_call(
+        self, server: LlmServer, asked: Mapping[str, Any], by: Requester
+    ) -> AsyncIterator[CallCharge]:
+        """Reserve the cost of the call that is made within the context, and record it afterwards.
+        Raises NoBudget, LedgerError, before anything is paid for."""
+        async with self._accounted(self.estimate(server, asked, by)) as bill:
+            yield bill
+
+    @asynccontextmanager
+    async def embedding(
+        self, model: str, texts: Sequence[str], by: Requester
+    ) -> AsyncIterator[CallCharge]:
+        """Do the same for a call that asks for the vectors of texts."""
+        length = sum(len(text.encode()) for text in texts)
+        usage = {"prompt_tokens": -(-length // BYTES_PER_TOKEN), "completion_tokens": 0}
+        price = self._prices.of(model)
+        cost = None if price is None else price.cost(usage)
+        call = LlmCall(uuid4().hex, CallState.OPEN, by, EMBEDDER, model, usage, cost)
+        async with self._accounted(call) as bill:
+            yield bill
+
+    @asynccontextmanager
+    async def _accounted(self, call: LlmCall) -> AsyncIterator[CallCharge]:
+        bill = CallCharge()
+        try:
+            await self.reserve(call)
+        except asyncio.CancelledError:
+            # It may be set aside all the same, and in two hours it would count as spent.
+            await asyncio.shield(self.settle(replace(call, state=CallState.FREE)))
+            raise
+        try:
+            yield bill
+        except BaseException as error:
+            state = CallState.UNSURE if _may_have_cost(error) else CallState.FREE
+            # Also when the job is cancelled: what is set aside is missing elsewhere.
+            await asyncio.shield(self._end(call, replace(call, state=state), bill))
+            raise
+        answer = bill.answer
+        free = replace(call, state=CallState.FREE)
+        ended = free if answer is None else self.settled_call(call, answer)
+        await asyncio.shield(self._end(call, ended, bill))
+
+    def estimate(
+        self, server: LlmServer, asked: Mapping[str, Any], by: Requester, *, batch: bool = False
+    ) -> LlmCall:
+        """A call that is to be made, with what it costs at most."""
+        usage = most_tokens(asked)
+        price = self._prices.of(server.model)
+        cost = None if price is None else price.cost(usage, batch=batch)
+        name = server.model
+        return LlmCall(uuid4().hex, CallState.OPEN, by, server.name, name, usage, cost, batch=batch)
+
+    def settled_call(self, call: LlmCall, answer: Completion) -> LlmCall:
+        """The call with what it did cost. Where the server does not count tokens, by the estimate
+        of the question and the length of the answer."""
+        usage: Mapping[str, int] = answer.usage
+        if not usage:
+            made = -(-len(answer.text.encode()) // BYTES_PER_TOKEN)
+            usage = {**call.usage, "completion_tokens": made}
+        price = self._prices.of(call.model, answer.model)
+        cost = None if price is None else price.cost(usage, batch=call.batch)
+        return replace(call, state=CallState.PAID, usage=usage, cost=cost)
+
+    async def reserve(self, call: LlmCall, *, lasts: float | None = None) -> None:
+        """Reserve what a call costs at most. Raises NoBudget, LedgerError."""
+        if self._repository is None or (
+            self._per_day is None and call.asked_by.backfill_id is None
+        ):
+            return
+        found = await self._repository.reserve_llm_call(call, per_day=self._per_day, lasts=lasts)
+        if isinstance(found, NoBudgetLeft):
+            raise self._refusal(found, call.model)
+
+    async def settle(self, call: LlmCall) -> None:
+        """Record what a call has cost."""
+        if self._repository is None:
+            return
+        try:
+            await self._repository.settle_llm_call(call)
+        except LedgerError as error:
+            # The answer counts more. What was set aside is counted as spent in two hours.
+            self._log.warning("call cost not recorded", call=call.id, error=str(error))
+
+    async def _end(self, estimate: LlmCall, ended: LlmCall, bill: CallCharge) -> None:
+        await self.settle(ended)
+        for _ in range(bill.broken):
+            await self.settle(replace(estimate, id=uuid4().hex, state=CallState.UNSURE))
+
+    async def record_cache_saving(
+        self, answer: Completion, by: Requester, models: list[str]
+    ) -> None:
+        """Record what a kept answer would have cost. One of `models` has given it."""
+        price = self._prices.of(answer.model, *models)
+        cost = None if price is None else price.cost(answer.usage)
+        call = LlmCall(uuid4().hex, CallState.SAVED, by, "", answer.model, dict(answer.usage), cost)
+        await self.settle(call)
+
+    def _refusal(self, found: NoBudgetLeft, model: str) -> NoBudget:
+        budget, currency = found.budget, self._prices.currency
+        if found.needed is None:
+            return NoBudget(
+                f"there is {budget.name}, and JOBS_LLM_PRICES has no price for the model {model}: "
+                "add one (0 for a model of your own) and start the workers again",
+                after=RECHECK_INTERVAL,
+            )
+        after = PENDING_RECHECK_INTERVAL
+        if found.is_spent:
+            after = (
+                RECHECK_INTERVAL
+                if found.seconds is None
+                else min(RECHECK_INTERVAL, found.seconds + 1)
+            )
+        return NoBudget(
+            f"{budget.name} has too little left: {format_budget(budget, currency)}; "
+            f"this call may cost {amount(found.needed, currency)}. {_advice(budget)}",
+            after=after,
+        )
+
+
+def format_budget(budget: BudgetState, currency: str) -> str:
+    """How a budget stands, for people."""
+    aside = f", {amount(budget.reserved, '')} set aside" if budget.reserved > 0 else ""
+    return f"{amount(budget.spent, '')} of {amount(budget.limit, currency)} spent{aside}"
+
+
+def amount(value: float, currency: str) -> str:
+    """Money, with as many places as it takes to see it."""
+    places = 2 if value >= 1 or value == 0 else 4 if value >= 0.01 else 6
+    return f"{value:,.{places}f} {currency}".rstrip()
+
+
+def _advice(budget: BudgetState) -> str:
+    if budget.key.startswith("day:"):
+        return "It goes on at 00:00 UTC, or when JOBS_LLM_BUDGET_PER_DAY is raised"
+    name = budget.key.partition(":")[2]
+    return f"It goes on when that is raised: jobctl backfill set {name} --budget AMOUNT"
+
+
+def _may_have_cost(error: BaseException) -> bool:
+    if isinstance(error, LlmUnavailable | LlmRefused):
+        return error.may_cost
+    return True
+
+
+async def tidy_spending(settings: Settings, ledger: Ledger) -> int:
+    """Count calls whose process has died by their estimate, and forget those beyond the settings'
+    age; how many these were. Raises LedgerError."""
+    repository = LlmLedger(ledger).spending
+    while await repository.settle_lost_llm_calls():
+        pass
+    number = 0
+    while dropped := await repository.drop_llm_calls(max_age=settings.llm_spend_days * DAY):
+        number += dropped
+    return number
+
+
+def first_day(ledger: Ledger, days: int = 30) -> str:
+    """The first day of the last so many, today included: `2026-11-22`."""
+    return (ledger.clock.now() - timedelta(days=days - 1)).date().isoformat()

@@ -1,0 +1,383 @@
+"""Reading a server's answer, whole or as a stream: everything it sends is checked here.
+
+The SDK does not check what a server sends, so every step is. What is read is bounded in size.
+It is read as JSON (`cast_to=object`): the SDK would make objects of it first, and takes a minute
+and two gigabytes for those of an answer of four megabytes of `{}`, in which nothing else runs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused, LlmUnavailable
+from switchyard.services.llm.thought_filter import ThoughtFilter
+
+MAX_ANSWER = 2_000_000
+"""Bytes or characters of an answer."""
+_NOT_GIVEN = frozenset({"", "null", "none", "unknown"})
+"""Values of `finish_reason` by which servers mean that there is none yet."""
+_LENGTH = frozenset(
+    {
+        "length",
+        "max_tokens",
+        "max_output_tokens",
+        "model_length",
+        "max_length",
+        "model_context_window_exceeded",
+    }
+)
+_DECLINED = frozenset(
+    {
+        "content_filter",
+        "content_filtered",
+        "safety",
+        "recitation",
+        "refusal",
+        "blocklist",
+        "prohibited_content",
+        "spii",
+        "sensitive",
+    }
+)
+_BROKEN_OFF = frozenset(
+    {
+        "error",
+        "abort",
+        "aborted",
+        "cancelled",
+        "canceled",
+        "timeout",
+        "failed",
+        "network_error",
+        "insufficient_system_resource",
+    }
+)
+_TEXT_PARTS = frozenset({"text", "output_text"})
+_THOUGHTS = ("reasoning_content", "reasoning")
+"""Fields with the reasoning of a model, where the server separates it."""
+_COUNTS = ("prompt_tokens", "completion_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What the model said."""
+
+    text: str
+    model: str
+    """The model that answered, as the server names it."""
+    finish_reason: str | None
+    """`stop`, or `length` when the answer was cut at its limit; None where the server gives none
+    with an answer that has come to its regular end."""
+    usage: Mapping[str, int]
+    """Tokens: prompt_tokens, completion_tokens, and cached_tokens of the prompt where the server
+    tells; empty when it does not count."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the model has come to its end, and not to `max_tokens`."""
+        return self.finish_reason != "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How quickly the answer came, in seconds."""
+
+    first_token: float
+    per_token: float
+
+
+@dataclass(slots=True)
+class Reading:
+    """An answer as it comes in; `tell` gets each piece of text."""
+
+    requested_model: str
+    """The model."""
+    on_text: Callable[[str], None] | None = None
+    restart: Callable[[], None] = lambda: None
+    """Called when what `tell` got was reasoning of the model, which had no mark at its beginning:
+    the answer begins anew."""
+    begins_within: bool = False
+    """Whether this model is known to begin with reasoning without such a mark: until its end,
+    nothing is told."""
+    _passed_on: bool = False
+    _filter: ThoughtFilter = field(init=False)
+    _has_thoughts: bool = False
+    _refusals: list[str] = field(default_factory=list)
+    _length: int = 0
+    _chunks: int = 0
+    _began: float = field(default_factory=time.monotonic)
+    _first: float | None = None
+    _last: float = 0.0
+    _finish_reason: str | None = None
+    _is_ended: bool = False
+    _model: str | None = None
+    _usage: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._filter = ThoughtFilter(self._pass_on, self._begin_anew)
+
+    async def read(self, response: Any) -> Completion:
+        """The answer of the SDK's HTTP response. Raises InvalidLlmResponse, LlmRefused,
+        LlmUnavailable."""
+        parts = response.aiter_bytes()
+        if "event-stream" not in response.headers.get("content-type", ""):
+            # Not every server streams, and not every one that does says so.
+            body = await _bounded(parts)
+            if not body.lstrip().startswith(b"data:"):
+                return self.whole(_json(body))
+            parts = _once(body)
+        try:
+            async for event in event_data(parts):
+                if event.startswith(b"[DONE]"):
+                    self._is_ended = True
+                elif event.strip():
+                    self._read_chunk(_json(event))
+        except Exception as error:
+            # What follows the end of the answer is not worth another one.
+            if self._finish_reason is None or not is_cut(error):
+                raise
+        if self._finish_reason is None:
+            if not (self._chunks or self._refusals):
+                raise InvalidLlmResponse("the model server's answer is empty")
+            if not self._is_ended:
+                raise LlmUnavailable("the model server's answer ends in the middle")
+        return self._answer()
+
+    @property
+    def began_within(self) -> bool:
+        """Whether the answer began with reasoning, without a mark at its beginning."""
+        return self._filter.began_within
+
+    @property
+    def timing(self) -> Timing | None:
+        """None where the answer did not come in pieces."""
+        tokens = self._usage.get("completion_tokens") or self._chunks
+        if self._first is None or tokens < 2:
+            return None
+        return Timing(self._first - self._began, (self._last - self._first) / (tokens - 1))
+
+    def _read_chunk(self, chunk: Any) -> None:
+        if not isinstance(chunk, dict):
+            raise InvalidLlmResponse("the model server's answer has no choices")
+        if error := chunk.get("error"):
+            said = field_of(error, "message") or error
+            shown = " ".join(readable(str(said)[:3_000]).split())[:300]
+            raise LlmUnavailable(f"the model server broke off: {shown}")
+        self._read_metadata(chunk.get("model"), chunk.get("usage"))
+        choices = chunk.get("choices")
+        if choices is None or choices == []:
+            return  # usage, a filter's report, or a sign of life
+        if not isinstance(choices, list):
+            raise InvalidLlmResponse("the model server's answer has no choices")
+        delta = field_of(choices[0], "delta")
+        if delta is None and not self._chunks:  # a whole answer, in a single event
+            delta = field_of(choices[0], "message")
+        self._end(field_of(choices[0], "finish_reason"))
+        text = self._text_of(delta)
+        if text or self._has_thought(delta):
+            self._last = time.monotonic()
+            self._first = self._first or self._last
+            self._chunks += 1
+        self._filter.take(text)
+
+    def whole(self, completion: Any) -> Completion:
+        """The answer of a completion as JSON has it. Raises InvalidLlmResponse, LlmRefused,
+        LlmUnavailable."""
+        choices = field_of(completion, "choices")
+        if not isinstance(choices, list) or not choices:
+            raise InvalidLlmResponse("the model server's answer has no choices")
+        self._read_metadata(field_of(completion, "model"), field_of(completion, "usage"))
+        message = field_of(choices[0], "message")
+        self._end(field_of(choices[0], "finish_reason"))
+        self._has_thought(message)
+        self._filter.take(self._text_of(message))
+        return self._answer()
+
+    def _text_of(self, message: Any) -> str:
+        """The text of a message or of a piece of one: a string, or a list of parts."""
+        content, refusal = field_of(message, "content"), field_of(message, "refusal")
+        texts = []
+        for part in content if isinstance(content, list) else [content]:
+            if isinstance(part, str) and not isinstance(content, list):
+                texts.append(part)
+                continue
+            kind, text = field_of(part, "type"), field_of(part, "text")
+            text = field_of(text, "value") if isinstance(text, dict) else text
+            if kind == "refusal":
+                refusal = field_of(part, "refusal") or text
+            elif isinstance(text, str) and (kind is None or kind in _TEXT_PARTS):
+                texts.append(text)
+            else:
+                self._has_thoughts = self._has_thoughts or part is not None
+        if isinstance(refusal, str) and refusal:
+            self._grow(len(refusal))
+            self._refusals.append(refusal)
+        found = "".join(texts)
+        self._grow(len(found))
+        return found
+
+    def _has_thought(self, message: Any) -> bool:
+        found = any(field_of(message, name) for name in _THOUGHTS)
+        self._has_thoughts = self._has_thoughts or found
+        return found
+
+    def _end(self, reason: object) -> None:
+        """Note why the model has stopped, in the API's own words."""
+        if not isinstance(reason, str):
+            return
+        said = reason[:100].strip().lower()
+        if said in _NOT_GIVEN:
+            return
+        if said in _BROKEN_OFF:
+            raise LlmUnavailable(f"the model server broke off: finish_reason {readable(said)}")
+        if said in _LENGTH:
+            said = "length"
+        elif said in _DECLINED:
+            said = "content_filter"
+        self._finish_reason = readable(said)
+
+    def _pass_on(self, text: str) -> None:
+        if self.on_text is not None and not self.begins_within:
+            self._passed_on = True
+            self.on_text(text)
+
+    def _begin_anew(self) -> None:
+        self.begins_within = False
+        if self._passed_on:
+            self._passed_on = False
+            self.restart()
+
+    def completion_without_text(self, answer: object) -> Completion:
+        """What an answer without text, as one of vectors, says of itself."""
+        self._read_metadata(field_of(answer, "model"), field_of(answer, "usage"))
+        return Completion("", self._model or self.requested_model, None, dict(self._usage))
+
+    def _answer(self) -> Completion:
+        text = readable(self._filter.end())
+        refusal = "".join(self._refusals)
+        if self._finish_reason == "content_filter" or (refusal and not text):
+            said = f"the model declines to answer: {refusal or 'content filter'}"
+            raise LlmRefused(readable(said[:500]), may_cost=True)
+        if not text:
+            raise self._empty()
+        if self.on_text is not None and not self._passed_on:
+            self.on_text(text)
+        return Completion(
+            text, self._model or self.requested_model, self._finish_reason, dict(self._usage)
+        )
+
+    def _empty(self) -> InvalidLlmResponse | LlmRefused:
+        if not (self._filter.had_thoughts or self._has_thoughts):
+            return InvalidLlmResponse("the model server's answer is empty")
+        if self._finish_reason == "length":  # as it would be again
+            return LlmRefused(
+                "the model used up max_tokens for its reasoning, and gave no answer: raise "
+                "max_tokens, or let the model reason less",
+                may_cost=True,
+            )
+        return InvalidLlmResponse("the model server's answer is reasoning alone, without an answer")
+
+    def _read_metadata(self, model: object, usage: object) -> None:
+        if isinstance(model, str) and model:
+            self._model = readable(model[:200])
+        for name in _COUNTS:
+            self._count(name, field_of(usage, name))
+        self._count(
+            "cached_tokens", field_of(field_of(usage, "prompt_tokens_details"), "cached_tokens")
+        )
+
+    def _count(self, name: str, value: object) -> None:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40:
+            self._usage[name] = value
+
+    def _grow(self, by: int) -> None:
+        self._length += by
+        if self._length > MAX_ANSWER:
+            raise InvalidLlmResponse(
+                f"the model server's answer is longer than {MAX_ANSWER:,} characters"
+            )
+
+
+def readable(text: str) -> str:
+    """Text that can be written: halves of surrogate pairs joined, where JSON or a stream has cut
+    between them, and those without the other half replaced."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def field_of(value: object, name: str) -> Any:
+    """A field of what a server has sent as JSON; None where there is none."""
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def is_cut(error: Exception) -> bool:
+    """Whether an error is one of the HTTP client that the SDK brings: the connection ended."""
+    return "TransportError" in {each.__name__ for each in type(error).__mro__}
+
+
+async def event_data(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The data of each event of a stream (server-sent events of WHATWG HTML). A last event needs no
+    empty line behind it where it is whole, as some servers end."""
+    data, pieces, ended_with_cr = bytearray(), list[bytes](), False
+    async for part in parts:
+        if ended_with_cr and part.startswith(b"\n"):
+            part = part[1:]
+        for each in part.splitlines(keepends=True):
+            pieces.append(each)
+            if not each.endswith((b"\n", b"\r")):
+                continue  # the rest comes with the next part
+            line, pieces = b"".join(pieces).rstrip(b"\r\n"), []
+            if not line:
+                if data:
+                    yield bytes(data)
+                    data.clear()
+            else:
+                _add(data, line)
+        if part:
+            ended_with_cr = part.endswith(b"\r")
+    _add(data, b"".join(pieces))
+    if data.startswith(b"[DONE]") or _is_json(data):
+        yield bytes(data)
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+def _add(data: bytearray, line: bytes) -> None:
+    name, _, value = line.partition(b":")
+    if name == b"data":
+        if data:
+            data += b"\n"
+        data += value.removeprefix(b" ")
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidLlmResponse("the model server's answer is not JSON") from error
+
+
+def _is_json(body: bytes | bytearray) -> bool:
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+async def _bounded(parts: AsyncIterator[bytes]) -> bytes:
+    body = bytearray()
+    async for part in parts:
+        body += part
+        if len(body) > MAX_ANSWER:
+            raise InvalidLlmResponse(
+                f"the model server's answer is longer than {MAX_ANSWER:,} bytes"
+            )
+    return bytes(body)

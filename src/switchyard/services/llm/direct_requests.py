@@ -1,0 +1,165 @@
+"""Questions to language models without a queue: the process that asks runs the job itself.
+
+The job is the one that a worker would run, with the same record in the ledger, the same limits of
+the servers and the same kept answers. The process is in the ledger as a worker that takes nothing
+from queues, so that the scheduler does not take what it runs for a dead worker's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from switchyard.broker.errors import LaneFull
+from switchyard.broker.lanes import split_routing_key
+from switchyard.broker.task_supervisor import TaskSupervisor
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.job_events import EventHub, text_event
+from switchyard.services.engine.monitoring.metrics import Metrics
+from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest
+from switchyard.services.engine.publishing.publisher import Published
+from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.states import FINISHED
+from switchyard.services.engine.runtime.inline import InlineRunner
+from switchyard.services.llm.llm_requests import LlmRequest
+
+MAX_REQUESTS = 1000
+"""Requests that one process has under way at once; what is more is refused."""
+SLOT_TIMEOUT = 3600.0
+"""Seconds that a request waits in all for servers that have no room, where it does not expire."""
+TAKEOVER_POLL_INTERVAL = 1.0
+"""Seconds between looks at a request that another process has under way."""
+BEATS_PER_TAKEOVER = 4
+
+
+class DirectRequests:
+    """The requests of one process. Open it with `DirectRequests.opened`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        runner: InlineRunner,
+        hub: EventHub,
+    ) -> None:
+        self.hub = hub
+        """Where it is heard what jobs write."""
+        self._registry = registry
+        self._ledger = ledger
+        self._runner = runner
+        self._interval = settings.takeover_after / BEATS_PER_TAKEOVER
+        self._log = structlog.get_logger("llm")
+        self._background = TaskSupervisor(self._log)
+        self._registering = asyncio.Lock()
+        self._is_registered = False
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        metrics: Metrics | None = None,
+    ) -> AsyncIterator[DirectRequests]:
+        """At the end, what is still under way is cancelled: nobody else would answer it. `metrics`
+        show its requests."""
+        hub = EventHub()
+
+        def hear(job_id: str, text: str, offset: int) -> None:
+            hub.heard(text_event(job_id, text, offset, ledger.clock.time()))
+
+        runner = InlineRunner(
+            settings,
+            registry,
+            ledger,
+            patience=SLOT_TIMEOUT,
+            slots=MAX_REQUESTS,
+            shared_ledger=True,
+            hear=hear,
+            metrics=metrics,
+        )
+        requests = cls(settings, registry, ledger, runner, hub)
+        try:
+            async with runner:
+                yield requests
+        finally:
+            await requests._close()
+
+    async def publish(self, request: JobRequest) -> Published:
+        """Record a request and begin to ask; it goes on when the caller has gone.
+
+        Raises InvalidJob (for a job that asks no single question, too), UnknownJobType,
+        InvalidPayload, IdempotencyConflict, LaneFull with `MAX_REQUESTS` under way, LedgerError.
+        """
+        self._check(request.routing_key)
+        if self._runner.under_way >= MAX_REQUESTS:
+            raise LaneFull(request.routing_key, dead_lettered=False)
+        await self._register()
+        return await self._runner.publish(request)
+
+    async def ended(self, job_id: str, *, timeout: float) -> JobRecord | None:
+        """The request when it has ended; as it stands after `timeout` seconds; None where there is
+        none. That of another process is looked up every second. Raises LedgerError."""
+        deadline = time.monotonic() + timeout
+        await self._runner.wait(job_id, timeout)
+        while True:
+            record = await self._ledger.job_reads.get(job_id)
+            left = deadline - time.monotonic()
+            if record is None or record.state in FINISHED or left <= 0:
+                return record
+            await asyncio.sleep(min(left, TAKEOVER_POLL_INTERVAL))
+
+    def _check(self, routing_key: str) -> None:
+        try:
+            _, name = split_routing_key(routing_key)
+        except ValueError as error:
+            raise InvalidJob(f"routing key {error}", at="routing_key") from error
+        if not issubclass(self._registry.get(name).payload_model, LlmRequest):
+            raise InvalidJob(
+                f"{name} is no single question to a model: only those are asked directly; "
+                "publish it as a job"
+            )
+
+    async def _register(self) -> None:
+        """Be known as alive before anything is recorded as run by this process."""
+        async with self._registering:
+            if self._is_registered:
+                return
+            await self._ledger.workers.register_worker(
+                self._runner.worker_id,
+                kinds=(),
+                lanes=(),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                concurrency=MAX_REQUESTS,
+            )
+            self._is_registered = True
+            self._background.start("sign of life", self._renew_claims)
+
+    async def _renew_claims(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            try:
+                await self._ledger.workers.beat(self._runner.worker_id)
+            except LedgerError as error:
+                self._log.warning("ledger unreachable", error=str(error))
+
+    async def _close(self) -> None:
+        await self._background.close()
+        if not self._is_registered:
+            return
+        try:
+            await self._ledger.workers.stopped(self._runner.worker_id)
+        except LedgerError as error:  # it is silent from now on, which says the same, later
+            self._log.warning("process stop not recorded", error=str(error))

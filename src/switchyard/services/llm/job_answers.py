@@ -1,0 +1,157 @@
+"""Jobs that ask one question each: from the question to an answer that fits its schema.
+
+Answers that fit no schema are kept for whoever wants to know why the job failed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from switchyard.broker.message import now
+from switchyard.services.common.errors import Expired, PermanentError, RetryableError
+from switchyard.services.common.files.keys import raw_answers_key
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import NotStored
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.llm.batch_collector import may_batch
+from switchyard.services.llm.budget_account import asked_by
+from switchyard.services.llm.completion import Completion
+from switchyard.services.llm.gate import Urgency
+from switchyard.services.llm.llm_requests import LlmQuestion, LlmRequest
+from switchyard.services.llm.model_client import ModelClient, model_client_of
+from switchyard.services.llm.structured_answers import checked
+
+MAX_SHOWN = 300
+"""Characters of an answer that an error shows."""
+
+
+async def answer_request(
+    request: LlmRequest, ctx: JobContext, *, within: float, batch: bool = False
+) -> dict[str, Any]:
+    """The result of a job that asks: `text`, `value` where there is a schema, `model`, `usage`, ….
+
+    With `batch` it may go through a Batch API, for a job that asks nothing else. Raises Expired
+    when the job's time is over, LlmUnusable, and what `ModelClient.answer` raises.
+    """
+    left = _left(ctx, within)
+    try:
+        async with model_client_of(ctx) as lane:
+            return await _answered(lane, request, ctx, left, batch=batch and may_batch(ctx))
+    except RetryableError as error:
+        expires_at = ctx.message.metadata.expires_at
+        # What goes back is away for the shortest delay at least: it would only come to expire.
+        away = max(error.after or 0.0, ctx.settings.retry_delays[0])
+        if expires_at is not None and _now(ctx) + timedelta(seconds=away) >= expires_at:
+            raise Expired(f"no answer in time: {error}") from error
+        raise
+
+
+def _now(ctx: JobContext) -> datetime:
+    return now() if ctx.ledger is None else ctx.ledger.clock.now()
+
+
+def _left(ctx: JobContext, within: float) -> float:
+    expires_at = ctx.message.metadata.expires_at
+    if expires_at is None:
+        return within
+    left = (expires_at - _now(ctx)).total_seconds()
+    if left <= 0:
+        raise Expired("the job expired before the model was called")
+    return min(within, left)
+
+
+async def _answered(
+    lane: ModelClient, request: LlmRequest, ctx: JobContext, within: float, *, batch: bool
+) -> dict[str, Any]:
+    question = request.question()
+    urgency = Urgency.from_priority(ctx.lane, ctx.message.priority)
+    deadline = time.monotonic() + within
+
+    async def ask(*more: dict[str, str]) -> tuple[Completion, bool]:
+        left = max(0.1, deadline - time.monotonic())
+        asked = question.request_body(*more)
+        return await lane.answer(
+            asked,
+            urgency=urgency,
+            within=left,
+            fresh=request.fresh,
+            by=asked_by(ctx),
+            batch=batch and not request.stream,  # somebody reads along
+            speech=ctx.output if request.stream else None,
+        )
+
+    answer, reused = await ask()
+    if question.schema is None:
+        return _result(answer, reused)
+    try:
+        value = await checked(answer.text, question.schema, ctx.in_process)
+        return _result(answer, reused) | {"value": value}
+    except ValueError as error:
+        complaint = str(error)
+    repair = _repair(answer, complaint)
+    second, reused = await ask(*repair)
+    try:
+        value = await checked(second.text, question.schema, ctx.in_process)
+    except ValueError as error:
+        await _forget_outcome(lane, question, repair)
+        storage = Storage(ctx.settings.files_url)
+        await keep_raw(storage, ctx.job_id, [answer.text, second.text])
+        raise LlmUnusable(
+            f"the model's answer can't be used: {error}; it begins {second.text[:MAX_SHOWN]!r}, "
+            f"all of it and of the one before: jobctl llm show {ctx.job_id}"
+        ) from error
+    return _result(second, reused) | {"value": value, "repaired": True}
+
+
+def _result(answer: Completion, reused: bool) -> dict[str, Any]:
+    return {
+        "text": answer.text,
+        "model": answer.model,
+        "complete": answer.is_complete,
+        "usage": dict(answer.usage),
+        "answer_reused": reused,
+    }
+
+
+def _repair(answer: Completion, complaint: str) -> list[dict[str, str]]:
+    wanted = f"This can't be used: {complaint}. Answer again, with JSON alone that fits the schema."
+    return [
+        {"role": "assistant", "content": answer.text},
+        {"role": "user", "content": wanted},
+    ]
+
+
+async def _forget_outcome(
+    lane: ModelClient, question: LlmQuestion, repair: list[dict[str, str]]
+) -> None:
+    """A redrive is to get other answers."""
+    await lane.forget(question.request_body())
+    await lane.forget(question.request_body(*repair))
+
+
+class LlmUnusable(PermanentError):
+    """The model's answer does not fit its schema, the second one neither."""
+
+
+async def keep_raw(storage: Storage, job_id: str, answers: Sequence[str]) -> None:
+    """Keep what the model answered to a job. Raises StorageError."""
+    body = json.dumps({"answers": list(answers)}, ensure_ascii=False).encode()
+    await storage.put_async(raw_answers_key(job_id), body)
+
+
+async def raw_answers(storage: Storage, record: JobRecord) -> list[str] | None:
+    """What the model answered to a job that is dead because neither answer fits; None for any
+    other, and where they are not kept any more. Raises StorageError."""
+    if record.error_type != LlmUnusable.__name__:
+        return None
+    try:
+        kept = json.loads(await storage.get_async(raw_answers_key(record.id)))
+    except NotStored:
+        return None
+    answers: list[str] = kept["answers"]
+    return answers

@@ -1,0 +1,58 @@
+"""Job types of the LLM worker that ask one question each."""
+
+from __future__ import annotations
+
+from switchyard.services.common.settings.llm import CALL_RATIO
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Outcome
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.llm.llm_requests import (
+    ChatRequest,
+    ClassifyRequest,
+    EntitiesRequest,
+    FactsRequest,
+    FieldGroupRequest,
+    LlmRequest,
+)
+
+LANES = ("hot", "backfill")
+LONG_ANSWER_TIMEOUT = 1200.0
+"""Seconds that a request with a long answer may take."""
+SHORT_ANSWER_TIMEOUT = 300.0
+
+
+@job("chat_completion", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
+async def chat_completion(payload: ChatRequest, ctx: JobContext) -> Outcome:
+    """The answer to a chat; JSON that fits, where the request has a schema."""
+    return await _done(payload, ctx, LONG_ANSWER_TIMEOUT)
+
+
+@job("extract_facts", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
+async def extract_facts(payload: FactsRequest, ctx: JobContext) -> Outcome:
+    """The facts that a text states, each with the words that say so."""
+    return await _done(payload, ctx, LONG_ANSWER_TIMEOUT)
+
+
+@job("extract_field_group", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
+async def extract_field_group(payload: FieldGroupRequest, ctx: JobContext) -> Outcome:
+    """The values of some fields in a text."""
+    return await _done(payload, ctx, LONG_ANSWER_TIMEOUT)
+
+
+@job("extract_entities", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
+async def extract_entities(payload: EntitiesRequest, ctx: JobContext) -> Outcome:
+    """What a text names, by kind."""
+    return await _done(payload, ctx, LONG_ANSWER_TIMEOUT)
+
+
+@job("classify", worker="llm", lanes=LANES, timeout=SHORT_ANSWER_TIMEOUT)
+async def classify(payload: ClassifyRequest, ctx: JobContext) -> Outcome:
+    """The label that fits a text best."""
+    return await _done(payload, ctx, SHORT_ANSWER_TIMEOUT)
+
+
+async def _done(payload: LlmRequest, ctx: JobContext, seconds: float) -> Outcome:
+    # With database and storage: whoever only declares job types needs neither.
+    from switchyard.services.llm.job_answers import answer_request
+
+    return Done(await answer_request(payload, ctx, within=CALL_RATIO * seconds, batch=True))

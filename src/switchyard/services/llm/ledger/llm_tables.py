@@ -1,0 +1,130 @@
+"""The tables of calls to language models: servers, kept answers, batches, cost.
+
+As in the engine's `tables`: a change here needs a migration.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Double, Index, Integer, Table, Text, text
+
+from switchyard.services.engine.ledger.sql.tables import metadata
+
+llm_servers = Table(
+    "llm_servers",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("limit", Double, nullable=False),
+    Column("paused_until", Double, nullable=False),
+    Column("pause_reason", Text),
+    Column("failures", Integer, nullable=False),
+    Column("updated_at", Double),
+    Column("pace", Text, nullable=False),
+)
+
+llm_slots = Table(
+    "llm_slots",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("server", Text, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("expires_at", Double, nullable=False),
+)
+Index("ix_llm_slots_server", llm_slots.c.server, llm_slots.c.expires_at)
+
+llm_answers = Table(
+    "llm_answers",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("created_at", Double),
+    Column("used_at", Double),
+    Column("holder", Text),
+    Column("lease_until", Double),
+)
+Index("ix_llm_answers_used", llm_answers.c.used_at, llm_answers.c.key)
+
+llm_batches = Table(
+    "llm_batches",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("provider", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("remote_id", Text),
+    Column("questions", Integer, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("fenced_until", Double, nullable=False),
+    Column("note", Text),
+)
+
+llm_batch_items = Table(
+    "llm_batch_items",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("state", Text, nullable=False),
+    Column("provider", Text, nullable=False),
+    Column("batch_id", Text, index=True),
+    Column("created_at", Double, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("call", Text, nullable=False),
+    Column("question", Text, nullable=False),
+)
+Index(
+    "ix_llm_batch_items_state",
+    llm_batch_items.c.state,
+    llm_batch_items.c.provider,
+    llm_batch_items.c.created_at,
+)
+
+llm_batch_waits = Table(
+    "llm_batch_waits",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("job_id", Text, primary_key=True),
+    Column("called_at", Double, nullable=False),
+)
+
+
+llm_calls = Table(
+    "llm_calls",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("day", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("batch", Boolean, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("cost", Double),
+    Column("provider", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("job_type", Text),
+    Column("source", Text),
+    Column("job_id", Text),
+    Column("document_id", Text),
+    Column("backfill_id", Text),
+)
+Index("ix_llm_calls_day", llm_calls.c.day)
+Index(
+    "ix_llm_calls_open",
+    llm_calls.c.at,
+    sqlite_where=text("state = 'open'"),
+    postgresql_where=text("state = 'open'"),
+)
+
+llm_accounts = Table(
+    "llm_accounts",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("day", Text),
+    Column("calls", Integer, nullable=False),
+    Column("saved_calls", Integer, nullable=False),
+    Column("unpriced_calls", Integer, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("spent", Double, nullable=False),
+    Column("reserved", Double, nullable=False),
+    Column("saved", Double, nullable=False),
+    Column("short_of", Double),
+)

@@ -1,0 +1,318 @@
+"""Questions to language models from programs: through the lanes, and with the answer at hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Protocol
+
+import structlog
+
+from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.publish.publisher import Publisher
+from switchyard.broker.task_supervisor import TaskSupervisor
+from switchyard.services.common.errors import NotFoundError
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.job_end import wait_for_end
+from switchyard.services.engine.monitoring.job_events import EventFeed, EventHub
+from switchyard.services.engine.monitoring.lane_pressure import LanePressure
+from switchyard.services.engine.monitoring.metrics import Metrics
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.publishing.publisher import JobPublisher, Published
+from switchyard.services.engine.publishing.requests import job_id_for
+from switchyard.services.engine.records.results import JobRecord
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.wings import job_modules
+from switchyard.services.llm.answer_stream import LlmText, WrittenAnswer
+from switchyard.services.llm.direct_requests import DirectRequests
+
+SUBSCRIBE_TIMEOUT = 10.0
+"""Seconds to wait for the broker's events at the start; without them, answers come later."""
+
+
+class LlmStatus(StrEnum):
+    """How a request stands."""
+
+    WAITING = "waiting"
+    """It has not ended: ask again later."""
+    COMPLETED = "completed"
+    TIMEOUT = "timeout"
+    """It expired before it was answered. One that had not been sent by then cost nothing."""
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class LlmResult:
+    """What became of a request."""
+
+    job_id: str
+    status: LlmStatus
+    result: Mapping[str, Any] | None = None
+    """`text`, `value` where there is a schema, `model`, `usage`, …; None unless completed."""
+    error: str | None = None
+
+    @property
+    def text(self) -> str | None:
+        """The answer as the model wrote it."""
+        return None if self.result is None else self.result.get("text")
+
+    @property
+    def value(self) -> Any:
+        """The answer as JSON that fits the schema; None where there is none."""
+        return None if self.result is None else self.result.get("value")
+
+
+class UnknownLlmRequest(NotFoundError):
+    """There is no request of that id."""
+
+
+def result_of(record: JobRecord, now: float) -> LlmResult:
+    """What a job's record says of its request; `now` is the ledger's time. Who waits as long as the
+    request may take is told that it expired, although its worker may have yet to record that."""
+    status = LlmStatus.WAITING
+    match record.state:
+        case State.SUCCEEDED:
+            return LlmResult(record.id, LlmStatus.COMPLETED, record.result or {})
+        case State.CANCELLED:
+            status = LlmStatus.CANCELLED
+        case State.DEAD:
+            expired = record.reason == Reason.EXPIRED
+            status = LlmStatus.TIMEOUT if expired else LlmStatus.FAILED
+        case _ if record.expires_at is not None and record.expires_at <= now:
+            last = f": {record.error_message}" if record.error_message else ""
+            return LlmResult(record.id, LlmStatus.TIMEOUT, error=f"no answer in time{last}")
+    return LlmResult(record.id, status, error=record.error_message)
+
+
+class RequestBackend(Protocol):
+    """Where requests are run: through the lanes, or here (DirectRequests)."""
+
+    @property
+    def hub(self) -> EventHub:
+        """Where it is heard what jobs write."""
+        ...
+
+    async def publish(self, request: JobRequest) -> Published: ...
+
+    async def ended(self, job_id: str, *, timeout: float) -> JobRecord | None: ...
+
+
+class QueuedRequests:
+    """Through the lanes; the workers answer."""
+
+    def __init__(self, ledger: Ledger, jobs: JobPublisher, feed: EventFeed) -> None:
+        self._ledger = ledger
+        self._jobs = jobs
+        self._feed = feed
+
+    @property
+    def hub(self) -> EventHub:
+        return self._feed
+
+    async def publish(self, request: JobRequest) -> Published:
+        return await self._jobs.publish(request)
+
+    async def ended(self, job_id: str, *, timeout: float) -> JobRecord | None:
+        return await wait_for_end(self._feed, self._ledger, job_id, timeout=timeout)
+
+
+class LLMQueue:
+    """Asks through the lanes, where workers answer; with JOBS_LLM_DIRECT in this process, without
+    a broker. Open it with `LLMQueue.opened`."""
+
+    def __init__(self, ledger: Ledger, way: RequestBackend) -> None:
+        self._ledger = ledger
+        self._way = way
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, settings: Settings | None = None) -> AsyncIterator[LLMQueue]:
+        """A queue at the broker and ledger of the settings (JOBS_…), closed at the end. What is
+        asked directly and not answered by then is cancelled."""
+        settings = settings or Settings()
+        registry = Registry.load(dict.fromkeys((*job_modules(), *settings.modules)))
+        if settings.llm_direct:
+            async with (
+                await Ledger.open(settings.ledger_url, check=True) as ledger,
+                cls.direct(settings, registry, ledger) as queue,
+            ):
+                yield queue
+            return
+        log = structlog.get_logger("llm")
+        feed = EventFeed(settings)
+        background = TaskSupervisor(log)
+        async with (
+            await Ledger.open(settings.ledger_url, check=True) as ledger,
+            Publisher(settings, name="llm queue") as publisher,
+            LanePressure(settings, registry, ledger=ledger) as pressure,
+        ):
+            background.start("event feed", feed.run)
+            try:
+                try:
+                    await asyncio.wait_for(feed.is_listening.wait(), SUBSCRIBE_TIMEOUT)
+                except TimeoutError:
+                    log.warning("job events not received yet")
+                fair_from = settings.fair_from
+                jobs = JobPublisher(
+                    registry, ledger, publisher, pressure=pressure, fair_from=fair_from
+                )
+                yield cls(ledger, QueuedRequests(ledger, jobs, feed))
+            finally:
+                await background.close()
+
+    @classmethod
+    @asynccontextmanager
+    async def direct(
+        cls,
+        settings: Settings,
+        registry: Registry,
+        ledger: Ledger,
+        metrics: Metrics | None = None,
+    ) -> AsyncIterator[LLMQueue]:
+        """Requests that this process runs itself, whatever JOBS_LLM_DIRECT says; `metrics` show
+        them."""
+        async with DirectRequests.opened(settings, registry, ledger, metrics) as requests:
+            yield cls(ledger, requests)
+
+    async def submit(
+        self,
+        job_type: str,
+        payload: Mapping[str, Any],
+        *,
+        lane: str = "hot",
+        priority: int | None = None,
+        expires_in: float | None = None,
+        key: str | None = None,
+        source: str = "python",
+    ) -> str:
+        """Send a request; gives the job's id. `expires_in` is seconds after which it is not to be
+        answered any more; the same `key` is the same request.
+
+        Raises InvalidPayload, UnknownJobType, InvalidJob, PublishError, LedgerError.
+        """
+        return await self._submit(
+            f"{lane}.{job_type}",
+            payload,
+            expires_in,
+            priority=priority,
+            source=source,
+            idempotency_key=key,
+        )
+
+    async def _submit(
+        self,
+        routing_key: str,
+        payload: Mapping[str, Any],
+        expires_in: float | None,
+        **options: Any,
+    ) -> str:
+        expires_at = None
+        if expires_in is not None:
+            expires_at = self._ledger.clock.now() + timedelta(seconds=expires_in)
+        request = JobRequest(routing_key, payload, expires_at=expires_at, **options)
+        return (await self._way.publish(request)).job_id
+
+    async def open_stream(
+        self,
+        job_type: str,
+        payload: Mapping[str, Any],
+        *,
+        lane: str = "hot",
+        priority: int | None = None,
+        expires_in: float | None = None,
+        key: str | None = None,
+        source: str = "python",
+    ) -> WrittenAnswer:
+        """Send a request whose answer is told as it is written; `follow` it with `ending`, and
+        close it. Raises as `submit`."""
+        payload = {**payload, "stream": True}
+        job_id = job_id_for(key, job_type, payload)
+        written = WrittenAnswer(self._way.hub, job_id)
+        try:
+            known = await self._submit(
+                f"{lane}.{job_type}",
+                payload,
+                expires_in,
+                priority=priority,
+                source=source,
+                idempotency_key=key,
+                job_id=job_id,
+            )
+        except BaseException:
+            written.close()
+            raise
+        if known == job_id:
+            return written
+        written.close()
+        return WrittenAnswer(self._way.hub, known)
+
+    async def ending(self, job_id: str, *, timeout: float) -> JobRecord | None:
+        """The record of a request when it has ended; as it stands after `timeout` seconds."""
+        return await self._way.ended(job_id, timeout=timeout)
+
+    async def stream(
+        self,
+        job_type: str,
+        payload: Mapping[str, Any],
+        *,
+        timeout: float = 600.0,
+        lane: str = "hot",
+        priority: int | None = None,
+        source: str = "python",
+    ) -> AsyncGenerator[LlmText | LlmResult, None]:
+        """Send a request that expires after `timeout` seconds: its answer piece by piece as it is
+        written, and last its result, which alone has all of it. An answer that was kept is a result
+        and nothing else. Whoever leaves early does not stop it.
+
+        Raises as `submit` and `result`.
+        """
+        written = await self.open_stream(
+            job_type, payload, lane=lane, priority=priority, expires_in=timeout, source=source
+        )
+        try:
+            ending = self.ending(written.job_id, timeout=timeout)
+            async with aclosing(written.follow(ending)) as events:
+                async for each in events:
+                    if isinstance(each, JobRecord):
+                        yield self._result_of(each)
+                    elif each is not None:
+                        yield each
+        finally:
+            written.close()
+
+    async def result(self, job_id: str, *, timeout: float = 600.0) -> LlmResult:
+        """What became of a request, as soon as it has ended; `waiting` when that takes longer than
+        `timeout` seconds. Raises UnknownLlmRequest, LedgerError."""
+        record = await self._way.ended(job_id, timeout=timeout)
+        if record is None:
+            raise UnknownLlmRequest(f"there is no request {job_id}")
+        return self._result_of(record)
+
+    def _result_of(self, record: JobRecord) -> LlmResult:
+        return result_of(record, self._ledger.clock.time())
+
+    async def call(
+        self,
+        job_type: str,
+        payload: Mapping[str, Any],
+        *,
+        timeout: float = 600.0,
+        lane: str = "hot",
+        priority: int | None = None,
+        source: str = "python",
+    ) -> LlmResult:
+        """Send a request that expires after `timeout` seconds, and wait for its end.
+
+        Raises as `submit` and `result`.
+        """
+        job_id = await self.submit(
+            job_type, payload, lane=lane, priority=priority, expires_in=timeout, source=source
+        )
+        return await self.result(job_id, timeout=timeout)

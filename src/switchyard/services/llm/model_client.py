@@ -1,0 +1,295 @@
+"""The LLM lane of one process: servers, the gate before them, and what becomes of each call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from switchyard.services.common.settings import LlmServer, Settings
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.output_stream import OutputStream
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.metric_names import LLM_HEDGES, Metric, Samples
+from switchyard.services.llm.answers import Answers
+from switchyard.services.llm.batch_collector import BatchCollector
+from switchyard.services.llm.budget_account import BudgetAccount, NoBudget
+from switchyard.services.llm.completion import Completion
+from switchyard.services.llm.concurrency_policy import ConcurrencyPolicy, Ended
+from switchyard.services.llm.gate import SHORT_PAUSE, Admission, CallOutcome, LlmGate, Urgency
+from switchyard.services.llm.hedges import Hedges
+from switchyard.services.llm.llm_errors import (
+    InvalidLlmResponse,
+    LlmLimited,
+    LlmRefused,
+    LlmSaturated,
+    LlmTimeout,
+    LlmUnavailable,
+    LlmUnreachable,
+    add_server_name,
+)
+from switchyard.services.llm.records.llm_spend import Requester
+from switchyard.services.llm.server_client import LlmClient, ModelResponse
+
+SLOT_TIMEOUT = 30.0
+"""Seconds that a call waits for room; then its job goes back, with no attempt used up."""
+HEDGE_SLOT_TIMEOUT = 1.0
+"""Seconds that a second request waits for room."""
+MAX_ROUNDS = 10
+"""How often one call is taken up again after a 429 or 503."""
+NO_REQUESTER = Requester()
+
+
+class ModelClient:
+    """Asks the servers of the settings. Open it with `ModelClient.open`, once for a process."""
+
+    def __init__(
+        self,
+        servers: Sequence[LlmServer],
+        clients: Mapping[str, LlmClient],
+        gate: LlmGate | None,
+        answers: Answers,
+        till: BudgetAccount,
+        hedges: Hedges,
+        collector: BatchCollector | None = None,
+    ) -> None:
+        self._servers = servers
+        self._clients = clients
+        self._gate = gate
+        self._answers = answers
+        self._till = till
+        self._hedges = hedges
+        self._collector = collector
+
+    @property
+    def _server_identities(self) -> list[list[str]]:
+        """Address and model of the servers that are asked while nothing is wrong: an answer
+        depends on them."""
+        first = min(each.order for each in self._servers)
+        return sorted([each.base_url, each.model] for each in self._servers if each.order == first)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, settings: Settings, ledger: Ledger | None, *, rule: ConcurrencyPolicy | None = None
+    ) -> AsyncIterator[ModelClient]:
+        """A lane; its connections end with the context. Without a ledger, only this process knows
+        of its calls. Raises LlmRefused when no server is set, or its address is none."""
+        servers = settings.llm_servers
+        if not servers:
+            raise LlmRefused("no model server is set: JOBS_LLM_BASE_URL is empty")
+        async with AsyncExitStack() as stack:
+            clients = {}
+            for server in servers:
+                opening = LlmClient.connect(server, settings.llm_timeout)
+                clients[server.name] = await stack.enter_async_context(opening)
+            gate = None
+            if ledger is not None:
+                gate = await stack.enter_async_context(LlmGate.open(settings, ledger, rule=rule))
+            till = BudgetAccount.from_settings(settings, ledger)
+            collector = BatchCollector.from_settings(settings, ledger, till)
+            hedges = Hedges(settings.llm_hedge_share)
+            answers = Answers.from_settings(settings, ledger)
+            stack.push_async_callback(answers.close)
+            yield cls(servers, clients, gate, answers, till, hedges, collector)
+
+    async def answer(
+        self,
+        asked: Mapping[str, Any],
+        *,
+        urgency: Urgency,
+        within: float,
+        fresh: bool = False,
+        speech: OutputStream | None = None,
+        by: Requester = NO_REQUESTER,
+        batch: bool = False,
+    ) -> tuple[Completion, bool]:
+        """Return the answer to a chat (`messages`, `max_tokens`, …), and whether it was there
+        already: what was asked before, or is being asked, is not paid for again unless it is to be
+        `fresh`.
+
+        `within` is seconds, waiting for room included. `speech` gets the text as it comes; the cost
+        is charged to `by`. With `batch`, the question is added to a provider batch and
+        WaitingForBatch is raised; the job is retried when the batch has ended. Raises what `ask`
+        raises.
+        """
+
+        question = {"servers": self._server_identities, "asked": asked}
+        collector = self._collector if batch and not fresh else None
+
+        async def ask(left: float) -> Completion:
+            if collector is not None:
+                await collector.collect(question, by)
+            return await self.ask(asked, urgency=urgency, within=left, speech=speech, by=by)
+
+        answer, reused = await self._answers.get(question, ask, within=within, fresh=fresh)
+        is_own = collector is not None and await collector.finish_wait(question, by)
+        if reused and not is_own:
+            await self._till.record_cache_saving(answer, by, [each.model for each in self._servers])
+        return answer, reused
+
+    def shown(self) -> list[tuple[Metric, Samples]]:
+        """Return the client's metrics."""
+        counts = self._hedges.counts.items()
+        return [(LLM_HEDGES, {(outcome,): float(number) for outcome, number in counts})]
+
+    async def forget(self, asked: Mapping[str, Any]) -> None:
+        """Delete the kept answer to a question: it was of no use."""
+        await self._answers.forget({"servers": self._server_identities, "asked": asked})
+
+    async def ask(
+        self,
+        asked: Mapping[str, Any],
+        *,
+        urgency: Urgency,
+        within: float,
+        speech: OutputStream | None = None,
+        by: Requester = NO_REQUESTER,
+    ) -> Completion:
+        """Ask the first server that can answer a chat, and pay for it in any case.
+
+        `within` is seconds, waiting for room included. Raises LlmUnavailable, InvalidLlmResponse
+        (try again later; `counts` says whether that is an attempt), LlmRefused, NoBudget, and
+        LedgerError.
+        """
+        deadline = time.monotonic() + within
+        tried: set[str] = set()
+        last: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
+        for _ in range(MAX_ROUNDS + len(self._clients)):
+            left = deadline - time.monotonic()
+            if len(tried) == len(self._clients) or left <= 0:
+                break
+            try:
+                # Half of its time is left for the call: one that began too late for an answer
+                # would be a time-out of the server, and an attempt of the job.
+                entry = await self._take_slot(urgency, min(SLOT_TIMEOUT, left / 2), tried)
+            except LlmSaturated as error:
+                if isinstance(last, LlmRefused):  # by one of which another may not refuse it
+                    raise
+                # What a server answered says more than that the others have no room.
+                raise last or error from error
+            try:
+                return await self._ask_hedged(
+                    entry, asked, deadline - time.monotonic(), speech, by, urgency, tried
+                )
+            except LlmLimited as error:
+                last = error  # it is paused now; the gate knows whether another has room
+            except (LlmUnavailable, InvalidLlmResponse, NoBudget) as error:
+                last = error
+                tried.add(entry.server.name)
+            except LlmRefused as error:
+                if not error.elsewhere:
+                    raise
+                last = error
+                tried.add(entry.server.name)
+        raise last or LlmTimeout(f"no model server answered within {within:g} s")
+
+    async def _take_slot(self, urgency: Urgency, patience: float, tried: set[str]) -> Admission:
+        if self._gate is not None:
+            return await self._gate.enter(urgency, patience=patience, without=tried)
+        name = next(name for name in self._clients if name not in tried)
+        return Admission(LlmServer(name=name, base_url=""), "")
+
+    async def _ask_hedged(
+        self,
+        entry: Admission,
+        asked: Mapping[str, Any],
+        within: float,
+        speech: OutputStream | None,
+        by: Requester,
+        urgency: Urgency,
+        tried: set[str],
+    ) -> Completion:
+        """`_call`; of a hot question that is late, by the first of two requests that begins to
+        answer."""
+        patience = self._hedges.hedge_delay() if urgency.lane == 0 else None
+        if patience is None:
+            return await self._call(entry, asked, within, speech, by)
+        deadline = time.monotonic() + within
+        others = set(self._clients) - tried - {entry.server.name}
+
+        async def first(told: OutputStream) -> Completion:
+            return await self._call(entry, asked, within, told, by)
+
+        async def second(told: OutputStream) -> Completion:
+            without = tried | {entry.server.name} if others else tried
+            left = deadline - time.monotonic()
+            another = await self._take_slot(urgency, min(HEDGE_SLOT_TIMEOUT, left), without)
+            return await self._call(another, asked, deadline - time.monotonic(), told, by)
+
+        return await self._hedges.race(patience, speech, first, second)
+
+    async def _call(
+        self,
+        entry: Admission,
+        asked: Mapping[str, Any],
+        within: float,
+        speech: OutputStream | None,
+        by: Requester,
+    ) -> Completion:
+        lesson: CallOutcome | None = None
+        if speech is not None:
+            speech.begin()  # another server may have begun
+        try:
+            async with self._till.charged_call(entry.server, asked, by) as bill:
+                said = await self._clients[entry.server.name].ask(
+                    asked,
+                    within=within,
+                    tell=None if speech is None else speech.write,
+                    restart=(speech or OutputStream()).begin,
+                    broken=bill.count_broken,
+                )
+                bill.answer = said.answer
+            lesson = _from_answer(said)
+            if said.timing is not None:
+                self._hedges.observe_latency(said.timing.first_token)
+            return said.answer
+        except (LlmUnavailable, InvalidLlmResponse, LlmRefused) as error:
+            lesson = outcome_of_error(error)
+            if len(self._clients) > 1:
+                add_server_name(error, entry.server.name)
+            raise
+        finally:
+            if self._gate is not None:
+                # Also when the job is cancelled: until then others wait for its slot.
+                await asyncio.shield(self._gate.leave(entry, lesson))
+
+
+def _from_answer(said: ModelResponse) -> CallOutcome:
+    spent = said.quota.wait
+    return CallOutcome(
+        Ended.ANSWERED, said.timing, pause=spent, reason="its limits are used up" if spent else ""
+    )
+
+
+def outcome_of_error(error: LlmUnavailable | InvalidLlmResponse | LlmRefused) -> CallOutcome:
+    """Return the outcome of a call, for the gate, from its error."""
+    reason = str(error)[:200]
+    match error:
+        case LlmLimited():
+            pause = SHORT_PAUSE if error.after is None else error.after
+            return CallOutcome(Ended.REFUSED, pause=pause, reason=reason)
+        case LlmTimeout():
+            return CallOutcome(Ended.TIMED_OUT, is_failure=True, reason=reason)
+        case (
+            LlmUnreachable() | LlmUnavailable() | InvalidLlmResponse() | LlmRefused(elsewhere=True)
+        ):
+            return CallOutcome(Ended.FAILED, is_failure=True, reason=reason)
+        case _:
+            return CallOutcome(Ended.FAILED)
+
+
+@asynccontextmanager
+async def model_client_of(ctx: JobContext) -> AsyncIterator[ModelClient]:
+    """The lane of the process that runs the job; one of its own where nothing is shared."""
+
+    def opening() -> Any:
+        return ModelClient.open(ctx.settings, ctx.ledger)
+
+    if ctx.shared is not None:
+        yield await ctx.shared.get(ModelClient, opening)
+        return
+    async with opening() as lane:
+        yield lane

@@ -1,0 +1,173 @@
+"""The parts of language models in running a system: periodic duties, doctor's checks, metrics."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+from functools import partial
+
+import structlog
+
+from switchyard.broker.lanes import queue_name
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring import metric_names as names
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
+from switchyard.services.engine.monitoring.doctor import DoctorStep
+from switchyard.services.engine.monitoring.metric_names import Metric, Samples
+from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
+from switchyard.services.engine.scheduler.duties import DutyContext, PeriodicDuty
+from switchyard.services.llm.answers import drop_old_answers
+from switchyard.services.llm.batch_sender import BatchSender
+from switchyard.services.llm.budget_account import tidy_spending
+from switchyard.services.llm.ledger import LlmLedger
+from switchyard.services.llm.records.llm_batches import ItemState
+from switchyard.services.llm.records.llm_servers import (
+    BRIEF_PAUSE,
+    TRIAL_AFTER_FAILURES,
+    LlmServerReport,
+)
+from switchyard.services.llm.records.llm_spend import BudgetState, SpendRow
+
+REPORTED_AFTER_FAILURES = TRIAL_AFTER_FAILURES + 2
+"""Failures in a row from which a server is told of: it gets one call at a time, and has failed some
+of these. More would take minutes where each ends by its time limit."""
+LONG_PAUSE_SECONDS = 120.0
+"""Seconds left of a pause from which it is told of: more than a server's limits per minute take."""
+
+
+async def model_servers(system: DoctorContext) -> list[Diagnostic]:
+    """Those of the settings that fail again and again, or have asked for a long pause; nothing
+    where none was called yet."""
+    names = {each.name for each in system.settings.model_servers}
+    known = [
+        each
+        for each in await LlmLedger(system.need_ledger()).slots.llm_servers()
+        if each.name in names
+    ]
+    failing = [each for each in known if each.state.failures >= REPORTED_AFTER_FAILURES]
+    paused = [
+        each for each in known if each.paused_for >= LONG_PAUSE_SECONDS and each not in failing
+    ]
+    kind = warning if len(failing) < len(names) else failure
+    checks = [
+        kind(
+            "model servers",
+            Finding.MODEL_SERVER_FAILS,
+            f"{each.name} has failed {each.state.failures:,} times in a row: "
+            f"{each.state.pause_reason or 'no reason is known'}",
+            "start it, or correct its address, model or key and restart the workers; "
+            "`jobctl llm status`",
+        )
+        for each in failing
+    ]
+    checks += [
+        warning(
+            "model servers",
+            Finding.MODEL_SERVER_PAUSED,
+            f"{each.name} is paused for {timedelta(seconds=round(each.paused_for))} more: "
+            f"{each.state.pause_reason or 'no reason is known'}; its requests wait, and go on then",
+            "nothing, if they may wait; to ask it again at once, as when its limit was raised: "
+            f"`jobctl llm resume {shlex.quote(each.name)}`; else name another server in "
+            "JOBS_LLM_PROVIDERS and restart the workers; `jobctl llm status`",
+        )
+        for each in paused
+    ]
+    if checks or not known:
+        return checks
+    return [ok("model servers", f"{len(known):,} of {len(names):,} called, and none fails")]
+
+
+def doctor_steps() -> Iterable[DoctorStep]:
+    """Return the checks that this wing adds to the doctor's."""
+    return [DoctorStep(model_servers, ledger=True)]
+
+
+async def delayed_jobs(settings: Settings, ledger: Ledger) -> Mapping[str, int]:
+    """Count the jobs of each queue that wait in delays because all servers of language models are
+    paused. Raises LedgerError."""
+    servers = {each.name for each in settings.llm_servers}
+    if not servers:
+        return {}
+    waiting = await LlmLedger(ledger).slots.waiting_for_servers(
+        servers, LLM_WORKER, pause=BRIEF_PAUSE
+    )
+    return {queue_name(lane, LLM_WORKER): number for lane, number in waiting.items()}
+
+
+async def samples(settings: Settings, ledger: Ledger) -> list[tuple[Metric, Samples]]:
+    """Read what the ledger knows of servers, cost and batches, as metrics. Raises LedgerError."""
+    repositories = LlmLedger(ledger)
+    reports = await repositories.slots.llm_servers()
+    spent = await repositories.spending.llm_spent_today()
+    budgets = await repositories.spending.llm_budgets(per_day=settings.llm_budget_per_day)
+    batched = await repositories.batches.llm_batch_counts()
+    return [
+        *_of_servers(settings, reports),
+        *_of_spending(settings, spent, budgets),
+        (
+            names.LLM_BATCHED,
+            {
+                (each.name, state.value): batched.get((each.name, state.value), 0)
+                for each in settings.llm_servers
+                if each.batch
+                for state in ItemState
+            },
+        ),
+    ]
+
+
+def _of_servers(
+    settings: Settings, found: Iterable[LlmServerReport]
+) -> list[tuple[Metric, Samples]]:
+    """Those of the settings: the ledger may know others, of long ago."""
+    most = {each.name: settings.most_calls(each) for each in settings.model_servers}
+    known = [each for each in found if each.name in most]
+    return [
+        (
+            names.LLM_SERVER_LIMIT,
+            {(each.name,): float(each.state.calls(most[each.name])) for each in known},
+        ),
+        (names.LLM_SERVER_CALLS, {(each.name,): float(each.in_flight) for each in known}),
+        (names.LLM_SERVER_PAUSED, {(each.name,): each.paused_for for each in known}),
+    ]
+
+
+def _of_spending(
+    settings: Settings, spent: Mapping[str, SpendRow], budgets: Iterable[BudgetState]
+) -> list[tuple[Metric, Samples]]:
+    servers = (each.name for each in settings.model_servers)
+    ours = {name: spent[name] for name in servers if name in spent}
+    tokens: dict[tuple[str, ...], float] = {}
+    for name, row in ours.items():
+        tokens[name, "input"] = row.input_tokens
+        tokens[name, "cached"] = row.cached_tokens
+        tokens[name, "output"] = row.output_tokens
+    found = list(budgets)
+    today = next((each.left for each in found if each.key.startswith("day:")), None)
+    return [
+        (names.LLM_TOKENS, tokens),
+        (names.LLM_COST, {(name,): row.cost for name, row in ours.items()}),
+        (names.LLM_UNPRICED, {(name,): row.unpriced_calls for name, row in ours.items()}),
+        (names.LLM_SAVED, {(): spent[""].saved if "" in spent else 0.0}),
+        (names.LLM_BUDGET_LEFT, {} if today is None else {(): today}),
+        (names.LLM_BUDGETS_SHORT, {(): float(sum(each.is_short for each in found))}),
+    ]
+
+
+def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
+    """Return the duties: send and collect batches, delete what is too old."""
+    sender = BatchSender(context.settings, context.ledger, context.publisher)
+    yield PeriodicDuty("batches", sender.run)
+    yield PeriodicDuty("old answers", partial(_drop_answers, context), context.pace.answers)
+
+
+async def _drop_answers(context: DutyContext) -> None:
+    """Delete models' answers and records of cost that are too old, or too many."""
+    log = structlog.get_logger("scheduler")
+    if number := await drop_old_answers(context.settings, context.ledger):
+        log.info("model answers deleted", answers=number)
+    if number := await tidy_spending(context.settings, context.ledger):
+        log.info("cost records deleted", calls=number)

@@ -1,0 +1,107 @@
+"""What the ledger keeps of language models' servers, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+TRIAL_AFTER_FAILURES = 5
+"""Failures in a row from which a server gets one call at a time, until one is answered."""
+BRIEF_PAUSE = 5.0
+"""Seconds of a pause that a request waits for in its worker; for a longer one its job goes back."""
+WAIT_FOR_SERVER = ("LlmUnreachable", "LlmSaturated", "LlmLimited")
+"""Errors of requests that have gone back to wait for a server, and used up no attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlmServerState:
+    """What the fleet knows of one server. Times are the database's, in seconds since the epoch."""
+
+    limit: float
+    """Calls that it may get at once."""
+    pace: Mapping[str, Any] = field(default_factory=dict)
+    """What the rule remembers (`services.llm.concurrency_policy.ServerPace`)."""
+    paused_until: float = 0.0
+    pause_reason: str | None = None
+    failures: int = 0
+    """Calls in a row that it did not answer."""
+
+    @property
+    def is_on_trial(self) -> bool:
+        """It failed again and again: one call at a time finds out whether it is back."""
+        return self.failures >= TRIAL_AFTER_FAILURES
+
+    @property
+    def allowed(self) -> float:
+        """Calls that it gets at once as things are."""
+        return 1.0 if self.is_on_trial else self.limit
+
+    def calls(self, most: int) -> int:
+        """The same where the settings allow `most`: its limit may be from before these."""
+        return max(1, min(most, int(self.allowed)))
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTaken:
+    """The call may be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsFull:
+    """As many calls are under way as may be."""
+
+    in_flight: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPaused:
+    """Nobody is to call it for now."""
+
+    seconds: float
+    reason: str
+
+
+SlotAnswer = SlotTaken | SlotsFull | ServerPaused
+
+
+@dataclass(frozen=True, slots=True)
+class LlmServerReport:
+    """A server as it is now."""
+
+    name: str
+    state: LlmServerState
+    in_flight: int
+    paused_for: float
+    """Seconds; 0 when it is not paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseEnded:
+    """Somebody has ended a server's pause."""
+
+    paused_for: float
+    """Seconds that were left of it; 0 when it was not paused."""
+    jobs: int
+    """Those that had gone back to wait, and are to be published again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheHit:
+    """The question was answered before."""
+
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAcquired:
+    """Whoever got this is to ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseHeld:
+    """Somebody else is asking."""
+
+
+AnswerClaim = CacheHit | LeaseAcquired | LeaseHeld

@@ -1,0 +1,274 @@
+"""One question to an OpenAI-compatible server, and its answer.
+
+Retries come in two layers. This is layer 1: network errors alone, a few tries within seconds, so
+that one dropped connection does not cost a job its attempt. Everything else goes up to the job's
+own retries. The SDK's retries are off, or attempts would multiply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from switchyard.services.common.libraries import load
+from switchyard.services.common.settings import LlmServer
+from switchyard.services.common.tracing import span
+from switchyard.services.llm.bounded_http import bounded_http
+from switchyard.services.llm.completion import Completion, Reading, Timing, is_cut
+from switchyard.services.llm.llm_errors import (
+    InvalidLlmResponse,
+    LlmRefused,
+    LlmTimeout,
+    LlmUnavailable,
+    translate,
+)
+from switchyard.services.llm.parameters import MAX_REPEATS, Parameters
+from switchyard.services.llm.server_quota import ServerQuota
+
+if TYPE_CHECKING:
+    import openai
+
+Reply = TypeVar("Reply")
+
+NETWORK_TRIES = 3
+FIRST_RETRY_DELAY = 0.5
+"""Seconds before the second try; doubled for the third."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelResponse:
+    """An answer, and what it tells of the server."""
+
+    answer: Completion
+    timing: Timing | None
+    quota: ServerQuota
+    """What the server says is left of its limits."""
+
+
+class LlmClient:
+    """Asks one server. Open it with `LlmClient.connect`."""
+
+    def __init__(self, api: openai.AsyncOpenAI, server: LlmServer, timeout: float) -> None:
+        self._api = api
+        self._timeout = timeout
+        self.model = server.model
+        self._server_name = server.name
+        self._parameters = Parameters.for_server(server)
+        """As the server took them last."""
+        self._begins_within = False
+        """Whether this model begins with reasoning that has no mark at its beginning."""
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, server: LlmServer, timeout: float) -> AsyncIterator[LlmClient]:
+        """A client of that server; its connections end with the context. `timeout` is seconds for
+        one request. Raises LlmRefused for an address that is none."""
+        key = server.api_key
+        async with open_api(
+            server.base_url, key.get_secret_value() if key else None, timeout
+        ) as api:
+            yield cls(api, server, timeout)
+
+    async def ask(
+        self,
+        asked: Mapping[str, Any],
+        *,
+        within: float,
+        tell: Callable[[str], None] | None = None,
+        restart: Callable[[], None] = lambda: None,
+        broken: Callable[[], None] = lambda: None,
+    ) -> ModelResponse:
+        """The model's answer to a chat: `messages`, and the parameters of the API.
+
+        `within` is seconds for all tries together: keep it well under the job's time limit. `tell`
+        gets the text piece by piece, of the last try; a try that fails after the first piece is the
+        last. `restart` is called when what `tell` got was not the answer, which begins anew.
+        `broken` is called for each try but the last that may have been charged. Cancelling
+        closes the request, so that the server stops.
+        Raises LlmUnavailable, InvalidLlmResponse (try again later) or LlmRefused (do not).
+        """
+        import openai
+
+        told = False
+
+        def pass_on(text: str) -> None:
+            nonlocal told
+            told = True
+            if tell is not None:
+                tell(text)
+
+        async def create() -> ModelResponse:
+            # The SDK's own limit is for each read: a stream that trickles would go on for ever.
+            limit = asyncio.timeout(self._timeout)
+            try:
+                async with limit:
+                    return await self._adapted(asked, pass_on, restart)
+            except TimeoutError as error:
+                if limit.expired():
+                    allowed = f"{self._timeout:g} s (JOBS_LLM_TIMEOUT)"
+                    raise LlmTimeout(f"the model server did not answer within {allowed}") from error
+                raise
+            except Exception as error:
+                if is_cut(error):  # while a body was read past the SDK
+                    request = error.request  # type: ignore[attr-defined]
+                    raise openai.APIConnectionError(request=request) from error
+                raise
+
+        with span(
+            f"chat {self.model}",
+            kind="client",
+            gen_ai__operation__name="chat",
+            gen_ai__request__model=self.model,
+            switchyard__llm__server=self._server_name,
+        ) as asking:
+            said = await call(
+                create, within=within, again=lambda: not (tell and told), broken=broken
+            )
+            asking.note(
+                gen_ai__usage__input_tokens=said.answer.usage.get("prompt_tokens"),
+                gen_ai__usage__output_tokens=said.answer.usage.get("completion_tokens"),
+            )
+            return said
+
+    async def _adapted(
+        self,
+        asked: Mapping[str, Any],
+        tell: Callable[[str], None],
+        restart: Callable[[], None],
+    ) -> ModelResponse:
+        """The answer; asked again where the server refuses a parameter that can be sent otherwise,
+        and from then on in the way that it took."""
+        import openai
+
+        parameters = self._parameters
+        tried = {parameters}
+        while True:
+            try:
+                said = await self._sent(parameters.streamed(asked), tell, restart)
+            except openai.APIStatusError as error:
+                changed = parameters.after(error, asked)
+                if changed is None or changed in tried or len(tried) > MAX_REPEATS:
+                    raise
+                parameters = changed
+                tried.add(parameters)
+            else:
+                self._parameters = parameters
+                return said
+
+    async def _sent(
+        self,
+        body: Mapping[str, Any],
+        tell: Callable[[str], None],
+        restart: Callable[[], None],
+    ) -> ModelResponse:
+        import openai
+
+        reading = Reading(self.model, tell, restart, self._begins_within)
+        async with await self._api.post(
+            "/chat/completions",
+            body={"model": self.model, **body},
+            cast_to=object,
+            stream=True,
+            stream_cls=openai.AsyncStream[object],
+        ) as stream:
+            quota = ServerQuota.from_headers(stream.response.headers)
+            answer = await reading.read(stream.response)
+            self._begins_within = self._begins_within or reading.began_within
+            return ModelResponse(answer, reading.timing, quota)
+
+
+@asynccontextmanager
+async def open_api(
+    base_url: str, api_key: str | None, timeout: float
+) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The SDK's client with its own retries off. `timeout` is seconds for one request.
+
+    Raises LlmRefused when the address is none.
+    """
+    await load("openai", "openai.resources.files", "switchyard.broker.tls")
+    import httpx
+    import openai
+
+    try:
+        port = httpx.URL(base_url).port
+    except httpx.InvalidURL as error:
+        raise LlmRefused(f"{base_url!r} is not the address of a server") from error
+    if port is not None and not 0 < port < 65_536:
+        raise LlmRefused(f"{base_url!r} is not the address of a server: there is no port {port}")
+
+    # The SDK insists on a key and would take one from OPENAI_API_KEY; a server of one's own
+    # often has none, and must not be sent another's.
+    # In a thread: to make it loads libraries and certificates.
+    http_client = await asyncio.to_thread(bounded_http, timeout)
+    async with openai.AsyncOpenAI(
+        base_url=base_url,
+        api_key=api_key or "none",
+        max_retries=0,
+        timeout=timeout,
+        http_client=http_client,
+    ) as api:
+        yield api
+
+
+async def call(
+    create: Callable[[], Awaitable[Reply]],
+    *,
+    within: float,
+    again: Callable[[], bool] = lambda: True,
+    broken: Callable[[], None] = lambda: None,
+) -> Reply:
+    """Await `create()`, again after network errors as long as `again()` says so, at most `within`
+    seconds in all. `broken()` is called before each new try if the one before may have cost.
+
+    Raises what `services.llm.llm_errors.translate` makes of the SDK's errors.
+    """
+    import openai
+    from tenacity import (
+        AsyncRetrying,
+        RetryCallState,
+        retry_if_exception,
+        stop_after_attempt,
+        wait_exponential_jitter,
+    )
+
+    def is_network_error(error: BaseException) -> bool:
+        # A time-out is one too, but waiting that long again is for the job's own retries.
+        return (
+            isinstance(error, openai.APIConnectionError)
+            and not isinstance(error, openai.APITimeoutError)
+            and again()
+        )
+
+    def tell_broken(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, openai.OpenAIError) and translate(error).may_cost:
+            broken()
+
+    tries = AsyncRetrying(
+        retry=retry_if_exception(is_network_error),
+        stop=stop_after_attempt(NETWORK_TRIES),
+        wait=wait_exponential_jitter(multiplier=FIRST_RETRY_DELAY, jitter=FIRST_RETRY_DELAY),
+        before_sleep=tell_broken,
+        reraise=True,
+    )
+
+    async def attempt() -> Reply:
+        return await create()  # tenacity awaits nothing but coroutine functions
+
+    limit = asyncio.timeout(within)
+    try:
+        async with limit:
+            return await tries(attempt)
+    except openai.OpenAIError as error:
+        raise translate(error) from error
+    except (LlmUnavailable, InvalidLlmResponse, LlmRefused):
+        raise
+    except ValueError as error:  # JSON or UTF-8 that does not decode, past the SDK's own errors
+        raise InvalidLlmResponse("the model server's answer is not JSON") from error
+    except TimeoutError as error:
+        if limit.expired():
+            raise LlmTimeout(f"the model server did not answer within {within:g} s") from error
+        raise

@@ -1,0 +1,118 @@
+"""Answers that must fit a JSON Schema. Schemas and answers both come from outside.
+
+Schemas are bounded in size and in what they cost to compile, refer to nothing elsewhere, and their
+patterns are run by an engine whose time is linear in the text. Recursive schemas may still need
+time and memory that double with each level of the answer: these are checked in a process that is
+killed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from switchyard.services.common.errors import PermanentError
+from switchyard.services.engine.jobs.context import InProcess, ProcessCrashed
+from switchyard.services.llm.schema_complexity import parts_of, refuse_costly
+
+MAX_INLINE_COST = 1_000_000
+"""Letters of an answer times parts of its schema, up to which a tenth of a second tells whether it
+fits."""
+MAX_INLINE_ERROR_COST = 5_000
+"""The same, up to which that tells what is wrong with it: the validator's words for nested choices
+are long."""
+CHECK_TIMEOUT = 5.0
+CHECK_MEMORY_MB = 1024
+MAX_PATTERN_BYTES = 256 * 1024
+"""Of a pattern, compiled."""
+_FENCE = re.compile(r"\A\s*```[a-zA-Z]*[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
+"""What models like to put around JSON."""
+
+
+class UncheckableAnswer(PermanentError):
+    """To check it against its schema would take too long, or too much memory."""
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Raises ValueError for what is no JSON Schema, refers to another, or is too large."""
+    refuse_costly(schema)
+    _validator(schema)
+
+
+async def checked(text: str, schema: Mapping[str, Any], in_process: InProcess) -> Any:
+    """`fitting`, which never holds up what else runs here. Raises UncheckableAnswer besides."""
+    parts = parts_of(schema)
+    cost = None if parts is None else parts * len(text)
+    if cost is not None and cost <= MAX_INLINE_COST:
+        value = _value(text)
+        if _validator(schema).is_valid(value):
+            return value
+    if cost is not None and cost <= MAX_INLINE_ERROR_COST:
+        return fitting(text, schema)
+    try:
+        value, wrong = await in_process(
+            _fitting_or_wrong,
+            *(text, schema),
+            timeout=CHECK_TIMEOUT,
+            memory_limit_mb=CHECK_MEMORY_MB,
+        )
+    except (TimeoutError, MemoryError, ProcessCrashed) as error:
+        # Without memory the validator's library aborts, and with it the process.
+        raise UncheckableAnswer(
+            f"whether the answer fits its schema can't be told within {CHECK_TIMEOUT:.0f} s and "
+            f"{CHECK_MEMORY_MB} MiB: make the schema simpler"
+        ) from error
+    if wrong is not None:
+        raise ValueError(wrong)
+    return value
+
+
+def _fitting_or_wrong(text: str, schema: Mapping[str, Any]) -> tuple[Any, str | None]:
+    # Not an exception, which would bring the other process' traceback into the words.
+    try:
+        return fitting(text, schema), None
+    except ValueError as error:
+        return None, str(error)
+
+
+def fitting(text: str, schema: Mapping[str, Any]) -> Any:
+    """The value that a model's answer stands for. Raises ValueError, which says what is wrong with
+    it in words for the model. Schemas of others: `checked`."""
+    value = _value(text)
+    validator = _validator(schema)
+    if validator.is_valid(value):
+        return value
+    wrong = []
+    for each in validator.iter_errors(value):
+        where = "/".join(map(str, each.instance_path))
+        wrong.append(f"{where or 'the whole'}: {each.message[:200]}")
+        if len(wrong) == 5:
+            break
+    raise ValueError("it does not fit the schema: " + "; ".join(wrong))
+
+
+def _value(text: str) -> Any:
+    fenced = _FENCE.match(text)
+    try:
+        return json.loads(fenced[1] if fenced else text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not JSON: {str(error)[:200]}") from error
+
+
+def _validator(schema: Mapping[str, Any]) -> Any:
+    import jsonschema_rs
+
+    try:
+        return jsonschema_rs.Draft202012Validator(
+            dict(schema),
+            offline=True,  # nobody's schema makes this host fetch an address
+            pattern_options=jsonschema_rs.RegexOptions(size_limit=MAX_PATTERN_BYTES),
+        )
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"this is no JSON Schema: {' '.join(str(error).split())[:300]}") from error
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

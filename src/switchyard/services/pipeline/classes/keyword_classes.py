@@ -1,0 +1,110 @@
+"""Classes by keywords, in time in proportion to the text, whatever text and keywords are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from switchyard.services.pipeline.classes.class_definitions import MAX_KEYWORD_WORDS, RuleKind
+from switchyard.services.pipeline.records.documents import DocumentClass
+from switchyard.services.pipeline.text.plain import words
+
+MAX_TIMES = 3
+"""How often one keyword counts: who repeats himself says nothing new."""
+_WINDOW = 200_000
+"""Characters that are cut into words at once: a list of all of them would be far larger."""
+_MAX_SHOWN = 30
+"""Keywords that are kept with a class."""
+
+Phrase = tuple[str, ...]
+
+
+class Keywords:
+    """Finds keywords in texts: as whole words, or where they end with * as the beginning of one."""
+
+    def __init__(self, keywords: Iterable[str]) -> None:
+        self._whole: dict[Phrase, list[str]] = {}
+        self._begun: dict[Phrase, list[str]] = {}
+        """As they are written: two labels may spell the same words differently."""
+        self._lengths: dict[str, set[int]] = {}
+        """Of the phrases that begin with a word: how many words they have."""
+        self._beginnings: set[int] = set()
+        """Lengths of last words that stand for all that begin so."""
+        for keyword in keywords:
+            phrase = tuple(words(_plain(keyword)))
+            is_begun = keyword.endswith("*")
+            (self._begun if is_begun else self._whole).setdefault(phrase, []).append(keyword)
+            if is_begun:
+                self._beginnings.add(len(phrase[-1]))
+            if not is_begun or len(phrase) > 1:
+                self._lengths.setdefault(phrase[0], set()).add(len(phrase))
+
+    def count(self, texts: Iterable[str]) -> Counter[str]:
+        """How often each keyword is there."""
+        found: Counter[str] = Counter()
+        for text in texts:
+            carried: list[str] = []
+            for window in _windows(text):
+                here = carried + words(_plain(window))
+                self._count(here, len(carried), found)
+                carried = here[-(MAX_KEYWORD_WORDS - 1) :]
+        return found
+
+    def _count(self, text: Sequence[str], seen: int, found: Counter[str]) -> None:
+        """Those that end behind the words that were seen before."""
+        for at, word in enumerate(text):
+            for length in self._lengths.get(word, ()):
+                if seen < at + length <= len(text):
+                    self._tell(tuple(text[at : at + length]), found)
+            if at >= seen and self._beginnings:
+                self._tell_begun((), word, found)
+
+    def _tell(self, phrase: Phrase, found: Counter[str]) -> None:
+        found.update(self._whole.get(phrase, ()))
+        if len(phrase) > 1:
+            self._tell_begun(phrase[:-1], phrase[-1], found)
+
+    def _tell_begun(self, before: Phrase, last: str, found: Counter[str]) -> None:
+        for length in self._beginnings:
+            if len(last) >= length:
+                found.update(self._begun.get((*before, last[:length]), ()))
+
+
+def classified(name: str, kind: RuleKind, found: Mapping[str, int]) -> list[DocumentClass]:
+    """The class of a text in which keywords were found so often."""
+    points = {
+        label: sum(
+            points * min(found[keyword], MAX_TIMES)
+            for keyword, points in definition.keywords.items()
+            if keyword in found
+        )
+        for label, definition in kind.labels.items()
+    }
+    label = next((each for each, at in kind.labels.items() if points[each] >= at.at_least), None)
+    chosen = label or kind.otherwise
+    if chosen is None:
+        return []
+    of = kind.labels[label].keywords if label else {}
+    matched = sorted((each for each in of if each in found), key=lambda each: (-of[each], each))
+    why = {
+        "by": "rules",
+        "keywords": {each: found[each] for each in matched[:_MAX_SHOWN]},
+        "points": {each: round(value, 4) for each, value in points.items()},
+    }
+    return [DocumentClass(name, chosen, round(points.get(chosen, 0.0), 4), why)]
+
+
+def _plain(text: str) -> str:
+    return text.replace("’", "'")
+
+
+def _windows(text: str) -> Iterator[str]:
+    """The text in parts that end between words, where it has any such place."""
+    start = 0
+    while start < len(text):
+        end = start + _WINDOW
+        if end < len(text):
+            end = max(text.rfind(" ", start, end), text.rfind("\n", start, end)) + 1 or end
+            end = end if end > start else start + _WINDOW
+        yield text[start:end]
+        start = end

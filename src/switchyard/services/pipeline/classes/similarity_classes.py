@@ -1,0 +1,65 @@
+"""Classes by meaning: how similar a document's passages are to the descriptions of labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from switchyard.services.pipeline.classes.class_definitions import MeaningKind
+from switchyard.services.pipeline.records.documents import DocumentClass
+
+_PART = 3
+"""One passage in so many counts, those that are the most similar: a report speaks of its subject on
+some of its pages."""
+_MAX_SHOWN = 5
+"""Labels whose similarity is kept with a class."""
+_BESIDE = 0.5
+"""Of the most similar label's lead, what another one needs to be given as well."""
+
+
+def similarities(
+    passages: Sequence[Sequence[float]],
+    described: Sequence[tuple[str, Sequence[float]]],
+) -> dict[str, float]:
+    """How similar a document is to each label, by the vectors of its passages and those of the
+    labels' descriptions. Cosines, from -1 to 1; 0 for a document without any passage."""
+    import numpy as np
+
+    if not passages:
+        return dict.fromkeys((label for label, _ in described), 0.0)
+    each = _unit(np.asarray(passages)) @ _unit(np.asarray([vector for _, vector in described])).T
+    count = -(-len(passages) // _PART)
+    best = np.sort(each, axis=0)[-count:].mean(axis=0)
+    found: dict[str, float] = {}
+    for (label, _), value in zip(described, best, strict=True):
+        found[label] = max(found.get(label, -1.0), round(float(value), 4))
+    return found
+
+
+def classified(
+    name: str, kind: MeaningKind, similar: Mapping[str, float], fits: float
+) -> list[DocumentClass]:
+    """The classes of a document that is so similar to the labels; `fits` is the embedder's measure
+    of what fits."""
+    base = similar.get(kind.otherwise or "", median(similar.values()))
+    others = [label for label in similar if label != kind.otherwise]
+    ranked = sorted(others, key=lambda label: (-similar[label], label))
+    lead = similar[ranked[0]] - base
+    taken = [
+        label
+        for label in ranked[: kind.several]
+        if similar[label] >= fits and similar[label] - base >= max(kind.at_least, _BESIDE * lead)
+    ]
+    if not taken and kind.otherwise is not None:
+        taken = [kind.otherwise]
+    shown = sorted(similar, key=lambda label: (-similar[label], label))[:_MAX_SHOWN]
+    why = {"by": "meaning", "similarities": {label: similar[label] for label in shown}}
+    return [DocumentClass(name, label, similar.get(label, 0.0), why) for label in taken]
+
+
+def _unit(vectors: Any) -> Any:
+    import numpy as np
+
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(lengths == 0, 1, lengths)

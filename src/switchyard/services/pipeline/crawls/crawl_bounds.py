@@ -1,0 +1,91 @@
+"""What belongs to a crawl: which hosts, how deep, how many pages, until when. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from switchyard.services.common.errors import InvalidInput
+from switchyard.services.common.files.safe_http import place_of
+from switchyard.services.pipeline.records.crawls import (
+    MAX_CRAWL_SECONDS,
+    MAX_DEPTH,
+    MAX_HOSTS,
+    MAX_STARTS,
+)
+from switchyard.services.pipeline.sources.web.web_addresses import page_address
+
+_HOST = re.compile(r"(\*\.)?[a-z0-9\[\]:._-]{1,255}", re.IGNORECASE)
+
+
+class InvalidCrawl(InvalidInput):
+    """The crawl can't be done as it was asked for; the text says what to change."""
+
+    def __init__(self, text: str, *, at: str) -> None:
+        super().__init__(text)
+        self.at = at
+        """Which part of it: the name of a field."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrawlBounds:
+    """Where a crawl begins, and how far it goes."""
+
+    start: tuple[str, ...]
+    hosts: tuple[str, ...]
+    max_pages: int
+    max_depth: int
+    within: float
+    """Seconds from its start, after which it visits no more pages."""
+
+    @classmethod
+    def from_request(
+        cls,
+        start: Sequence[str],
+        hosts: Sequence[str],
+        *,
+        max_pages: int,
+        max_depth: int,
+        within: float,
+        most_pages: int,
+    ) -> CrawlBounds:
+        """Checked. The hosts of the start addresses belong to it always. Raises InvalidCrawl."""
+        if not 1 <= len(start) <= MAX_STARTS:
+            raise InvalidCrawl(f"a crawl begins at 1 to {MAX_STARTS} addresses", at="start")
+        try:
+            pages = tuple(dict.fromkeys(page_address(each) for each in start))
+        except ValueError as error:
+            raise InvalidCrawl(str(error), at="start") from error
+        if len(hosts) > MAX_HOSTS:
+            raise InvalidCrawl(f"a crawl has {MAX_HOSTS} hosts at most", at="hosts")
+        for each in hosts:
+            if _HOST.fullmatch(each) is None:
+                raise InvalidCrawl(
+                    f"{each[:100]!r} is no host: write example.org, *.example.org for all below "
+                    "it, or intranet.example:8080",
+                    at="hosts",
+                )
+        if not 1 <= max_pages <= most_pages:
+            raise InvalidCrawl(
+                f"max_pages must be 1 to {most_pages:,} (JOBS_CRAWL_MAX_PAGES)", at="max_pages"
+            )
+        if not 0 <= max_depth <= MAX_DEPTH:
+            raise InvalidCrawl(f"max_depth must be 0 to {MAX_DEPTH}", at="max_depth")
+        if not 1 <= within <= MAX_CRAWL_SECONDS:
+            raise InvalidCrawl(f"within must be 1 to {MAX_CRAWL_SECONDS:,.0f} seconds", at="within")
+        places = dict.fromkeys([*map(host_of, pages), *(each.lower() for each in hosts)])
+        return cls(pages, tuple(places), max_pages, max_depth, within)
+
+
+def host_of(url: str) -> str:
+    """The host as crawls name it: with its port where that is neither 80 nor 443."""
+    host, port = place_of(url)
+    shown = f"[{host}]" if ":" in host else host
+    return shown if port in (80, 443) else f"{shown}:{port}"
+
+
+def belongs(url: str, hosts: Sequence[str]) -> bool:
+    """Whether the address is on one of the hosts; `*.example.org` is all below example.org."""
+    host = host_of(url)
+    return any(host.endswith(each[1:]) if each.startswith("*.") else host == each for each in hosts)

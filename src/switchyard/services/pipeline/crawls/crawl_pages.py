@@ -1,0 +1,41 @@
+"""The jobs of pages, and how full the lane may be in which they wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from uuid import NAMESPACE_URL, uuid5
+
+from switchyard.broker.lanes import BACKFILL, queue_name
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.monitoring.lane_pressure import Snapshot
+from switchyard.services.engine.monitoring.levels import Pressure, fullest
+from switchyard.services.engine.publishing.preparing import JobRequest, prepare
+from switchyard.services.pipeline.crawls.crawl_bounds import host_of
+from switchyard.services.pipeline.records.crawls import FoundPage
+
+JOB_TYPE = "crawl_page"
+SLOW_LANE_FACTOR = 5.0
+"""Times the interval between pages of a host, while the lane is slow."""
+_NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/crawls")
+
+
+def found_pages(
+    registry: Registry, crawl_id: str, urls: Iterable[str], depth: int, found_by: str | None
+) -> Iterator[FoundPage]:
+    """Pages with the jobs that would visit them: of each address the same job, however often and
+    wherever it is found."""
+    for url in urls:
+        request = JobRequest(
+            f"{BACKFILL.name}.{JOB_TYPE}",
+            {"crawl_id": crawl_id, "url": url},
+            source=f"crawl:{crawl_id}",
+            job_id=str(uuid5(_NAMESPACE, f"{crawl_id}/{url}")),
+        )
+        yield FoundPage(url, host_of(url), depth, prepare(registry, request), found_by)
+
+
+def crawl_pressure(snapshot: Snapshot) -> Pressure:
+    """How full the queues are through which crawled pages go: the fullest of them counts."""
+    names = (queue_name(BACKFILL.name, worker) for worker in BACKFILL.workers)
+    depths = filter(None, map(snapshot.queue, names))
+    return fullest(each.pressure for each in depths)

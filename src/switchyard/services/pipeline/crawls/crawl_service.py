@@ -1,0 +1,109 @@
+"""What people do with crawls: start, look, cancel."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+from switchyard.services.common.errors import ConflictError, NotFoundError
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import plain_key
+from switchyard.services.engine.records.results import Page
+from switchyard.services.pipeline.crawls.crawl_bounds import CrawlBounds
+from switchyard.services.pipeline.crawls.crawl_pages import found_pages
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.records.crawls import CrawlProgress, CrawlRecord, ListedPage
+
+_ROUNDING_ERROR = 0.01
+"""Seconds by which two of the same length differ at most, as sums of times are rounded."""
+
+
+class UnknownCrawl(NotFoundError):
+    """There is no crawl of that id."""
+
+    def __init__(self, crawl_id: str) -> None:
+        super().__init__(
+            f"there is no crawl {crawl_id!r}: `jobctl crawl list` shows those there are"
+        )
+
+
+class CrawlKeyTaken(ConflictError):
+    """The idempotency key was used before, for a crawl with other bounds."""
+
+    def __init__(self, key: str, crawl_id: str) -> None:
+        super().__init__(
+            f"idempotency key {plain_key(key)!r} belongs to crawl {crawl_id}, which has other "
+            "bounds: choose another key"
+        )
+
+
+class Crawls:
+    """The crawls of one system. All raise LedgerError."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, registry: Registry) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._crawls = PipelineLedger(ledger).crawls
+        self._registry = registry
+
+    async def start(
+        self, bounds: CrawlBounds, *, created_by: str, key: str | None = None
+    ) -> CrawlRecord:
+        """Record a crawl; the scheduler publishes its first pages. The same idempotency key and the
+        same bounds are the same crawl. Raises CrawlKeyTaken."""
+        now = self._ledger.clock.time()
+        crawl = CrawlRecord(
+            id=str(uuid4()),
+            start=bounds.start,
+            hosts=bounds.hosts,
+            max_pages=bounds.max_pages,
+            max_depth=bounds.max_depth,
+            deadline=now + bounds.within,
+            created_by=created_by,
+            created_at=now,
+            idempotency_key=key,
+        )
+        pages = list(found_pages(self._registry, crawl.id, bounds.start, 0, None))
+        interval = self._settings.web_interval
+        kept = await self._crawls.start_crawl(crawl, pages, interval=interval)
+        return _same(kept, bounds)
+
+    async def started(self, bounds: CrawlBounds, key: str) -> CrawlRecord | None:
+        """The crawl that was started under the key. Raises CrawlKeyTaken for one that has other
+        bounds."""
+        known = await self._crawls.crawl_of_key(key)
+        return None if known is None else _same(known, bounds)
+
+    async def show(self, crawl_id: str) -> CrawlProgress:
+        """Raises UnknownCrawl."""
+        found = await self._crawls.crawl_progress(crawl_id)
+        if found is None:
+            raise UnknownCrawl(crawl_id)
+        return found
+
+    async def all(self, *, limit: int = 50, cursor: str | None = None) -> Page[CrawlProgress]:
+        """The newest first. Raises ValueError for a cursor that is none."""
+        return await self._crawls.list_crawls(limit=limit, cursor=cursor)
+
+    async def pages(
+        self, crawl_id: str, *, limit: int = 50, cursor: str | None = None
+    ) -> Page[ListedPage]:
+        """Its pages, the last due first. Raises UnknownCrawl, ValueError as `all` does."""
+        await self.show(crawl_id)
+        return await self._crawls.crawl_pages(crawl_id, limit=limit, cursor=cursor)
+
+    async def cancel(self, crawl_id: str) -> CrawlProgress:
+        """Visit no more of its pages; documents that it has found stay. Raises UnknownCrawl."""
+        if await self._crawls.cancel_crawl(crawl_id, self._ledger.clock.time()) is None:
+            raise UnknownCrawl(crawl_id)
+        return await self.show(crawl_id)
+
+
+def _same(known: CrawlRecord, bounds: CrawlBounds) -> CrawlRecord:
+    asked = (bounds.start, bounds.hosts, bounds.max_pages, bounds.max_depth)
+    is_same = (known.start, known.hosts, known.max_pages, known.max_depth) == asked
+    within = known.deadline - known.created_at
+    if not is_same or abs(within - bounds.within) > _ROUNDING_ERROR:
+        raise CrawlKeyTaken(known.idempotency_key or "", known.id)
+    return known

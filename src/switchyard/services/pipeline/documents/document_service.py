@@ -1,0 +1,381 @@
+"""Documents for those who send them: take in, tell how far it is, give the result.
+
+The same use cases serve both modes: with a broker the pipeline's first job is published, without
+one the pipeline runs here, and whoever sends a document waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from switchyard.broker.wording import suggest
+from switchyard.services.common.errors import ConflictError, InvalidInput, NotFoundError
+from switchyard.services.common.files.keys import figures_key, page_key, result_key, stage_key
+from switchyard.services.common.files.storage_errors import NotStored
+from switchyard.services.common.files.uploads import Upload
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry
+from switchyard.services.engine.jobs.together import gather_bounded
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.metrics import Metrics
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.engine.publishing.publisher import JobPublisher
+from switchyard.services.engine.records.results import Document, Page
+from switchyard.services.engine.records.states import State
+from switchyard.services.engine.runtime.inline import InlineRunner
+from switchyard.services.pipeline.citations.stored import stored_references
+from switchyard.services.pipeline.documents.document_status import STATES, DocumentStatus, status_of
+from switchyard.services.pipeline.documents.extractions import ExtractionService
+from switchyard.services.pipeline.documents.pipeline_runs import PipelineRuns, recorded_run
+from switchyard.services.pipeline.documents.reference_orders import ReferenceService
+from switchyard.services.pipeline.documents.upload_intake import UploadIntake, UploadMetadata
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.records.documents import FAILED, FINISHED_STATES
+from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST, OCR, document_id_of
+
+_READ_AT_ONCE = 8
+"""Results that are read at once for the documents of a search."""
+_MAX_FILTERED_PAGES = 20
+"""Pages that are looked through for documents in a state, for one page of them."""
+
+
+class UnknownDocument(NotFoundError):
+    """There is no document of that id, or its result was removed."""
+
+
+class UnknownDocumentState(InvalidInput):
+    """No document is ever in such a state."""
+
+
+class NotFinished(ConflictError):
+    """There is no result yet, or there never will be one as things stand: see `status`."""
+
+    def __init__(self, status: DocumentStatus) -> None:
+        self.status = status
+        where = f" at {status.current_stage}" if status.current_stage else ""
+        super().__init__(f"document {status.document_id} is {status.state}{where}")
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What became of a file."""
+
+    status: DocumentStatus
+    duplicate: bool
+    """The content or the source was known: nothing was started."""
+    is_own: bool = False
+    """Nobody has sent it before, under any source: all that is told of it comes from this upload.
+    False also for one that failed before, which may keep its first sender's title and source."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentPage:
+    """The text of one page."""
+
+    document_id: str
+    page: int
+    """From 1."""
+    page_count: int
+    text: str
+    """Markdown; empty for a page without text."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentServices:
+    """What a process that serves documents needs."""
+
+    documents: DocumentService
+    extractions: ExtractionService
+    references: ReferenceService
+
+
+@asynccontextmanager
+async def open_document_services(
+    settings: Settings,
+    registry: Registry,
+    ledger: Ledger,
+    jobs: JobPublisher | None,
+    metrics: Metrics | None = None,
+) -> AsyncIterator[DocumentServices]:
+    """The use cases, for as long as the process that serves them runs.
+
+    Without `jobs` (no broker) the pipeline runs in this process, and `metrics` show it.
+    """
+    if jobs is not None:
+        yield _services(ledger, UploadIntake(settings, jobs, None))
+        return
+    async with InlineRunner(settings, registry, ledger, metrics=metrics) as runner:
+        yield _services(ledger, UploadIntake(settings, runner, runner))
+
+
+def _services(ledger: Ledger, inbox: UploadIntake) -> DocumentServices:
+    return DocumentServices(
+        DocumentService(ledger, inbox),
+        ExtractionService(ledger, inbox),
+        ReferenceService(ledger, inbox),
+    )
+
+
+class DocumentService:
+    """Where documents are handed in and asked for."""
+
+    def __init__(self, ledger: Ledger, inbox: UploadIntake) -> None:
+        self._ledger = ledger
+        self._runs = PipelineRuns(ledger)
+        repositories = PipelineLedger(ledger)
+        self._documents = repositories.documents
+        self._classes = repositories.document_classes
+        self._graph = repositories.graph_reads
+        self.inbox = inbox
+
+    # --- in ---------------------------------------------------------------------------------
+
+    async def submit(self, upload: Upload, about: UploadMetadata) -> Submitted:
+        """Have the pipeline take up an upload, unless its content or source is known.
+
+        A document that has failed is taken up anew. Inline, this returns when the pipeline has
+        ended. Raises as UploadIntake.start does.
+        """
+        submitted = await self._submit(upload, about)
+        if self.inbox.is_inline:
+            submitted = await self._wait_for_end(submitted)
+            status = submitted.status
+            if status.state == FAILED and status.document_id != document_id_of(upload.sha256):
+                # Another file from its source was faster, and is none: now it is this one's turn.
+                submitted = await self._wait_for_end(await self._submit(upload, about))
+        if self.inbox.is_inline or submitted.duplicate:
+            await self.inbox.discard(upload)
+        job_id = submitted.status.job_id
+        if about.notify_url is not None and submitted.duplicate and job_id is not None:
+            await self.inbox.add_notice(about, job_id)
+        return submitted
+
+    async def _wait_for_end(self, submitted: Submitted) -> Submitted:
+        """The same when its pipeline has ended; also that of the document that this one turned
+        out to be, when another came from the same source at the same time."""
+        status = submitted.status
+        for _ in range(2):
+            if not status.has_ended:
+                await self.inbox.wait_for(status.job_id)
+                status = await self.status(status.document_id)
+        is_own = submitted.is_own and status.document_id == submitted.status.document_id
+        return replace(submitted, status=status, is_own=is_own)
+
+    async def _submit(self, upload: Upload, about: UploadMetadata) -> Submitted:
+        document_id = document_id_of(upload.sha256)
+        known = await self._documents.find_document(upload.sha256, about.source)
+        if known is not None:
+            runs = await self._runs.confirmed_runs_of(known.id, known)
+            status = status_of(known.id, known, runs.latest)
+            if status.is_finished or (runs.is_open and status.state != FAILED):
+                return Submitted((await self._described([status]))[0], duplicate=True)
+        if known is None or known.id != document_id:
+            runs = await self._runs.confirmed_runs_of(document_id, None)
+            if runs.is_open:
+                return Submitted(await self.status(document_id), duplicate=True)
+        request = JobRequest(
+            f"{about.lane}.{INGEST.name}",
+            about.payload(upload, "source", "title", "filename"),
+            source=about.asked_by,
+            job_id=runs.next_id,
+            vouched=upload.vouched,
+            notify_url=about.notify_url,
+        )
+        published = await self.inbox.start(request, upload)
+        is_new = known is None and not runs.latest and not published.duplicate
+        return Submitted(await self.status(document_id), published.duplicate, is_new)
+
+    # --- out --------------------------------------------------------------------------------
+
+    async def status(self, document_id: str) -> DocumentStatus:
+        """How far the document is. Raises UnknownDocument, LedgerUnavailable."""
+        status = await self._status(document_id, await self._documents.get_document(document_id))
+        if not status.is_finished:
+            return status
+        unreadable = await self.unreadable_pages([status.document_id])
+        return replace(status, unreadable_pages=unreadable.get(status.document_id, ()))
+
+    async def unreadable_pages(self, document_ids: Collection[str]) -> dict[str, tuple[int, ...]]:
+        """Return the pages that could not be read, of those of the documents that have such."""
+        found: dict[str, tuple[int, ...]] = {}
+
+        async def one(document_id: str) -> None:
+            result = await self._json(result_key(document_id))
+            if result is not None and result.get("unreadable_pages"):
+                found[document_id] = tuple(result["unreadable_pages"])
+
+        await gather_bounded(map(one, sorted(set(document_ids))), at_once=_READ_AT_ONCE)
+        return found
+
+    async def _status(self, document_id: str, document: Document | None) -> DocumentStatus:
+        jobs = (await self._runs.runs_of(document_id, document)).latest
+        if document is None and not jobs:
+            raise UnknownDocument(f"there is no document {document_id}")
+        if document is None and jobs[0].state is State.SUCCEEDED:
+            # Taken for a document that came from the same source at the same time.
+            record = await self._ledger.job_reads.get(jobs[0].id)
+            other = record.result.get("document_id") if record and record.result else None
+            found = await self._documents.get_document(other) if other else None
+            if found is not None:
+                return await self._status(found.id, found)
+        return (await self._described([status_of(document_id, document, jobs)]))[0]
+
+    async def _described(self, statuses: Sequence[DocumentStatus]) -> list[DocumentStatus]:
+        """The same with their classes, and with the titles that were found in them where their
+        senders have named none."""
+        ids = [each.document_id for each in statuses]
+        classes = await self._classes.classes_of(ids)
+        labels = await self._graph.graph_labels(
+            [each.document_id for each in statuses if each.title is None]
+        )
+        return [
+            replace(
+                each,
+                classes=classes.get(each.document_id, ()),
+                title=each.title or _title(labels.get(each.document_id), each.document_id),
+            )
+            for each in statuses
+        ]
+
+    async def own_result(self, document_id: str) -> dict[str, Any]:
+        """Return `result` without its links, which name other documents. Raises as it does."""
+        return await self.result(document_id) | {"links": []}
+
+    async def result(self, document_id: str, *, with_text: bool = False) -> dict[str, Any]:
+        """All that the pipeline has made of a document; with its text, page by page.
+
+        Raises UnknownDocument, NotFinished. `pages` is None when the text was cleaned away.
+        """
+        status = await self.status(document_id)
+        if not status.is_finished:
+            raise NotFinished(status)
+        result = await self._json(result_key(status.document_id))
+        if result is None:
+            raise UnknownDocument(f"the result of document {document_id} was removed")
+        if with_text:
+            text = await self._json(stage_key(status.document_id, EXTRACT.name))
+            result["pages"] = text["result"]["pages"] if text else None
+        return result
+
+    async def references(self, document_id: str) -> dict[str, Any]:
+        """What `process_references` has made of a document: `references` and `citations`.
+
+        Raises UnknownDocument, also where that job has not run yet.
+        """
+        status = await self.status(document_id)
+        found = await stored_references(self.inbox.storage, status.document_id)
+        if found is None:
+            raise UnknownDocument(
+                f"the references of document {document_id} have not been looked for: publish "
+                "hot.process_references with its document_id"
+            )
+        return found
+
+    async def figures(self, document_id: str) -> list[dict[str, Any]]:
+        """The figures that `describe_figures` has cut out and had described.
+
+        Raises UnknownDocument, also where that job has not run yet.
+        """
+        found = await self._json(figures_key(document_id))
+        if found is None:
+            await self.status(document_id)
+            raise UnknownDocument(
+                f"the figures of document {document_id} have not been described: publish "
+                "vlm_ocr.describe_figures with its document_id"
+            )
+        figures: list[dict[str, Any]] = found["figures"]
+        return figures
+
+    async def figure(self, document_id: str, number: int) -> tuple[bytes, str]:
+        """The picture of a figure, from 1, and its media type, which is one of our own encodings.
+
+        Raises as `figures`, and UnknownDocument for a figure that there is not.
+        """
+        figures = await self.figures(document_id)
+        if number > len(figures):
+            raise UnknownDocument(
+                f"document {document_id} has no figure {number:,}: it has {len(figures):,}"
+            )
+        found = figures[number - 1]
+        try:
+            return await self.inbox.storage.get_async(found["key"]), found["media_type"]
+        except NotStored as error:
+            raise UnknownDocument(f"the picture of figure {number:,} was removed") from error
+
+    async def page(self, document_id: str, number: int) -> DocumentPage:
+        """A page's text, from 1, as soon as it was extracted, or read by OCR.
+
+        Raises UnknownDocument, also for a page that there is not, and for a text that was cleaned
+        away or is not there yet.
+        """
+        text = await self._json(stage_key(document_id, EXTRACT.name))
+        if text is None:
+            raise UnknownDocument(f"there is no text of document {document_id} here")
+        pages = text["result"]["pages"]
+        if not 1 <= number <= len(pages):
+            raise UnknownDocument(
+                f"document {document_id} has no page {number:,}: it has {len(pages):,}"
+            )
+        said = pages[number - 1]["text"]
+        if not said:  # perhaps read by OCR, and not yet in the text, with all others
+            read = await self._json(page_key(document_id, OCR.name, number))
+            if read is not None and read.get("content", "") == text.get("content"):
+                said = read["text"] or ""
+        return DocumentPage(document_id, number, len(pages), said)
+
+    async def documents(
+        self,
+        *,
+        state: str | None = None,
+        source: str | None = None,
+        classes: Collection[str] = (),
+        limit: int,
+        cursor: str | None,
+    ) -> Page[DocumentStatus]:
+        """Documents that were taken in, newest first, each as `status` tells it.
+
+        A page may have fewer than `limit` although others follow: states are told from jobs, so
+        documents are looked through for those in a `state`. Raises UnknownDocumentState,
+        InvalidCursor, and ValueError for a limit that is none.
+        """
+        if state is not None and state not in STATES:
+            raise UnknownDocumentState(f"no document state {state!r}: {suggest(state, STATES)}")
+        recorded = state if state in FINISHED_STATES else None
+        not_states = FINISHED_STATES if state is not None and recorded is None else ()
+        found: list[DocumentStatus] = []
+        for _ in range(_MAX_FILTERED_PAGES):
+            page = await self._documents.list_documents(
+                state=recorded,
+                not_states=not_states,
+                source=source,
+                classes=classes,
+                limit=limit - len(found),
+                cursor=cursor,
+            )
+            runs = await self._runs.runs_of_each(
+                {each.id: recorded_run(each) for each in page.items}
+            )
+            statuses = [status_of(each.id, each, runs[each.id].latest) for each in page.items]
+            found += await self._described(
+                [each for each in statuses if state in (None, each.state)]
+            )
+            cursor = page.next_cursor
+            if cursor is None or len(found) == limit:
+                break
+        return Page(items=tuple(found), next_cursor=cursor)
+
+    async def _json(self, key: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads(await self.inbox.storage.get_async(key))
+        except NotStored:
+            return None
+        return found
+
+
+def _title(label: str | None, document_id: str) -> str | None:
+    """A document without a title is called by its id."""
+    return None if label == document_id else label

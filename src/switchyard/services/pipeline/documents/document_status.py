@@ -1,0 +1,190 @@
+"""How far a document has come, from its record and the jobs of its pipeline.
+
+A pure function, which knows the stages only from `services.pipeline.workers.stages`: another stage
+there needs no change here. The jobs say more than the record: the record says where the pipeline
+last was, a dead job that it stands still there, and that job's redrive that it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from switchyard.services.engine.records.results import Document, JobSummary
+from switchyard.services.engine.records.states import FINISHED, State
+from switchyard.services.pipeline.records.documents import (
+    COMPLETED,
+    FAILED,
+    FINISHED_STATES,
+    DocumentClass,
+)
+from switchyard.services.pipeline.workers.stages import INGEST, PARTS, PIPELINE, Stage
+
+QUEUED = "queued"
+STATES = frozenset(
+    {QUEUED, FAILED, *FINISHED_STATES}
+    | {state for stage in PIPELINE for state in (stage.state, stage.waiting) if state is not None}
+)
+"""All that a document can be in."""
+STOPPED = (State.DEAD, State.CANCELLED)
+"""A job in which a pipeline stands still."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageFailure:
+    """Why a pipeline stands still."""
+
+    reason: str
+    """permanent, exhausted, crashed, expired, overflowed, …, or cancelled."""
+    error_type: str | None
+    message: str | None
+    job_id: str | None
+    """The job to redrive; None when the ledger no longer knows it."""
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentStatus:
+    """A document as its sender sees it. Times are seconds since the epoch."""
+
+    document_id: str
+    state: str
+    """queued, then the state of the stage under way (extracting, summarizing, …; needs_ocr while
+    it waits for OCR), and in the end completed or failed."""
+    current_stage: str | None
+    """The job type of the stage under way, or of the one that failed; None at the end."""
+    completed_stages: tuple[str, ...]
+    """In the order of the pipeline."""
+    job_id: str | None
+    """The first job of the latest run of its pipeline."""
+    error: StageFailure | None = None
+    """Only of a document that failed."""
+    title: str | None = None
+    filename: str | None = None
+    source: str | None = None
+    media_type: str | None = None
+    size: int | None = None
+    """Bytes."""
+    created_at: float | None = None
+    updated_at: float | None = None
+    classes: tuple[DocumentClass, ...] = ()
+    unreadable_pages: tuple[int, ...] = ()
+    """Pages, from 1, whose text could not be read, also not by OCR; known of a document that has a
+    result, when it is asked for alone."""
+
+    @property
+    def is_finished(self) -> bool:
+        """It has a result."""
+        return self.state in FINISHED_STATES
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing happens any more unless somebody acts."""
+        return self.is_finished or self.state == FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    state: str
+    stage: str | None
+    error: StageFailure | None = None
+
+
+def status_of(
+    document_id: str, document: Document | None, jobs: Sequence[JobSummary]
+) -> DocumentStatus:
+    """The status of a document.
+
+    `jobs` are those of the latest run of its pipeline, oldest first; `document` is its record,
+    which is missing until its first stage has begun.
+    """
+    completed = _completed(document, jobs)
+    place = _place(document, jobs, completed)
+    return DocumentStatus(
+        document_id=document_id,
+        state=place.state,
+        current_stage=place.stage,
+        completed_stages=completed,
+        job_id=jobs[0].id if jobs else document.pipeline if document else None,
+        error=place.error,
+        title=document.title if document else None,
+        filename=document.filename if document else None,
+        source=document.source if document else None,
+        media_type=document.media_type if document else None,
+        size=document.size_bytes if document else None,
+        created_at=document.created_at if document else min(job.created_at for job in jobs),
+        updated_at=max(
+            [job.updated_at for job in jobs] + ([document.updated_at] if document else [])
+        ),
+    )
+
+
+def _place(
+    document: Document | None, jobs: Sequence[JobSummary], completed: Sequence[str]
+) -> _Place:
+    if document is not None and document.state in FINISHED_STATES:
+        return _Place(document.state, None)
+    stopped = [job for job in jobs if job.state in STOPPED and job.job_type not in PARTS]
+    if stopped:
+        return _Place(FAILED, _stage_name(stopped[-1], document), _failure(stopped[-1]))
+    active = [job for job in jobs if job.state not in FINISHED]
+    if active:
+        job = active[-1]
+        stage = _stage_of(job.job_type)
+        waits_at_first = job.state is not State.RUNNING and set(completed) <= {INGEST.name}
+        if stage is None or waits_at_first:
+            state = QUEUED if waits_at_first or document is None else document.state
+        else:
+            begun = any(
+                each.state in (State.RUNNING, State.SUCCEEDED)
+                for each in jobs
+                if _stage_of(each.job_type) is stage
+            )
+            state = stage.state if begun else stage.waiting or stage.state
+        return _Place(state, _stage_name(job, document))
+    if document is None:
+        return _Place(QUEUED, INGEST.name)
+    if document.state != FAILED and any(job.job_type == PIPELINE[-1].name for job in jobs):
+        # Another run of the same document is at work, such as a backfill's: what this one has made
+        # is there.
+        return _Place(COMPLETED, None)
+    if document.state == FAILED:
+        lost = StageFailure("unknown", None, "the job that failed is not known", None, 0)
+        return _Place(FAILED, document.current_stage, lost)
+    return _Place(document.state, document.current_stage)
+
+
+def _completed(document: Document | None, jobs: Sequence[JobSummary]) -> tuple[str, ...]:
+    """The record lacks a stage that ran in a process of its own until the next one begins."""
+    done = set(document.completed_stages) if document else set()
+    under_way = {_stage_of(job.job_type) for job in jobs if job.state not in FINISHED}
+    done |= {
+        job.job_type
+        for job in jobs
+        if job.state is State.SUCCEEDED and _stage_of(job.job_type) not in under_way
+    }
+    known = [stage.name for stage in PIPELINE if stage.name in done]
+    others = [name for name in (document.completed_stages if document else ()) if name not in known]
+    return (*known, *others)
+
+
+def _stage_of(job_type: str) -> Stage | None:
+    """Of a job that is a stage, or does a part of one."""
+    by_name = (stage for stage in PIPELINE if stage.name == job_type)
+    return PARTS.get(job_type) or next(by_name, None)
+
+
+def _stage_name(job: JobSummary, document: Document | None) -> str | None:
+    """The job's stage; a job that is none stands at the document's."""
+    stage = _stage_of(job.job_type)
+    if stage is not None:
+        return stage.name
+    return job.job_type if document is None else document.current_stage
+
+
+def _failure(job: JobSummary) -> StageFailure:
+    if job.state is State.CANCELLED:
+        return StageFailure("cancelled", None, "the job was cancelled", job.id, job.attempts)
+    return StageFailure(
+        job.reason or "unknown", job.error_type, job.error_message, job.id, job.attempts
+    )

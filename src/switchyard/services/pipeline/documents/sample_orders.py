@@ -1,0 +1,61 @@
+"""Sample documents for those who ask for some: made by a job, and sent through the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import uuid4
+
+from switchyard.services.common.errors import PermanentFailure
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.publishing.preparing import JobRequest
+from switchyard.services.pipeline.documents.upload_intake import UploadIntake
+
+
+class SamplesFailed(PermanentFailure):
+    """The job that makes samples has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOrder:
+    """Samples that will be made, by the job of that id."""
+
+    job_id: str
+    documents: Sequence[dict[str, Any]] | None = None
+    """What was made (`document_id`, `filename`, `kind`, `language`, `title`), where it is done."""
+
+
+async def order_samples(
+    ledger: Ledger,
+    inbox: UploadIntake,
+    *,
+    count: int,
+    seed: int,
+    kinds: Sequence[str],
+    languages: Sequence[str],
+    lane: Literal["hot", "backfill"] = "hot",
+    asked_by: str = "api",
+) -> SampleOrder:
+    """Have samples made and taken in. Inline, this returns when their pipelines have ended.
+
+    Raises UnknownSample, StorageFull, SamplesFailed, and as JobPublisher.publish does.
+    """
+    from switchyard.services.pipeline.samples.generated_samples import check_wanted
+
+    check_wanted(kinds, languages)
+    await inbox.require_room()
+    request = JobRequest(
+        f"{lane}.generate_documents",
+        {"count": count, "seed": seed, "kinds": list(kinds), "languages": list(languages)},
+        source=asked_by,
+        job_id=str(uuid4()),
+    )
+    published = await inbox.publish(request)
+    if not inbox.is_inline:
+        return SampleOrder(published.job_id)
+    await inbox.wait_for(published.job_id)
+    record = await ledger.job_reads.get(published.job_id)
+    if record is None or record.result is None:
+        raise SamplesFailed((record and record.error_message) or "the samples were not made")
+    return SampleOrder(published.job_id, record.result["documents"])

@@ -1,0 +1,256 @@
+"""Nodes of the graph, made of what documents and references say: the names by which they are found
+again, and the text that is shown.
+
+All of it comes from anybody's files. What goes on from here is bounded, and fits into any database
+and any file.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from switchyard.services.pipeline.ledger.graph_identity import is_telling
+from switchyard.services.pipeline.records.graph import (
+    EdgeKind,
+    NewEdge,
+    NodeDescription,
+    NodeKind,
+    Provenance,
+)
+from switchyard.services.pipeline.sources.arxiv.arxiv_feed import ArxivId
+
+MAX_LABEL = 500
+"""Characters of a label at most."""
+MAX_KEY = 200
+"""Characters of a key at most: of what is longer, the end is a hash of all of it."""
+MAX_AUTHORS = 20
+"""Authors of a work that is cited; a document's own are ten times as many at most."""
+MAX_TOPICS = 50
+MAX_CITED = 5_000
+"""Works that a document cites at most."""
+YEARS = range(1000, 2101)
+
+_UNFIT = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+"
+)
+_NO_WORD = re.compile(r"[\W_]+")
+_DOI = re.compile(r"10\.\d{4,9}/[^\s\"<>]+")
+_ARXIV_DOI = "10.48550/arxiv."
+
+
+def tidy(text: object, most: int = MAX_LABEL) -> str:
+    """One line of text, without what would steer a terminal or what no database takes."""
+    if not isinstance(text, str):
+        return ""
+    line = " ".join(_UNFIT.sub(" ", text[: 4 * most]).split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def compared(text: str) -> str:
+    """Text as titles and names are compared: words in lower case, without accents and signs."""
+    bare = unicodedata.normalize("NFKD", text[: 4 * MAX_LABEL])
+    letters = "".join(each for each in bare if not unicodedata.combining(each))
+    return " ".join(_NO_WORD.sub(" ", letters).casefold().split())
+
+
+def key(scheme: str, name: str) -> str:
+    """A key, of at most MAX_KEY characters."""
+    whole = f"{scheme}:{name}"
+    if len(whole) <= MAX_KEY:
+        return whole
+    return f"{whole[: MAX_KEY - 17]}-{sha256(whole.encode()).hexdigest()[:16]}"
+
+
+def doi_key(doi: object) -> str | None:
+    """`doi:10.1000/182`, or `arxiv:1605.08386` for one of arXiv's; None where it is no DOI."""
+    found = _DOI.search(tidy(doi, MAX_KEY).casefold())
+    if found is None:
+        return None
+    name = found.group().rstrip(".,;)")
+    if name.startswith(_ARXIV_DOI):
+        return arxiv_key(name.removeprefix(_ARXIV_DOI))
+    return key("doi", name)
+
+
+def arxiv_key(name: object) -> str | None:
+    """`arxiv:1605.08386`, without the version; None where it is no id of arXiv."""
+    try:
+        return ArxivId.parse(tidy(name, MAX_KEY)).source
+    except ValueError:
+        return None
+
+
+def document_of(
+    document_id: str,
+    *,
+    title: object,
+    source: object = None,
+    entry: Mapping[str, Any] | None = None,
+) -> NodeDescription:
+    """A document, by its title, and by what its source says of it: `entry`, as arXiv's."""
+    entry = entry or {}
+    source_key = arxiv_key(source) if str(source or "").startswith("arxiv:") else None
+    keys = _present([source_key, arxiv_key(entry.get("id")), doi_key(entry.get("doi"))])
+    names = [tidy(name) for name in _list(entry.get("authors"))[: 10 * MAX_AUTHORS]]
+    people = [person for name in names if (person := _author(*_parted(name))) is not None]
+    shown = tidy(title)
+    year = _year(str(entry.get("published") or "")[:4])
+    family = compared(_parted(names[0])[0]) if names else ""
+    edges = [NewEdge(EdgeKind.WRITTEN_BY, person, provenance="metadata") for person in people]
+    if venue := _venue(tidy(entry.get("journal_ref"))):
+        edges.append(NewEdge(EdgeKind.PUBLISHED_IN, venue, provenance="metadata"))
+    for topic in _list(entry.get("categories"))[:MAX_TOPICS]:
+        if name := tidy(topic, MAX_KEY):
+            about = NodeDescription(NodeKind.TOPIC, name, (key("topic", name.casefold()),))
+            edges.append(NewEdge(EdgeKind.ABOUT, about, provenance="metadata"))
+    words = compared(shown)
+    named = _title_key(words, family, year)
+    return NodeDescription(
+        NodeKind.DOCUMENT,
+        shown or document_id,
+        (*keys, *_present([named])),
+        title=words if named or is_telling(words) else "",
+        author=family,
+        year=year,
+        provenance="document",
+        document_id=document_id,
+        edges=tuple(edges),
+    )
+
+
+def cited_works(
+    references: Sequence[Mapping[str, Any]], citations: Sequence[Mapping[str, Any]] = ()
+) -> list[NewEdge]:
+    """The works that a document cites, of what `process_references` has made. An edge's weight is
+    the number of places that cite the work, 1 at least. What names no work is left out."""
+    places: dict[int, int] = {}
+    for citation in citations:
+        for at in _list(citation.get("references")):
+            if isinstance(at, int):
+                places[at] = places.get(at, 0) + 1
+    edges = []
+    for at, reference in enumerate(references[:MAX_CITED]):
+        link = reference.get("link") or {}
+        linked = link.get("work") if link.get("status") == "linked" else None
+        work = work_of({**reference, **linked}, "link") if linked else work_of(reference)
+        if work is not None:
+            provenance = tidy(link.get("provider")) if linked else ""
+            weight = float(max(1, places.get(at, 0)))
+            edges.append(NewEdge(EdgeKind.CITES, work, weight, provenance or "reference"))
+    return edges
+
+
+def work_of(
+    reference: Mapping[str, Any], provenance: Provenance = "reference"
+) -> NodeDescription | None:
+    """A work, by its fields as they stand in a parsed reference, or as a catalogue has told them;
+    None where they name none."""
+    keys = _present(
+        [
+            doi_key(reference.get("doi")),
+            arxiv_key(reference.get("arxiv_id")),
+            *(
+                key(scheme, name.upper())
+                for scheme in ("openalex", "wikidata")
+                if (name := tidy(reference.get(scheme), MAX_KEY))
+            ),
+        ]
+    )
+    title, year = tidy(reference.get("title")), _year(reference.get("year"))
+    people = [each for each in _list(reference.get("authors")) if isinstance(each, Mapping)]
+    names = [(tidy(each.get("family")), tidy(each.get("given"))) for each in people[:MAX_AUTHORS]]
+    family = compared(names[0][0]) if names else ""
+    words = compared(title)
+    named = _title_key(words, family, year)
+    if not keys and named is None and not is_telling(words):
+        return None
+    if named is None and not keys:
+        named = key("title", words)
+    edges = [
+        NewEdge(EdgeKind.WRITTEN_BY, person)
+        for name in names
+        if (person := _author(*name)) is not None
+    ]
+    if venue := _venue(tidy(reference.get("container"))):
+        edges.append(NewEdge(EdgeKind.PUBLISHED_IN, venue))
+    return NodeDescription(
+        NodeKind.WORK,
+        title or tidy(reference.get("text")) or keys[0],
+        (*keys, *_present([named])),
+        title=words if named or is_telling(words) else "",
+        author=family,
+        year=year,
+        provenance=provenance,
+        edges=tuple(edges),
+    )
+
+
+def similar_documents(links: Iterable[Mapping[str, Any]]) -> list[NewEdge]:
+    """Documents that are like one, of what `link_content` has found."""
+    return [
+        NewEdge(
+            EdgeKind.SIMILAR,
+            NodeDescription(
+                NodeKind.DOCUMENT,
+                tidy(link.get("title")) or str(link["document_id"]),
+                document_id=str(link["document_id"]),
+            ),
+            float(link["similarity"]),
+            "similarity",
+        )
+        for link in links
+    ]
+
+
+def _title_key(title: str, family: str, year: int | None) -> str | None:
+    """The last resort: a work's title with its year and first author, where all are known."""
+    if not (title and family and year):
+        return None
+    return key("title", f"{title}|{year}|{family}")
+
+
+def _author(family: str, given: str) -> NodeDescription | None:
+    """A person, who goes by the name as it is written: J. Roe and Jane Roe may be two."""
+    words = compared(f"{family} {given}")
+    if not words:
+        return None
+    shown = f"{given} {family}".strip()
+    return NodeDescription(NodeKind.AUTHOR, tidy(shown), (key("author", words),))
+
+
+def _parted(name: str) -> tuple[str, str]:
+    """Family and given name of `Jane Q. Roe` or `Roe, Jane Q.`."""
+    family, comma, given = name.partition(",")
+    if comma:
+        return family.strip(), given.strip()
+    given, _, family = name.rpartition(" ")
+    return family, given
+
+
+def _venue(name: str) -> NodeDescription | None:
+    """Where a work has appeared; what follows its name (volume, pages, year) is left out."""
+    bare = re.split(r"[\s,(;:]+(?:vol|no|pp|p|art)?\.?\s*\(?\d", name, maxsplit=1, flags=re.I)[0]
+    words = compared(bare)
+    if not re.search(r"[^\W\d_]{2}", words):
+        return None
+    return NodeDescription(NodeKind.VENUE, bare.strip(" .,"), (key("venue", words),))
+
+
+def _year(told: object) -> int | None:
+    try:
+        year = int(str(told))
+    except ValueError:
+        return None
+    return year if year in YEARS else None
+
+
+def _list(value: object) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _present(keys: Iterable[str | None]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each for each in keys if each is not None))

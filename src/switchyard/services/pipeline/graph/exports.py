@@ -1,0 +1,164 @@
+"""The graph as files for other programs: GraphML with all nodes, or the edges as Parquet."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from xml.sax.saxutils import XMLGenerator
+from xml.sax.xmlreader import AttributesImpl
+
+from switchyard.services.common.errors import InvalidInput
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.records.graph import GraphEdge, GraphNode
+
+if TYPE_CHECKING:  # the job types are imported without a database
+    from switchyard.services.engine.ledger import Ledger
+
+PAGE_SIZE = 5_000
+"""Nodes or edges that are in memory at once."""
+
+_NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NODE = ("kind", "label", "year", "cited", "rank", "community", "documents", "provenance")
+_EDGE = ("kind", "weight", "provenance")
+_TYPES = {"year": "int", "cited": "long", "rank": "double", "community": "long", "weight": "double"}
+
+
+class UnknownFormat(InvalidInput):
+    """The file's name ends with nothing that is known."""
+
+
+async def export(ledger: Ledger, file: Path) -> tuple[int, int]:
+    """Write the graph into a file, of the format that its name ends with: `.graphml` or `.parquet`.
+    Gives the numbers of nodes and edges in it. The file is there as a whole, or not at all.
+
+    Edges that are written while it is read may be missing. Raises UnknownFormat, OSError,
+    LedgerUnavailable.
+    """
+    suffix = file.suffix.lower()
+    if suffix not in (".graphml", ".parquet"):
+        raise UnknownFormat(f"{file.name}: its name must end with .graphml or .parquet")
+    with _whole(file) as target:
+        return await (_graphml if suffix == ".graphml" else _parquet)(ledger, target)
+
+
+@contextmanager
+def _whole(file: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name when all of it is written."""
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        with part.open("xb") as target:
+            yield target
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+async def _parquet(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    text = pa.string()
+    schema = pa.schema(
+        {
+            "source": text,
+            "target": text,
+            "kind": text,
+            "weight": pa.float64(),
+            "provenance": text,
+        }
+    )
+    count, reads = 0, PipelineLedger(ledger).graph_reads
+    with pq.ParquetWriter(target, schema) as writer:
+        after: Sequence[Any] | None = None
+        while True:
+            edges, after = await reads.graph_edges_after(after, PAGE_SIZE)
+            rows = [{name: getattr(edge, name) for name in schema.names} for edge in edges]
+            if rows:
+                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+            count += len(edges)
+            if after is None:
+                return 0, count
+
+
+async def _graphml(ledger: Ledger, target: IO[bytes]) -> tuple[int, int]:
+    xml = _Xml(target)
+    xml.start("graphml", xmlns="http://graphml.graphdrawing.org/xmlns")
+    for place, names in (("node", _NODE), ("edge", _EDGE)):
+        for name in names:
+            kind = _TYPES.get(name, "string")
+            about = {"id": f"{place}_{name}", "for": place, "attr.name": name, "attr.type": kind}
+            xml.empty("key", about)
+    xml.start("graph", id="switchyard", edgedefault="directed")
+    known: set[str] = set()
+    last, reads = 0, PipelineLedger(ledger).graph_reads
+    while nodes := await reads.graph_nodes_after(last, PAGE_SIZE):
+        for _, node in nodes:
+            xml.node(node)
+            known.add(node.key)
+        last = nodes[-1][0]
+    count = 0
+    after: Sequence[Any] | None = None
+    while True:
+        edges, after = await reads.graph_edges_after(after, PAGE_SIZE)
+        for edge in edges:
+            # One that came after the nodes were read would have an end that is not there.
+            if edge.source in known and edge.target in known:
+                xml.edge(edge)
+                count += 1
+        if after is None:
+            break
+    xml.end("graph")
+    xml.end("graphml")
+    return len(known), count
+
+
+class _Xml:
+    """Elements of GraphML, each on a line."""
+
+    def __init__(self, target: IO[bytes]) -> None:
+        self._out = XMLGenerator(target, "utf-8", short_empty_elements=True)
+        self._out.startDocument()
+
+    def start(self, name: str, **attributes: str) -> None:
+        self._open(name, attributes)
+        self._out.ignorableWhitespace("\n")
+
+    def end(self, name: str) -> None:
+        self._out.endElement(name)
+        self._out.ignorableWhitespace("\n")
+
+    def empty(self, name: str, attributes: dict[str, str]) -> None:
+        self._open(name, attributes)
+        self.end(name)
+
+    def node(self, node: GraphNode) -> None:
+        self._open("node", {"id": node.key})
+        for name in _NODE:
+            value = getattr(node, name)
+            self._data("node", name, " ".join(value) if name == "documents" else value)
+        self.end("node")
+
+    def edge(self, edge: GraphEdge) -> None:
+        self._open("edge", {"source": edge.source, "target": edge.target})
+        for name in _EDGE:
+            self._data("edge", name, getattr(edge, name))
+        self.end("edge")
+
+    def _data(self, place: str, name: str, value: object) -> None:
+        if value is not None and value != "":
+            self._open("data", {"key": f"{place}_{name}"})
+            self._out.characters(_fit(str(value)))
+            self._out.endElement("data")
+
+    def _open(self, name: str, attributes: dict[str, str]) -> None:
+        fit = {each: _fit(value) for each, value in attributes.items()}
+        self._out.startElement(name, AttributesImpl(fit))
+
+
+def _fit(text: str) -> str:
+    """Without characters that no XML may have."""
+    return _NO_XML.sub("\ufffd", text)

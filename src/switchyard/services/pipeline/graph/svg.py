@@ -1,0 +1,236 @@
+"""A picture of a neighbourhood, as SVG: columns by distance, what points here on the left.
+
+Every label has a line of its own beside its dot, so none covers another. Labels come from anybody's
+files; the XML library writes them, as text.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from xml.etree import ElementTree as ET
+
+from switchyard.services.pipeline.graph.descriptions import tidy
+from switchyard.services.pipeline.records.graph import (
+    EdgeKind,
+    GraphEdge,
+    GraphNode,
+    Neighbourhood,
+    NodeKind,
+)
+
+LINE = 24
+"""Pixels from one label to the next."""
+LABEL = 46
+"""Letters of a label; the whole one is its tooltip."""
+LETTER = 6.9
+"""Pixels of a letter, about: no font is known here."""
+ROOM = 340
+"""Pixels for a column's labels."""
+GAP = 150
+"""Pixels between columns, for the lines."""
+MARGIN = 40
+HEAD = 64
+"""Pixels for the legend above."""
+
+COLOURS: Mapping[NodeKind, str] = {
+    NodeKind.DOCUMENT: "#1d6fa5",
+    NodeKind.WORK: "#7a8b99",
+    NodeKind.AUTHOR: "#b0562b",
+    NodeKind.VENUE: "#6b4fa0",
+    NodeKind.TOPIC: "#3d8a4e",
+}
+STROKES: Mapping[EdgeKind, tuple[str, str]] = {
+    EdgeKind.CITES: ("#4a5a68", ""),
+    EdgeKind.SIMILAR: ("#1d6fa5", "6 4"),
+    EdgeKind.WRITTEN_BY: ("#b0562b", ""),
+    EdgeKind.PUBLISHED_IN: ("#6b4fa0", ""),
+    EdgeKind.ABOUT: ("#3d8a4e", ""),
+}
+_KINDS = list(NodeKind)
+_SVG = "http://www.w3.org/2000/svg"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a node is drawn. Labels stand away from the middle, and lines go on behind them."""
+
+    x: float
+    y: float
+    column: int
+    label: str
+
+    @property
+    def left(self) -> float:
+        """Where lines to the left begin."""
+        return self.x - 9 - (self._width if self.column < 0 else 0)
+
+    @property
+    def right(self) -> float:
+        return self.x + 9 + (self._width if self.column > 0 else 0)
+
+    @property
+    def _width(self) -> float:
+        return 8 + LETTER * _text_width(self.label)
+
+
+def draw(around: Neighbourhood) -> str:
+    """The picture, as a text that stands in a file of its own."""
+    columns = _columns(around)
+    rows = max(len(each) for each in columns.values())
+    to_left, to_right = -min(columns), max(columns)
+    centre = MARGIN + max(to_left * (GAP + ROOM), ROOM / 2)
+    width = centre + max(to_right * (GAP + ROOM), ROOM / 2) + MARGIN
+    height = HEAD + 2 * MARGIN + rows * LINE
+    places: dict[str, _Place] = {}
+    for column, nodes in columns.items():
+        side = (column > 0) - (column < 0)
+        x = centre + side * (GAP + (abs(column) - 1) * (GAP + ROOM)) if column else centre
+        top = HEAD + MARGIN + (rows - len(nodes)) * LINE / 2
+        for at, node in enumerate(nodes):
+            year = f" ({node.year})" if node.year else ""
+            label = _cut(tidy(node.label), LABEL - len(year)) + year
+            places[node.key] = _Place(x, top + at * LINE + LINE / 2, column, label)
+    svg = ET.Element(
+        "svg",
+        {
+            "xmlns": _SVG,
+            "viewBox": f"0 0 {width:.0f} {height:.0f}",
+            "width": f"{width:.0f}",
+            "height": f"{height:.0f}",
+            "font-family": "system-ui, 'DejaVu Sans', Arial, sans-serif",
+            "font-size": "12.5",
+        },
+    )
+    ET.SubElement(svg, "title").text = tidy(around.nodes[0].label)
+    ET.SubElement(svg, "rect", {"width": "100%", "height": "100%", "fill": "#ffffff"})
+    _arrows(svg)
+    _legend(svg, around)
+    lines = ET.SubElement(svg, "g", {"fill": "none", "stroke-width": "1.2", "opacity": "0.55"})
+    for edge in around.edges:
+        _line(lines, edge, places)
+    for node in around.nodes:
+        _dot(svg, node, places[node.key])
+    if around.truncated:
+        _text(svg, MARGIN, height - 14, "Only a part: there is more around it.", fill="#7a8b99")
+    return ET.tostring(svg, encoding="unicode")
+
+
+def _columns(around: Neighbourhood) -> dict[int, list[GraphNode]]:
+    """Nodes by column: 0 the middle one, to the left what leads there, to the right the rest."""
+    centre = around.nodes[0]
+    distance = dict(zip((node.key for node in around.nodes), around.distances, strict=True))
+    side: dict[str, int] = {centre.key: 0}
+    joined: dict[str, list[tuple[str, int]]] = {}
+    for edge in around.edges:
+        joined.setdefault(edge.target, []).append((edge.source, 1))
+        joined.setdefault(edge.source, []).append((edge.target, -1))
+    for node in around.nodes[1:]:
+        ways = [
+            side[other] or way
+            for other, way in joined.get(node.key, ())
+            if other in side and distance[other] == distance[node.key] - 1
+        ]
+        side[node.key] = 1 if not ways or max(ways) > 0 else -1
+    columns: dict[int, list[GraphNode]] = {}
+    for node in around.nodes:
+        columns.setdefault(side[node.key] * distance[node.key], []).append(node)
+    for nodes in columns.values():
+        nodes.sort(key=lambda node: (_KINDS.index(node.kind), -node.cited, node.label, node.key))
+    return columns
+
+
+def _line(lines: ET.Element, edge: GraphEdge, places: Mapping[str, _Place]) -> None:
+    start, end = places[edge.source], places[edge.target]
+    colour, dashes = STROKES[edge.kind]
+    if start.column == end.column:
+        # Within a column it bends towards the middle, where there are no labels.
+        side = 1 if start.column < 0 else -1
+        x, tip = start.x + side * 9, end.x + side * 9
+        bend = min(GAP * 0.8, 26 + abs(end.y - start.y) * 0.12)
+        first, second = x + side * bend, tip + side * bend
+    else:
+        onwards = end.column > start.column
+        x, tip = (start.right, end.left) if onwards else (start.left, end.right)
+        first = second = (x + tip) / 2
+    path = f"M{x:.0f},{start.y:.0f} C{first:.0f},{start.y:.0f} "
+    path += f"{second:.0f},{end.y:.0f} {tip:.0f},{end.y:.0f}"
+    drawn = {"d": path, "stroke": colour, "marker-end": f"url(#{edge.kind})"}
+    if dashes:
+        drawn["stroke-dasharray"] = dashes
+    line = ET.SubElement(lines, "path", drawn)
+    ET.SubElement(line, "title").text = f"{edge.kind.replace('_', ' ')} ({edge.weight:.3g})"
+
+
+def _dot(svg: ET.Element, node: GraphNode, place: _Place) -> None:
+    group = ET.SubElement(svg, "g")
+    about = f"{tidy(node.label)}\n{node.key}\ncited by {node.cited}"
+    ET.SubElement(group, "title").text = about
+    radius = "5" if place.column else "7"
+    dot = {"cx": f"{place.x:.0f}", "cy": f"{place.y:.0f}", "r": radius, "stroke": "#ffffff"}
+    ET.SubElement(group, "circle", dot | {"fill": COLOURS[node.kind]})
+    x, y = place.x, place.y + 4.5
+    more: dict[str, str] = {}
+    if place.column == 0:
+        # Above everything: beside its dot there are lines on both sides.
+        y, more = HEAD + MARGIN - 8, {"text-anchor": "middle", "font-weight": "bold"}
+    elif place.column < 0:
+        x, more = x - 11, {"text-anchor": "end"}
+    else:
+        x += 11
+    # A white edge around the letters keeps them readable where lines cross them; as a text of its
+    # own below, as not every program knows the order of stroke and filling.
+    _text(
+        group, x, y, place.label, fill="#ffffff", stroke="#ffffff", **{"stroke-width": "4"}, **more
+    )
+    _text(group, x, y, place.label, fill="#1c2730", **more)
+
+
+def _legend(svg: ET.Element, around: Neighbourhood) -> None:
+    x = float(MARGIN)
+    for kind in NodeKind:
+        if any(node.kind is kind for node in around.nodes):
+            dot = {"cx": f"{x + 5:.0f}", "cy": "26", "r": "5", "fill": COLOURS[kind]}
+            ET.SubElement(svg, "circle", dot)
+            x = _text(svg, x + 16, 30, str(kind), fill="#1c2730") + 18
+    x = float(MARGIN)
+    for joint in EdgeKind:
+        if any(edge.kind is joint for edge in around.edges):
+            colour, dashes = STROKES[joint]
+            line = {"d": f"M{x:.0f},50 h24", "stroke": colour, "stroke-width": "1.6"}
+            if dashes:
+                line["stroke-dasharray"] = dashes
+            ET.SubElement(svg, "path", line | {"marker-end": f"url(#{joint})"})
+            x = _text(svg, x + 34, 54, joint.replace("_", " "), fill="#1c2730") + 18
+
+
+def _arrows(svg: ET.Element) -> None:
+    defined = ET.SubElement(svg, "defs")
+    for kind, (colour, _) in STROKES.items():
+        shape = {"viewBox": "0 0 8 8", "refX": "7", "refY": "4", "orient": "auto"}
+        size = {"id": str(kind), "markerWidth": "7", "markerHeight": "7"}
+        marker = ET.SubElement(defined, "marker", size | shape)
+        ET.SubElement(marker, "path", {"d": "M0,0 L8,4 L0,8 z", "fill": colour})
+
+
+def _text(parent: ET.Element, x: float, y: float, text: str, **attributes: str) -> float:
+    """Where the text ends, about."""
+    place = {"x": f"{x:.0f}", "y": f"{y:.1f}"}
+    ET.SubElement(parent, "text", place | attributes).text = text
+    return x + 8 * len(text)
+
+
+def _text_width(text: str) -> int:
+    """How wide a text is, in letters: those of East Asia are two."""
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def _cut(label: str, room: int) -> str:
+    """As much of it as there is room for."""
+    if _text_width(label) <= room:
+        return label
+    kept = label[: room - 1]
+    while _text_width(kept) >= room:
+        kept = kept[:-1]
+    return kept.rstrip() + "…"

@@ -1,0 +1,95 @@
+"""The parts of documents in running a system: periodic duties and doctor's checks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+
+import structlog
+
+from switchyard.services.common.durations import DAY
+from switchyard.services.common.settings import Settings
+from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok, warning
+from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
+from switchyard.services.engine.monitoring.doctor import DoctorStep
+from switchyard.services.engine.scheduler.duties import DutyContext, PeriodicDuty
+from switchyard.services.pipeline.classes.class_definitions import BadClasses, definitions
+from switchyard.services.pipeline.index.checking import index
+from switchyard.services.pipeline.ledger import PipelineLedger
+
+LONG_SOURCE_PAUSE = 120.0
+"""Seconds left of a pause from which it is told of."""
+_DOCUMENT_SERVERS = ("arxiv", "github", "huggingface")
+_KEY_SETTINGS = {
+    "openalex": "JOBS_OPENALEX_API_KEY",
+    "github": "JOBS_GITHUB_TOKEN",
+    "huggingface": "JOBS_HF_TOKEN",
+}
+"""Settings with which servers answer more requests."""
+
+
+def doctor_steps() -> Iterable[DoctorStep]:
+    """Return the checks of the index, of the classes' file and of servers that pause."""
+    return [
+        DoctorStep(lambda system: index(system.settings), on_demand=True),
+        DoctorStep(lambda system: classes(system.settings), on_demand=True),
+        DoctorStep(sources, ledger=True),
+    ]
+
+
+async def sources(system: DoctorContext) -> list[Diagnostic]:
+    """Return a warning for each server of documents and catalogue that has asked to be left alone
+    for long."""
+    ledger = system.need_ledger()
+    checks = []
+    for name in (*system.settings.link_catalogues, *_DOCUMENT_SERVERS):
+        left = await ledger.leases.source_pause(name)
+        if left < LONG_SOURCE_PAUSE:
+            continue
+        until = datetime.fromtimestamp(ledger.clock.time() + left, UTC)
+        is_catalogue = name in system.settings.link_catalogues
+        key = f"; with {_KEY_SETTINGS[name]} it answers more" if name in _KEY_SETTINGS else ""
+        checks.append(
+            warning(
+                "sources",
+                Finding.SOURCE_PAUSED,
+                f"{name} has asked to be left alone, and is until {until:%Y-%m-%d %H:%M:%S} UTC; "
+                + (
+                    "references are linked by the other catalogues meanwhile"
+                    if is_catalogue
+                    else "its jobs wait, and go on then"
+                ),
+                "nothing, if that may wait"
+                + ("; then publish `link_citations` again" if is_catalogue else "")
+                + key,
+            )
+        )
+    return checks
+
+
+def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
+    """Return the duties: delete catalogues' answers that are too old."""
+    run = partial(_drop_catalogue_answers, context)
+    yield PeriodicDuty("old catalogue answers", run, context.pace.answers)
+
+
+async def _drop_catalogue_answers(context: DutyContext) -> None:
+    max_age = context.settings.link_answers_days * DAY
+    if number := await PipelineLedger(context.ledger).catalogue_answers.drop_catalogue_answers(
+        max_age=max_age
+    ):
+        structlog.get_logger("scheduler").info("catalogue answers deleted", answers=number)
+
+
+async def classes(settings: Settings) -> list[Diagnostic]:
+    """Check that the file of JOBS_CLASSES can be used; without one there is nothing to check."""
+    if settings.classes is None:
+        return []
+    try:
+        defined = await asyncio.to_thread(definitions, settings.classes)
+    except BadClasses as error:
+        remedy = "correct the file, then `jobctl dead redrive --type classify_document`"
+        return [failure("classes", Finding.CLASSES_INVALID, str(error), remedy)]
+    return [ok("classes", f"{str(settings.classes)!r} defines {', '.join(defined.kinds)}")]

@@ -1,0 +1,156 @@
+"""Sample PDFs of many kinds and languages, made up; the same for the same seed.
+
+Each is told apart from all others by its number: number 7 of a seed is the same document whether
+ten or a thousand are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from switchyard.services.common.errors import InvalidInput
+from switchyard.services.pipeline.samples.canvas import Block, Canvas
+from switchyard.services.pipeline.samples.phrases import TextGenerator, languages
+from switchyard.services.pipeline.samples.sample_kinds import KINDS, SampleKind
+from switchyard.services.pipeline.samples.typeface import pymupdf
+
+MAX_SEED = 2**63 - 1
+SCAN_DPI = 150
+
+
+class UnknownSample(InvalidInput):
+    """There is no such kind or language."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedSample:
+    """A document that was made up, with the truth about it."""
+
+    filename: str
+    kind: str
+    language: str
+    subject: str
+    title: str
+    content: bytes
+    page_count: int
+    blocks: tuple[Block, ...]
+    """What its text is, in reading order."""
+    furniture: tuple[Block, ...]
+    """Running heads and page numbers, which are no part of the text."""
+
+    @property
+    def truth(self) -> dict[str, Any]:
+        """As JSON: to score what reading it gives."""
+        return {
+            "filename": self.filename,
+            "kind": self.kind,
+            "language": self.language,
+            "subject": self.subject,
+            "title": self.title,
+            "page_count": self.page_count,
+            "blocks": [block.as_json() for block in self.blocks],
+            "furniture": [block.as_json() for block in self.furniture],
+        }
+
+
+def kinds() -> tuple[str, ...]:
+    """The kinds of documents that can be made."""
+    return tuple(KINDS)
+
+
+def generate(
+    count: int,
+    *,
+    seed: int = 0,
+    kinds: Sequence[str] | None = None,
+    languages: Sequence[str] | None = None,
+) -> Iterator[GeneratedSample]:
+    """So many documents, one after the other; of all kinds and languages where none are named.
+
+    They are drawn as they are asked for: each takes some hundredths of a second, in Hebrew up to
+    some seconds. Raises UnknownSample before the first one, SamplesNeedPyMuPDF with it.
+    """
+    wanted, spoken = check_wanted(kinds, languages)
+    return (_sample(seed, number, wanted, spoken) for number in range(count))
+
+
+def check_wanted(
+    wanted: Sequence[str] | None, spoken: Sequence[str] | None
+) -> tuple[Sequence[str], Sequence[str]]:
+    """The kinds and languages, all of them where none are named. Raises UnknownSample."""
+    return (
+        _known("kind", wanted, tuple(KINDS)),
+        _known("language", spoken, languages()),
+    )
+
+
+def _known(what: str, asked: Sequence[str] | None, known: Sequence[str]) -> Sequence[str]:
+    for each in asked or ():
+        if each not in known:
+            raise UnknownSample(f"there is no {what} {each[:50]!r}: use {', '.join(known)}")
+    return tuple(dict.fromkeys(asked)) if asked else known
+
+
+def _sample(
+    seed: int, number: int, wanted: Sequence[str], spoken: Sequence[str]
+) -> GeneratedSample:
+    # In turn, so that a few have as many kinds as possible; the languages change slower.
+    name = wanted[number % len(wanted)]
+    random = Random(f"{seed}/{number}")
+    language = spoken[(number // len(wanted) + number) % len(spoken)]
+    kind = KINDS[name]
+    prose = TextGenerator(random, language)
+    title = prose.title()
+    canvas = Canvas(
+        random,
+        prose,
+        columns=kind.columns,
+        running_head=title if kind.has_running_head else None,
+        size=kind.size,
+    )
+    kind.fill(canvas, title)
+    with canvas.finish(title, prose.person()) as document:
+        content, suffix = _content(document, kind, random)
+        pages = 1 if kind.is_photo else document.page_count
+    return GeneratedSample(
+        filename=f"{name}-{language}-{seed}-{number:04d}.{suffix}",
+        kind=name,
+        language=language,
+        subject=prose.subject,
+        title=title,
+        content=content,
+        page_count=pages,
+        blocks=tuple(block for block in canvas.blocks if block.page <= pages),
+        furniture=tuple(canvas.furniture),
+    )
+
+
+def _content(document: Any, kind: SampleKind, random: Random) -> tuple[bytes, str]:
+    if kind.is_photo:
+        return _scanned(document[0], random).tobytes("jpeg", jpg_quality=70), "jpg"
+    if not kind.is_scan:
+        return bytes(document.tobytes(deflate=True, garbage=4, no_new_id=True)), "pdf"
+    with pymupdf().open() as scan:
+        for page in document:
+            picture = _scanned(page, random)
+            made = scan.new_page(width=page.rect.width, height=page.rect.height)
+            made.insert_image(made.rect, stream=picture.tobytes("jpeg", jpg_quality=70))
+        scan.set_metadata({})
+        return bytes(scan.tobytes(garbage=3, no_new_id=True)), "pdf"
+
+
+def _scanned(page: Any, random: Random) -> Any:
+    """A page as a scanner sees it: a little askew, and with noise."""
+    import numpy as np
+
+    library = pymupdf()
+    zoom = SCAN_DPI / 72
+    askew = library.Matrix(zoom, zoom).prerotate(random.uniform(-0.6, 0.6))
+    drawn = page.get_pixmap(matrix=askew, colorspace=library.csGRAY, alpha=False)
+    shades = np.frombuffer(drawn.samples, np.uint8).astype(np.float32)
+    noise = np.random.default_rng(random.getrandbits(32)).normal(0, 6, shades.size)
+    made = np.clip(shades * 0.96 + noise, 0, 255).astype(np.uint8)
+    return library.Pixmap(library.csGRAY, drawn.width, drawn.height, made.tobytes(), False)

@@ -1,0 +1,262 @@
+"""The arXiv API: entries by id, searches, and all entries of a range of dates.
+
+    async with ArxivClient.connect(settings, ledger) as arxiv:
+        [entry] = await arxiv.entries(["1605.08386"])
+        async for page in arxiv.pages("cat:cs.DB", from_date=a, to_date=b):
+            ...  # page.entries; keep page.cursor to go on from there
+
+arXiv is asked as every server is (services/pipeline/sources/source_client.py). No request is
+repeated here but for a page that comes empty without reason: the job's retries do the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from switchyard.services.common.settings import Settings
+from switchyard.services.pipeline.sources.arxiv.arxiv_feed import ArxivId, Entry, Feed, parse_feed
+from switchyard.services.pipeline.sources.source_client import SourceClient, SourceServer
+from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.ledger import Ledger
+
+SortBy = Literal["relevance", "submittedDate", "lastUpdatedDate"]
+Order = Literal["ascending", "descending"]
+
+MAX_PAGE = 2000
+"""Entries in one answer; arXiv's limit."""
+MAX_SEARCH_RESULTS = 10_000
+"""How far into a query's results pages are asked for. The manual says 30,000, but arXiv's search
+does not answer reliably beyond this."""
+PAGE_SIZE = 100
+EMPTY_TRIES = 3
+"""How often a page is asked for that comes empty although there is more."""
+THROTTLED_PAUSE = 30.0
+"""Seconds of pause after a 429 without Retry-After."""
+ATOM = "application/atom+xml"
+FIRST_DAY = datetime(1991, 8, 1, tzinfo=UTC)
+"""Nothing on arXiv is older."""
+_MINUTE = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where the next page of a listing begins: an offset into a window of dates. Text that
+    `parse` reads again, so it can be kept anywhere."""
+
+    since: datetime
+    until: datetime
+    """Last minute of the window."""
+    start: int = 0
+
+    def __str__(self) -> str:
+        return f"{_stamp(self.since)}-{_stamp(self.until)}+{self.start}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """Raises ValueError."""
+        found = re.fullmatch(r"(\d{12})-(\d{12})\+(\d{1,9})", text)
+        if found is None:
+            raise ValueError(f"{text!r} is no cursor of a listing")
+        since, until = (
+            datetime.strptime(each, "%Y%m%d%H%M").replace(tzinfo=UTC) for each in found.group(1, 2)
+        )
+        return cls(since, until, int(found[3]))
+
+
+@dataclass(frozen=True, slots=True)
+class FeedPage:
+    """A piece of a listing, oldest submission first."""
+
+    entries: tuple[Entry, ...]
+    """May be fewer than arXiv sent: damaged records are left out."""
+    cursor: Cursor | None
+    """Where the next page begins; None after the last."""
+    total: int
+    """Entries of this page's window of dates."""
+    window: Cursor
+    """Where this page began."""
+
+
+class ArxivClient:
+    """Asks arXiv. Open it with `ArxivClient.connect`."""
+
+    def __init__(self, client: SourceClient) -> None:
+        self.client = client
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls, settings: Settings, ledger: Ledger | None = None, *, patience: float | None = None
+    ) -> AsyncIterator[ArxivClient]:
+        """A client for the address and the interval of the settings; the rest is as in
+        `SourceClient.connect`."""
+        server = SourceServer(
+            "arxiv",
+            label="arXiv",
+            base_url=settings.arxiv_base_url,
+            interval=settings.arxiv_interval,
+            throttled_pause=THROTTLED_PAUSE,
+        )
+        async with SourceClient.connect(server, settings, ledger, patience=patience) as client:
+            yield cls(client)
+
+    async def entries(self, ids: Iterable[ArxivId | str]) -> list[Entry]:
+        """The entries of these ids, in arXiv's order, as far as there are such.
+
+        Raises ValueError for a malformed id, and what `search` raises.
+        """
+        wanted = [ArxivId.parse(str(each)) for each in ids]
+        if not wanted:
+            return []
+        if len(wanted) > MAX_PAGE:
+            raise ValueError(f"at most {MAX_PAGE:,} ids at once")
+        feed = await self._get(
+            {"id_list": ",".join(map(str, wanted)), "start": "0", "max_results": str(len(wanted))}
+        )
+        if feed.total and not feed.entries:
+            raise InvalidSourceResponse(
+                "arXiv says that there is such an entry, and does not give it"
+            )
+        return list(feed.entries)
+
+    async def search(
+        self,
+        query: str,
+        start: int = 0,
+        max_results: int = PAGE_SIZE,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        date: Literal["submittedDate", "lastUpdatedDate"] = "submittedDate",
+        sort_by: SortBy = "submittedDate",
+        order: Order = "descending",
+    ) -> Feed:
+        """One page of a query in arXiv's language (`cat:cs.DB AND ti:index`). With `since` or
+        `until`, only what was submitted, or updated, in between, to the minute.
+
+        Raises ValueError for numbers that arXiv does not take, SourceBusy, SourceUnavailable and
+        InvalidSourceResponse (try again later), SourceRefused (do not).
+        """
+        if not 1 <= max_results <= MAX_PAGE or start < 0:
+            raise ValueError(f"start is 0 or more, max_results 1 to {MAX_PAGE:,}")
+        if since is not None or until is not None:
+            last = until or datetime.now(UTC) + timedelta(days=1)
+            query = _within(query, date, since or FIRST_DAY, last)
+        parameters = {
+            "search_query": query,
+            "start": str(start),
+            "max_results": str(max_results),
+            "sortBy": sort_by,
+            "sortOrder": order,
+        }
+        for _ in range(EMPTY_TRIES):
+            feed = await self._get(parameters)
+            if feed.count or start >= feed.total:
+                return feed
+        raise InvalidSourceResponse(
+            f"arXiv's page from {start:,} of {feed.total:,} came empty {EMPTY_TRIES} times"
+        )
+
+    async def pages(
+        self,
+        query: str = "",
+        *,
+        from_date: datetime | None = None,
+        to_date: datetime | None = None,
+        cursor: Cursor | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> AsyncIterator[FeedPage]:
+        """All that was submitted from `from_date` to `to_date`, oldest first, to the minute.
+
+        Goes on from a page's `cursor`, given the same query and `to_date` (name it, or it is the
+        present); what is submitted meanwhile does not shift it. A range with more than
+        MAX_SEARCH_RESULTS entries is listed in windows that have fewer. Raises what `search`
+        raises; after any of these the listing can be taken up again from the last cursor.
+        """
+        end = _minute(to_date or datetime.now(UTC))
+        at: Cursor | None = cursor
+        if at is None:
+            first = _minute(from_date or FIRST_DAY)
+            at = Cursor(first, end) if first <= end else None
+        while at is not None:
+            feed = await self.search(
+                query, at.start, page_size, since=at.since, until=at.until, order="ascending"
+            )
+            if at.start == 0 and feed.total > MAX_SEARCH_RESULTS:
+                at = Cursor(at.since, _middle(at))
+                continue
+            following = _after(at, feed, end)
+            yield FeedPage(feed.entries, following, feed.total, at)
+            at = following
+
+    # --- one request ------------------------------------------------------------------------
+
+    async def _get(self, parameters: Mapping[str, str]) -> Feed:
+        answer = await self.client.ask(params=parameters, accept=ATOM)
+        is_xml = "xml" in answer.headers.get("content-type", "")
+        if is_xml and 400 <= answer.status < 500:
+            await asyncio.to_thread(
+                parse_feed, answer.body, answer.charset
+            )  # raises what arXiv says
+        answer.ok()
+        if not is_xml:
+            kind = answer.headers.get("content-type", "no content type")[:100]
+            raise InvalidSourceResponse(f"arXiv returned no XML but {kind}")
+        return await asyncio.to_thread(parse_feed, answer.body, answer.charset)
+
+
+def payload_of(entry: Entry, **options: Any) -> dict[str, Any]:
+    """The payload of the `ingest_arxiv` job of an entry that is at hand. A few papers have
+    thousands of authors: their job asks arXiv again, so that no message is large."""
+    payload: dict[str, Any] = {"id": str(entry.arxiv_id), **options}
+    if len(entry.model_dump_json()) <= MAX_ENTRY_BYTES:
+        payload["entry"] = entry.model_dump(mode="json", exclude_none=True)
+    return payload
+
+
+MAX_ENTRY_BYTES = 32 * 1024
+"""Longest entry, as JSON, that a message carries."""
+
+
+def _within(query: str, date: str, since: datetime, until: datetime) -> str:
+    dates = f"{date}:[{_stamp(since)} TO {_stamp(until)}]"
+    return f"({query}) AND {dates}" if query.strip() else dates
+
+
+def _stamp(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y%m%d%H%M")
+
+
+def _minute(moment: datetime) -> datetime:
+    return moment.astimezone(UTC).replace(second=0, microsecond=0)
+
+
+def _middle(window: Cursor) -> datetime:
+    """The last minute of the window's first half."""
+    half = _minute(window.since + (window.until - window.since) / 2)
+    if half >= window.until:
+        raise InvalidSourceResponse(
+            f"arXiv says that more than {MAX_SEARCH_RESULTS:,} papers were submitted in the minute "
+            f"{_stamp(window.since)}"
+        )
+    return half
+
+
+def _after(at: Cursor, feed: Feed, end: datetime) -> Cursor | None:
+    """Where the next page begins."""
+    start = at.start + feed.count
+    if start < feed.total:
+        return Cursor(at.since, at.until, start)
+    since = at.until + _MINUTE
+    if since > end:
+        return None
+    # As long as the window before, which fitted, and as much again.
+    return Cursor(since, min(end, since + 2 * (at.until - at.since + _MINUTE) - _MINUTE))

@@ -1,0 +1,327 @@
+"""Asking a server politely: what all sources have in common, here and nowhere else.
+
+    SERVER = SourceServer("zenodo", label="Zenodo", base_url="https://zenodo.org/api", interval=1)
+
+    async with SourceClient.connect(SERVER, ctx.settings, ctx.ledger) as client:
+        record = (await client.get("/records/7", {"all": "1"})).json()
+
+- Every request waits for its turn in the whole fleet (throttle.py). A job that finds no turn gets
+  SourceBusy and snoozes; a program that can wait says how long by `patience`.
+- A server that says "later" (`Retry-After`, rate limits: rate_headers.py) is left alone by the
+  whole fleet until then.
+- With `conditional=True`, the last answer is kept with its ETag, and asked for again by it.
+- Bodies are bounded in size, requests in time; redirects are followed within the server only.
+- Errors (source_errors.py) say whether to try again. No request is repeated here: the job's
+  retries do the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from switchyard.services.common.errors import PermanentError, RetryableError
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.libraries import load
+from switchyard.services.engine.backfill.sources import SourceAway as BackfillSourceAway
+from switchyard.services.engine.backfill.sources import SourceContext, SourceFailed
+from switchyard.services.pipeline.sources.rate_headers import nothing_left, refused_for_now
+from switchyard.services.pipeline.sources.source_errors import (
+    InvalidSourceResponse,
+    SourceBusy,
+    SourceUnavailable,
+)
+from switchyard.services.pipeline.sources.source_response import (
+    SourceResponse,
+    SourceResponseCache,
+    conditions,
+)
+from switchyard.services.pipeline.sources.throttle import FleetThrottle, LocalThrottle, RequestPace
+
+if TYPE_CHECKING:
+    import httpx
+
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.engine.ledger import Ledger
+
+MAX_TURN_WAIT = 10.0
+"""Seconds that a job waits for its turn, in one of the two places for that, before it snoozes."""
+MAX_REDIRECTS = 3
+"""Within one server: GitHub has them for what was renamed."""
+_MOVED = frozenset({301, 302, 307, 308})
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceServer:
+    """A server, and how it wants to be asked."""
+
+    name: str
+    """Names its pace in the ledger and its answers in the storage: lower-case letters, digits, `_`
+    and `-`; the same in all processes."""
+    label: str
+    """For people: `arXiv`."""
+    base_url: str
+    interval: float
+    """Least seconds from one request's beginning to the next one's, all processes together."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with each request, for example an authorization."""
+    secret_params: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Parameters sent with each request and told nowhere: no address in an error, a log or the
+    storage has them."""
+    timeout: float = 60.0
+    """Seconds for one request, all of its answer."""
+    max_bytes: int = 20 * 1024 * 1024
+    """Longest answer that is read."""
+    throttled_pause: float = 60.0
+    """Seconds for which it is left alone when it says that it is too much, and not until when."""
+
+
+class SourceClient:
+    """Asks one server. Open it with `SourceClient.connect`."""
+
+    def __init__(
+        self,
+        server: SourceServer,
+        http: httpx.AsyncClient,
+        pace: RequestPace,
+        kept: SourceResponseCache,
+    ) -> None:
+        self.server = server
+        self.pace = pace
+        self._http = http
+        self._kept = kept
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        server: SourceServer,
+        settings: Settings,
+        ledger: Ledger | None = None,
+        *,
+        patience: float | None = None,
+    ) -> AsyncIterator[SourceClient]:
+        """`patience` is in seconds: a request whose turn is further off raises SourceBusy. None is
+        for jobs: they wait for two turns at most, and not at all where others wait already. With
+        a ledger, turns are those of the whole fleet; without one, of this client alone.
+        """
+        await load("switchyard.services.common.files.safe_http")
+        from switchyard.services.common.files.safe_http import uncompressed_client
+
+        interval = server.interval
+        pace: RequestPace
+        waits = min(2 * interval + 2, MAX_TURN_WAIT) if patience is None else patience
+        if ledger is not None:
+            pace = FleetThrottle(
+                ledger,
+                server.name,
+                label=server.label,
+                interval=interval,
+                patience=waits,
+                waits_for_place=patience is not None,
+            )
+        else:
+            pace = LocalThrottle(label=server.label, interval=interval, patience=waits)
+        headers = {"User-Agent": settings.user_agent}
+        kept = SourceResponseCache(Storage(settings.files_url), server.name)
+        async with uncompressed_client(
+            timeout=server.timeout, headers={**headers, **server.headers}
+        ) as http:
+            yield cls(server, http, pace, kept)
+
+    def reserve(self, requests: int) -> AbstractAsyncContextManager[None]:
+        """`async with client.row(3):` up to three requests that belong together, with nobody's in
+        between. Raises SourceBusy."""
+        return self.pace.reserve(takes=requests * (self.server.timeout + self.server.interval))
+
+    async def get(
+        self,
+        path: str = "",
+        params: Mapping[str, str] | None = None,
+        *,
+        accept: str = "application/json",
+        conditional: bool = False,
+    ) -> SourceResponse:
+        """The thing at a path below the server's address, or at a whole address of the server.
+
+        Raises what `ask` and `SourceResponse.ok` raise.
+        """
+        return (await self.ask(path, params, accept=accept, conditional=conditional)).ok()
+
+    async def ask(
+        self,
+        path: str = "",
+        params: Mapping[str, str] | None = None,
+        *,
+        accept: str = "application/json",
+        conditional: bool = False,
+    ) -> SourceResponse:
+        """What the server answers, whatever its status.
+
+        Raises SourceBusy, SourceUnavailable, InvalidSourceResponse, LedgerUnavailable; ValueError
+        for an address of another server.
+        """
+        url = asked_for = self._url(path, params)
+        kept = await self._kept.find(asked_for, accept) if conditional else None
+        headers = {"Accept": accept, **conditions(kept)}
+        for _ in range(MAX_REDIRECTS + 1):
+            answer = await self._in_turn(url, headers)
+            target = answer.headers.get("location", "")
+            if answer.status not in _MOVED or not target:
+                break
+            url = self._without_secrets(_joined(url, target))
+            if _origin(url) != _origin(self.server.base_url):
+                return answer
+        if answer.status == 304:
+            if kept is None:
+                raise InvalidSourceResponse(
+                    f"{self.server.label} answers 304 without a question for it"
+                )
+            return kept
+        if conditional and answer.status == 200:
+            await self._kept.keep(answer, asked_for, accept)
+        return answer
+
+    async def download(self, url: str, *, max_bytes: int, within: float) -> bytes:
+        """A file that the server names, in turn, from the open internet or from the server's own
+        host. Raises FetchRefused, FetchFailed, SourceBusy."""
+        from switchyard.services.common.files.safe_http import FetchFailed, SsrfGuard, fetching
+
+        guard = SsrfGuard(trusted=frozenset({_place(self.server.base_url)}))
+        async with self.pace.turn(takes=within) as turn:
+            try:
+                async with fetching(
+                    url, max_bytes=max_bytes, within=within, guard=guard
+                ) as fetched:
+                    return b"".join([part async for part in fetched.parts])
+            except FetchFailed as error:
+                if error.after is None:
+                    raise
+                wait = await turn.pause(error.after)
+                said = f"{self.server.label}'s files: {error}: pause for {wait:.0f} s"
+                raise SourceBusy(said, wait=wait) from error
+
+    async def _in_turn(self, url: str, headers: Mapping[str, str]) -> SourceResponse:
+        server = self.server
+        async with self.pace.turn(takes=server.timeout) as turn:
+            answer = await self._fetch(url, headers)
+            now = time.time()
+            wait = refused_for_now(
+                answer.status,
+                answer.headers,
+                answer.body,
+                otherwise=server.throttled_pause,
+                now=now,
+            )
+            if wait is not None:
+                wait = await turn.pause(wait)
+                said = f"{server.label} answers {answer.status}: pause for {wait:.0f} s"
+                raise SourceBusy(said, wait=wait)
+            rest = nothing_left(answer.headers, now=now)
+            if rest is not None:
+                await turn.pause(rest)
+        return answer
+
+    async def _fetch(self, url: str, headers: Mapping[str, str]) -> SourceResponse:
+        import httpx
+
+        server = self.server
+        limit = asyncio.timeout(server.timeout)
+        try:
+            extensions = {}
+            if server.secret_params:  # beside the URL, which httpx logs
+                sent = httpx.URL(url).copy_merge_params(dict(server.secret_params))
+                extensions["target"] = sent.raw_path
+            async with (
+                limit,
+                self._http.stream(
+                    "GET", url, headers=dict(headers), extensions=extensions
+                ) as response,
+            ):
+                body = bytearray()
+                async for part in response.aiter_bytes():
+                    body += part
+                    if len(body) > server.max_bytes:
+                        raise InvalidSourceResponse(
+                            f"{server.label}'s answer exceeds {server.max_bytes:,} bytes"
+                        )
+                got = {name.lower(): value for name, value in response.headers.items()}
+                return SourceResponse(server.label, url, response.status_code, got, bytes(body))
+        except httpx.HTTPError as error:
+            raise SourceUnavailable(_describe(server.label, error)) from error
+        except TimeoutError as error:
+            if limit.expired():
+                raise SourceUnavailable(
+                    f"{server.label} did not answer within {server.timeout:g} s"
+                ) from error
+            raise
+
+    def _url(self, path: str, params: Mapping[str, str] | None) -> str:
+        import httpx
+
+        base = self.server.base_url
+        url = path if "://" in path else base + path
+        if _origin(url) != _origin(base):
+            raise ValueError(f"{url[:200]!r} is no address of {self.server.label}")
+        return str(httpx.URL(url, params=dict(params))) if params else url
+
+    def _without_secrets(self, url: str) -> str:
+        """The address that a redirect leads to may repeat what was sent."""
+        import httpx
+
+        if not url or not self.server.secret_params:
+            return url
+        bare = httpx.URL(url)
+        for name in self.server.secret_params:
+            bare = bare.copy_remove_param(name)
+        return str(bare)
+
+
+@asynccontextmanager
+async def backfill_client(
+    server: SourceServer, context: SourceContext
+) -> AsyncIterator[SourceClient]:
+    """Open a client whose errors become those of a backfill's source: what can be asked again
+    later, SourceAway; what can't, SourceFailed."""
+    try:
+        async with SourceClient.connect(
+            server, context.settings, context.ledger, patience=context.patience
+        ) as client:
+            yield client
+    except PermanentError as error:
+        raise SourceFailed(str(error)) from error
+    except RetryableError as error:
+        raise BackfillSourceAway(str(error)) from error
+
+
+def _joined(url: str, target: str) -> str:
+    import httpx
+
+    try:
+        return str(httpx.URL(url).join(target))
+    except (httpx.InvalidURL, ValueError):
+        return ""
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    return (urlsplit(url).scheme, *_place(url))
+
+
+def _place(url: str) -> tuple[str, int]:
+    """Host and port."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
+    except ValueError:
+        return "", 0
+
+
+def _describe(label: str, error: httpx.HTTPError) -> str:
+    detail = f": {error}" if str(error) else ""
+    return f"{label} can't be reached ({type(error).__name__}{detail})"[:500]

@@ -1,0 +1,130 @@
+"""What a server answers, and the answers that are kept to be asked for again by their ETag."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from switchyard.services.common.durations import parse_retry_after
+from switchyard.services.common.files.charsets import Charset, charset_of, decode
+from switchyard.services.common.files.keys import content_hash
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import NotStored
+from switchyard.services.pipeline.sources.source_errors import (
+    InvalidSourceResponse,
+    SourceNotFound,
+    SourceRefused,
+    SourceUnavailable,
+)
+
+MAX_KEPT_BYTES = 4 * 1024 * 1024
+"""Bytes of an answer that is kept; a larger one is asked for anew each time."""
+_KEPT_HEADERS = ("content-type", "etag", "last-modified", "link")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceResponse:
+    """An answer that was read to its end, whatever it says."""
+
+    label: str
+    """The server's name, for people."""
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+    unchanged: bool = False
+    """The server says that it is as it was when it was last asked."""
+
+    def ok(self) -> SourceResponse:
+        """The answer itself, if it is the thing that was asked for.
+
+        Raises SourceNotFound, SourceRefused (do not ask again), SourceUnavailable (try again).
+        """
+        status, label = self.status, self.label
+        if 200 <= status < 300:
+            return self
+        if status in (404, 410):
+            raise SourceNotFound(f"{label} has nothing at {self.url[:300]} ({status})")
+        if 400 <= status < 500 and status not in (408, 425):
+            raise SourceRefused(f"{label} refuses the request with {status}{self._decoded()}")
+        to = f" to {self.headers['location'][:200]}" if "location" in self.headers else ""
+        after = parse_retry_after(self.headers.get("retry-after", ""))
+        raise SourceUnavailable(f"{label} answers {status}{to}", after=after)
+
+    def json(self) -> Any:
+        """The body, read as JSON. Raises what `ok` raises, and InvalidSourceResponse."""
+        self.ok()
+        try:
+            return json.loads(self.text())
+        except (ValueError, RecursionError) as error:
+            raise InvalidSourceResponse(f"{self.label} returned no JSON") from error
+
+    def text(self) -> str:
+        """The body, by its byte order mark or the charset that its Content-Type names, else as
+        UTF-8; what does not fit is replaced. Raises what `ok` raises."""
+        return decode(self.ok().body, self.charset)
+
+    @property
+    def charset(self) -> Charset | None:
+        """What the server says that the body is in; None where it does not."""
+        return charset_of(self.headers.get("content-type"))
+
+    def _decoded(self) -> str:
+        """What the server says about it, where that is JSON with a message or an error."""
+        try:
+            told = json.loads(decode(self.body[:10_000], self.charset))
+        except (ValueError, RecursionError):
+            return ""
+        found = [told.get(name) for name in ("message", "error")] if isinstance(told, dict) else []
+        said = next((each for each in found if isinstance(each, str) and each), "")
+        return f": {said[:300]}" if said else ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceResponseCache:
+    """The last answer of each address that has an ETag or a date, below `sources/` in the storage.
+    They can be removed at any time: the server is asked in full then."""
+
+    storage: Storage
+    server: str
+
+    async def find(self, url: str, accept: str) -> SourceResponse | None:
+        """What the server answered last; None where nothing is kept."""
+        try:
+            raw = await self.storage.get_async(
+                self._key(url, accept), max_bytes=MAX_KEPT_BYTES + 65_536
+            )
+        except NotStored:
+            return None
+        head, _, body = raw.partition(b"\n")
+        try:
+            return SourceResponse(**json.loads(head), body=body, unchanged=True)
+        except (ValueError, TypeError) as error:  # somebody's hand
+            _log.warning("stored response unreadable: %s: %s", self.server, error)
+            return None
+
+    async def keep(self, answer: SourceResponse, url: str, accept: str) -> None:
+        """Keep an answer, if the server can tell later whether it has changed."""
+        headers = {name: answer.headers[name] for name in _KEPT_HEADERS if name in answer.headers}
+        if not {"etag", "last-modified"} & set(headers) or len(answer.body) > MAX_KEPT_BYTES:
+            return
+        head = {"label": answer.label, "url": answer.url, "status": 200, "headers": headers}
+        raw = json.dumps(head).encode() + b"\n" + answer.body
+        await self.storage.put_async(self._key(url, accept), raw)
+
+    def _key(self, url: str, accept: str) -> str:
+        return f"sources/{self.server}/{content_hash([url, accept])}"
+
+
+def conditions(kept: SourceResponse | None) -> dict[str, str]:
+    """The headers that ask for what has changed since."""
+    if kept is None:
+        return {}
+    if "etag" in kept.headers:
+        return {"If-None-Match": kept.headers["etag"]}
+    return {"If-Modified-Since": kept.headers["last-modified"]}

@@ -1,0 +1,285 @@
+"""Visiting other people's web sites: robots.txt first, one request at a time for each host, nothing
+of our own network, whatever a name or a redirect says (services/common/files/safe_http.py)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from switchyard.services.common.files.charsets import charset_of, decode
+from switchyard.services.common.files.keys import content_hash
+from switchyard.services.common.files.safe_http import place_of
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import NotStored
+from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
+from switchyard.services.pipeline.sources.source_errors import (
+    InvalidSourceResponse,
+    SourceBusy,
+    SourceNotFound,
+    SourceRefused,
+    SourceUnavailable,
+)
+from switchyard.services.pipeline.sources.throttle import FleetThrottle, LocalThrottle, RequestPace
+from switchyard.services.pipeline.sources.web.robots import MAX_BYTES, RobotsVerdict, judge
+from switchyard.services.pipeline.sources.web.web_addresses import origin_of, page_address
+
+if TYPE_CHECKING:
+    from switchyard.services.common.files.safe_http import Fetched, SsrfGuard
+
+MAX_HOPS = 5
+"""Redirects on the way to a page."""
+ROBOTS_TTL = 3600.0
+"""Seconds for which a robots.txt is believed."""
+MAX_PAGE_BYTES = 10 * 1024 * 1024
+"""Of a page that is no PDF or image; those may be as large as any document."""
+ROBOTS_TIMEOUT = 30.0
+JUDGE_TIMEOUT = 10.0
+JUDGE_MEMORY_MB = 1024
+"""Address space for reading a robots.txt."""
+THROTTLED_PAUSE = 60.0
+"""Seconds for which a host is left alone that says that it is too much, and not until when."""
+TURN_TIMEOUT = 5.0
+"""Seconds that a job waits for its turn before it snoozes."""
+PAGE_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedPage:
+    """What was at an address."""
+
+    url: str
+    """Where it was in the end, in the form of `page_address`."""
+    status: int
+    """304 where it is as it was."""
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class WebFetcher:
+    """Visits pages for one job."""
+
+    def __init__(self, ctx: JobContext) -> None:
+        self._ctx = ctx
+        self._storage = Storage(ctx.settings.files_url)
+
+    async def visit(
+        self,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        may_follow: Callable[[str], Awaitable[None]] | None = None,
+    ) -> FetchedPage:
+        """The page at an address, redirects followed; `headers` ask for what has changed, and
+        `may_follow` is asked before each redirect: it raises SourceRefused for one that is not to
+        be followed.
+
+        Raises SourceBusy (no turn now), SourceRefused (robots.txt, our own network, a status),
+        SourceNotFound, SourceUnavailable, InvalidSourceResponse, LedgerUnavailable.
+        """
+        from switchyard.services.common.files.safe_http import FetchMoved
+
+        for _ in range(MAX_HOPS + 1):
+            verdict = await self._verdict(url)
+            if not verdict.allowed:
+                raise SourceRefused(f"robots.txt of {origin_of(url)} forbids {url[:300]}")
+            try:
+                return await self._get(url, verdict.delay, headers or {})
+            except FetchMoved as moved:
+                try:
+                    url = page_address(moved.target)
+                except ValueError as error:
+                    raise SourceRefused(f"{url[:300]} leads to {error}") from error
+                if may_follow is not None:
+                    await may_follow(url)
+        raise SourceRefused(f"more than {MAX_HOPS} redirects")
+
+    async def _get(self, url: str, delay: float, headers: Mapping[str, str]) -> FetchedPage:
+        limit = self._ctx.settings.max_document_bytes
+        async with self._pace(url, delay).turn(takes=PAGE_TIMEOUT) as turn:
+            try:
+                async with self._fetch(url, limit, PAGE_TIMEOUT, headers) as fetched:
+                    body = await _body(fetched, limit)
+                    return FetchedPage(url, fetched.status, fetched.headers, body)
+            except SourceUnavailable as error:
+                # Also raised by `_fetch`, for what a server says that is to be left alone.
+                if error.after is None:
+                    raise
+                wait = await turn.pause(error.after)
+                raise SourceBusy(f"{error}: pause for {wait:.0f} s", wait=wait) from error
+
+    def _fetch(self, url: str, limit: int, within: float, headers: Mapping[str, str]) -> _Fetch:
+        asked = {"User-Agent": self._ctx.settings.user_agent, "Accept": "*/*", **headers}
+        return _Fetch(url, limit, within, asked, self._guard())
+
+    def _guard(self) -> SsrfGuard:
+        from switchyard.services.common.files.safe_http import SsrfGuard
+
+        named = self._ctx.settings.web_hosts
+        return SsrfGuard(trusted=frozenset(place_of(f"http://{each}") for each in named))
+
+    def _pace(self, url: str, delay: float) -> RequestPace:
+        host, _ = place_of(url)
+        interval = max(self._ctx.settings.web_interval, delay)
+        patience = max(TURN_TIMEOUT, interval + 1)
+        if self._ctx.ledger is None:
+            return LocalThrottle(label=host, interval=interval, patience=patience)
+        return FleetThrottle(
+            self._ctx.ledger,
+            f"web.{content_hash(host.encode())[:32]}",
+            label=host,
+            interval=interval,
+            patience=patience,
+            waits_for_place=False,
+        )
+
+    # --- robots.txt -------------------------------------------------------------------------
+
+    async def _verdict(self, url: str) -> RobotsVerdict:
+        robots = await self._robots(origin_of(url))
+        if not robots.strip():
+            return RobotsVerdict(allowed=True)
+        try:
+            verdict = await self._ctx.in_process(
+                judge, robots, url, timeout=JUDGE_TIMEOUT, memory_limit_mb=JUDGE_MEMORY_MB
+            )
+        except (TimeoutError, MemoryError, ProcessCrashed) as error:
+            raise SourceRefused(
+                f"robots.txt of {origin_of(url)} can't be read: {type(error).__name__}"
+            ) from error
+        return verdict if isinstance(verdict, RobotsVerdict) else RobotsVerdict(allowed=False)
+
+    async def _robots(self, origin: str) -> str:
+        """The site's robots.txt; empty where it has none. Of a site that does not answer we do not
+        know what it allows: that is SourceUnavailable, and tried again."""
+        key = f"sources/robots/{content_hash(origin.encode())}"
+        kept = await self._stored_robots(key)
+        if kept is not None:
+            return kept
+        url = f"{origin}/robots.txt"
+        async with self._pace(url, 0).turn(takes=ROBOTS_TIMEOUT) as turn:
+            try:
+                text = await self._fetch_robots(url)
+            except SourceUnavailable as error:
+                if error.after is None:
+                    raise
+                wait = await turn.pause(error.after)
+                raise SourceBusy(f"{error}: pause for {wait:.0f} s", wait=wait) from error
+        raw = json.dumps({"at": time.time(), "robots": text}).encode()
+        await self._storage.put_async(key, raw)
+        return text
+
+    async def _fetch_robots(self, url: str) -> str:
+        from switchyard.services.common.files.safe_http import FetchMoved
+
+        for _ in range(MAX_HOPS + 1):
+            try:
+                # What is behind the limit is not read, and no reason to refuse the rest.
+                async with self._fetch(url, 10**12, ROBOTS_TIMEOUT, {}) as fetched:
+                    body = bytearray()
+                    async for part in fetched.parts:
+                        body += part
+                        if len(body) >= MAX_BYTES:
+                            break
+                    return decode(bytes(body[:MAX_BYTES]), charset_of(fetched.content_type))
+            except FetchMoved as moved:
+                url = moved.target
+            except SourceNotFound:
+                return ""
+            except SourceRefused as error:
+                if isinstance(error, _StatusRefused):
+                    return ""  # a site that answers 4xx has no rules
+                raise
+        return ""  # the RFC: behind five redirects, as if there were none
+
+    async def _stored_robots(self, key: str) -> str | None:
+        try:
+            kept: Any = json.loads(await self._storage.get_async(key))
+            age = time.time() - float(kept["at"])
+            return str(kept["robots"]) if 0 <= age < ROBOTS_TTL else None
+        except (NotStored, ValueError, KeyError, TypeError):
+            return None
+
+
+class _StatusRefused(SourceRefused):
+    """The server's answer is a status of 400 to 499."""
+
+
+class _Fetch:
+    """`fetching`, with this room's errors."""
+
+    def __init__(
+        self, url: str, limit: int, within: float, headers: Mapping[str, str], guard: SsrfGuard
+    ) -> None:
+        from switchyard.services.common.files.safe_http import fetching
+
+        self._url = url
+        self._open = fetching(
+            url, max_bytes=limit, within=within, guard=guard, headers=headers, max_redirects=0
+        )
+
+    async def __aenter__(self) -> Fetched:
+        try:
+            return await self._open.__aenter__()
+        except Exception as error:
+            raise self._translated(error) from error
+
+    async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> bool | None:
+        try:
+            return await self._open.__aexit__(kind, error, traceback)
+        except Exception as raised:
+            if (translated := self._translated(raised)) is raised:
+                raise
+            raise translated from raised
+
+    def _translated(self, error: Exception) -> Exception:
+        from switchyard.services.common.files.safe_http import (
+            FetchFailed,
+            FetchMoved,
+            FetchRefused,
+            NotPublic,
+        )
+
+        host, port = place_of(self._url)
+        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        match error:
+            case FetchMoved():
+                return error
+            case FetchFailed(status=429, after=after):
+                return _after(host, error, THROTTLED_PAUSE if after is None else after)
+            case FetchFailed(status=503, after=after) if after is not None:
+                return _after(host, error, after)
+            case FetchFailed():
+                return SourceUnavailable(f"{host}: {error}")
+            case NotPublic():
+                # Of the host, not of the robots.txt there, which is asked for first.
+                return SourceRefused(
+                    f"{error}; if it is yours and may be asked, "
+                    f"name it in JOBS_WEB_HOSTS of the ingest workers, as {shown}"
+                )
+            case FetchRefused(status=404 | 410):
+                return SourceNotFound(f"there is no page {self._url[:300]} ({error})")
+            case FetchRefused(status=int()):
+                return _StatusRefused(f"{self._url[:300]}: {error}")
+            case FetchRefused():
+                return SourceRefused(f"{self._url[:300]}: {error}")
+        return error
+
+
+def _after(host: str, error: Exception, seconds: float) -> SourceUnavailable:
+    return SourceUnavailable(f"{host}: {error}", after=seconds)
+
+
+async def _body(fetched: Fetched, limit: int) -> bytes:
+    """All of it. Raises InvalidSourceResponse for what is too large for what it is."""
+    body = bytearray()
+    is_file = False
+    async for part in fetched.parts:
+        body += part
+        if not is_file and len(body) > MAX_PAGE_BYTES:
+            is_file = b"%PDF-" in body[:1024] or fetched.content_type.startswith("image/")
+            if not is_file:
+                raise InvalidSourceResponse(f"the page exceeds {MAX_PAGE_BYTES:,} bytes")
+    return bytes(body)

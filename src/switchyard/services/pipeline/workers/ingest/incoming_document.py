@@ -1,0 +1,161 @@
+"""Taking a document in: recorded, its original kept, its pipeline started.
+
+What is the same document, and which content wins, differs: of a file its content decides
+(`documents`), of a paper its source and version (`arxiv_documents`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from switchyard.services.common.files.keys import content_hash, upload_key
+from switchyard.services.common.files.uploads import FileIdentity
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next
+from switchyard.services.pipeline.ledger import PipelineLedger
+from switchyard.services.pipeline.records.documents import FINISHED_STATES
+from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles
+from switchyard.services.pipeline.workers.stages import (
+    EXTRACT,
+    INGEST,
+    at_stage,
+    document_id_of,
+    note,
+)
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.records.results import Document
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingDocument:
+    """A document that comes in: its bytes, and what is known of it."""
+
+    data: bytes
+    identity: FileIdentity
+    source: str | None
+    filename: str | None
+    title: str | None
+    pipeline: str
+    """The run that brings it."""
+    entry: Mapping[str, Any] | None = None
+    """What its source says of it, for its `result.json`."""
+
+    async def upsert(
+        self, ledger: Ledger, document_id: str, *, instead_of: Document | None = None
+    ) -> tuple[Document, bool]:
+        """Its document, made under that id where there is none of its content or source; and
+        whether it was made."""
+        return await PipelineLedger(ledger).documents.upsert_document(
+            self.identity.sha256,
+            source=self.source,
+            document_id=document_id,
+            instead_of=instead_of,
+            **self._described(),
+        )
+
+    async def place(self, ctx: JobContext, claim: Document | None) -> Document | None:
+        """Make the document of a source that was asked for it, in the place of a `claim` to that
+        source: other content loses the source, the same content is this document.
+
+        Gives that of another source where that has this very content, and None when another job
+        was faster.
+        """
+        if ctx.ledger is None or self.source is None:
+            raise ValueError("a source's document needs the ledger and the source")
+        document_id = document_id_of(self.source)
+        found, created = await self.upsert(ctx.ledger, document_id, instead_of=claim)
+        if created or found.source != self.source:
+            return found
+        if not is_claim(found):
+            return None
+        as_it_is = (found.filename, found.title, found.source)
+        if as_it_is == (self.filename, self.title, self.source) and await is_taken(ctx, found):
+            return found
+        return await self.renew(ctx.ledger, found)
+
+    async def renew(self, ledger: Ledger, document: Document) -> Document | None:
+        """The document with this content from now on; None when another run has it since it was
+        read."""
+        return await PipelineLedger(ledger).documents.renew_document(
+            document, self.identity.sha256, source=self.source, **self._described()
+        )
+
+    def _described(self) -> dict[str, Any]:
+        return {
+            "filename": self.filename,
+            "title": self.title,
+            "media_type": self.identity.media_type,
+            "size_bytes": self.identity.size,
+            "pipeline": self.pipeline,
+        }
+
+    async def store(self, ctx: JobContext, document_id: str) -> None:
+        """The first stage: keep the original, and what is known of it, for those that follow."""
+        files = DocumentFiles.for_document(ctx, document_id)
+        async with at_stage(ctx, document_id, INGEST):
+            key = upload_key(document_id, self.identity.media_type)
+            await files.storage.put_async(key, self.data)
+            kept = {
+                "key": key,
+                "media_type": self.identity.media_type,
+                "size": self.identity.size,
+                "title": self.title,
+                "filename": self.filename,
+                "source": self.source,
+            }
+            if self.entry is not None:
+                kept["entry"] = self.entry
+
+            async def work() -> Mapping[str, Any]:
+                return kept
+
+            input_hash = content_hash([self.identity.sha256, kept])
+            # Written although it may be there: cleaned away by age, it would be missed by the next
+            # stage, and no job names the document yet.
+            await files.reuse_or_run_async(INGEST, input_hash, work, content=None, force=True)
+        await note(ctx, document_id, EXTRACT, "queued")
+
+
+async def document_of(ctx: JobContext, source: str) -> tuple[Document | None, Document | None]:
+    """Return the document that was taken in from a source, or the one that claims the source."""
+    if ctx.ledger is None:
+        return None, None
+    page = await PipelineLedger(ctx.ledger).documents.list_documents(source=source, limit=1)
+    if not page.items:
+        return None, None
+    found = page.items[0]
+    return (None, found) if is_claim(found) else (found, None)
+
+
+def is_claim(document: Document) -> bool:
+    """Return whether a document has its source by its sender's word alone. What was taken in from
+    its source has the source's id, which no upload can have: an upload's comes from its content."""
+    return document.source is None or document.id != document_id_of(document.source)
+
+
+async def is_taken(ctx: JobContext, document: Document) -> bool:
+    """Whether the document is finished, or a job of another run will still see to it."""
+    from switchyard.services.engine.records.states import FINISHED
+
+    if document.state in FINISHED_STATES:
+        return True
+    if ctx.ledger is None or document.pipeline in (None, ctx.pipeline):
+        return False
+    jobs = await ctx.ledger.job_reads.pipeline(document.pipeline)
+    return any(job.state not in FINISHED for job in jobs)
+
+
+def known_already(document: Document) -> Done:
+    """The answer for a document that is there, under this content or this source."""
+    return Done({"document_id": document.id, "duplicate": True, "state": document.state})
+
+
+def extract_next(document_id: str, *, force: bool, duplicate: bool, **told: Any) -> Next:
+    """The answer of a job that has taken a document in; `told` is what else it says of it."""
+    following = {"document_id": document_id} | ({"force": True} if force else {})
+    result = {"document_id": document_id, "duplicate": duplicate, **told}
+    return Next([Job(EXTRACT.name, following)], result)

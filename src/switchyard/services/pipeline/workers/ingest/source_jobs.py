@@ -1,0 +1,197 @@
+"""Job types that take in what a server has: one document for each thing, renewed when it is new.
+
+    ingest_zenodo = ingest_job(Zenodo())
+
+in a module of job types makes the job type `ingest_zenodo` of a DocumentSource; the variable has
+the job type's name.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from switchyard.broker.message import now
+from switchyard.services.common.files.keys import content_hash
+from switchyard.services.common.files.media import JPEG, MARKDOWN, PDF, PNG, TIFF, WEBP
+from switchyard.services.common.files.uploads import FileIdentity, identify
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, Snooze
+from switchyard.services.engine.jobs.registry import RegistryError, hint_of, job
+from switchyard.services.pipeline.sources.document_source import DocumentSource, FoundDocument
+from switchyard.services.pipeline.sources.github import GithubSource
+from switchyard.services.pipeline.sources.huggingface import HuggingfaceSource
+from switchyard.services.pipeline.sources.source_client import SourceClient
+from switchyard.services.pipeline.sources.source_errors import SourceBusy
+from switchyard.services.pipeline.workers.ingest.incoming_document import (
+    IncomingDocument,
+    document_of,
+    extract_next,
+    is_taken,
+    known_already,
+)
+from switchyard.services.pipeline.workers.stages import document_id_of
+
+RECHECK_INTERVAL = 1.0
+"""Seconds until a job looks again at what another one has taken up meanwhile."""
+MAX_SNOOZE = 80.0
+"""Seconds, unless the server asks for more."""
+
+_SUFFIXES = {MARKDOWN: "md", PDF: "pdf", PNG: "png", JPEG: "jpg", TIFF: "tif", WEBP: "webp"}
+
+Handler = Callable[[Any, JobContext], Awaitable[Outcome]]
+
+
+def ingest_job(
+    source: DocumentSource,
+    *,
+    worker: str = "ingest",
+    lanes: Sequence[str] = ("hot", "backfill"),
+    timeout: float = 300,
+) -> Handler:
+    """The handler of the job type `ingest_NAME`, which takes in what a source has. Its payload is
+    the model that `find` is annotated with; with `force: true` in it, all stages run again.
+
+    Raises RegistryError.
+    """
+    name = f"ingest_{source.name}"
+    if re.fullmatch(r"[a-z][a-z0-9_]{0,40}", source.name) is None:
+        raise RegistryError(f"source {source.name!r}: use lower-case letters, digits and _")
+    model = hint_of(source.find, "wanted")
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        raise RegistryError(f"find of {name} must take (self, wanted: MODEL, client)")
+
+    if source.requests * source.interval > timeout / 2:
+        raise RegistryError(
+            f"{name}: {source.requests} requests at intervals of {source.interval:g} s take more "
+            f"than half of its {timeout:g} s"
+        )
+
+    async def handler(payload: Any, ctx: JobContext) -> Outcome:
+        asked_at = _now(ctx)
+        try:
+            async with (
+                SourceClient.connect(source.server(ctx.settings), ctx.settings, ctx.ledger) as it,
+                it.reserve(source.requests),
+            ):
+                found = await source.find(payload, it)
+        except SourceBusy as busy:
+            return snoozed(busy, ctx)
+        force = getattr(payload, "force", False) is True
+        return await take_in(
+            found, f"{source.name}:{found.id}", ctx, asked_at=asked_at, force=force
+        )
+
+    handler.__name__ = handler.__qualname__ = name
+    # Where it is found by whoever loads job types, or sends it to another process.
+    handler.__module__ = sys._getframe(1).f_globals["__name__"]
+    handler.__doc__ = f"Take in a document of {source.label}."
+    handler.__annotations__ = {"payload": model, "ctx": JobContext}
+    return job(name, worker=worker, lanes=lanes, timeout=timeout)(handler)
+
+
+def snoozed(busy: SourceBusy, ctx: JobContext) -> Snooze:
+    """The answer of a job that has no turn now: it comes again, and no attempt is used up."""
+    moment = now() if ctx.ledger is None else ctx.ledger.clock.now()
+    age = (moment - ctx.message.metadata.created_at).total_seconds()
+    return Snooze(snooze_for(busy.wait, age, random.random()), str(busy))
+
+
+def snooze_for(wait: float, age: float, chance: float) -> float:
+    """Seconds until a job asks for its turn again that is `age` seconds old. Jobs that came
+    together come again one by one (`chance` is 0 to 1), and the less often the longer they wait: a
+    thousand that came every few seconds would be all that the workers do."""
+    return max(wait, chance * min(age / 5, MAX_SNOOZE))
+
+
+async def take_in(
+    found: FoundDocument,
+    source: str,
+    ctx: JobContext,
+    *,
+    asked_at: float,
+    force: bool = False,
+    also: Sequence[Job] = (),
+) -> Outcome:
+    """Make the document of that source, or bring it up to date, and start the pipeline.
+
+    What the document has already is a duplicate: nothing runs then, unless its pipeline has not
+    come to an end. `asked_at` is when the source was asked, by the ledger's clock: what somebody
+    else has taken in since then may be newer. `also` are other jobs that follow.
+    """
+    data = found.data if found.data is not None else found.text.encode("utf-8", "replace")
+    identity = (
+        identify(data, None)
+        if found.data is not None
+        else FileIdentity(content_hash(data), MARKDOWN, len(data))
+    )
+    mark = content_hash([identity.sha256, dict(found.metadata)])[:12]
+    arrival = IncomingDocument(
+        data,
+        identity,
+        source=source,
+        filename=f"{_slug(found.id)}@{mark}.{_SUFFIXES.get(identity.media_type, 'txt')}",
+        title=found.title[:1000],
+        pipeline=ctx.pipeline,
+        entry=found.metadata,
+    )
+    document_id = document_id_of(source)
+    renewed = resumed = False
+    if ctx.ledger is None:
+        await arrival.store(ctx, document_id)
+    else:
+        # One at a time, or the files of one state could end under the record of another.
+        async with ctx.ledger.leases.holding_lease(f"document {document_id}"):
+            known, claim = await document_of(ctx, source)
+            if known is not None:
+                document_id = known.id
+                same = f"@{mark}." in (known.filename or "")
+                if same and not force and await is_taken(ctx, known):
+                    return _with(known_already(known), also)
+                resumed = known.pipeline == ctx.pipeline
+                if not same and not resumed and known.updated_at > asked_at:
+                    return Snooze(RECHECK_INTERVAL, f"{source} is being taken in by another job")
+                renewed = not same
+                mine = await arrival.renew(ctx.ledger, known)
+            else:
+                mine = await arrival.place(ctx, claim)
+                if mine is not None and mine.pipeline != ctx.pipeline:
+                    return _with(known_already(mine), also)
+            if mine is None:
+                return Snooze(RECHECK_INTERVAL, f"{source} is being taken in by another job")
+            document_id = mine.id
+            await arrival.store(ctx, document_id)
+    following = extract_next(
+        document_id,
+        force=force,
+        duplicate=False,
+        source=source,
+        updated=renewed and not resumed,
+    )
+    return _with(following, also)
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^\w-]+", ".", name).strip(".")[:100]
+
+
+def _with(outcome: Done | Next, also: Sequence[Job]) -> Done | Next:
+    if not also:
+        return outcome
+    jobs = outcome.jobs if isinstance(outcome, Next) else ()
+    return Next([*jobs, *also], outcome.result)
+
+
+def _now(ctx: JobContext) -> float:
+    return ctx.ledger.clock.time() if ctx.ledger is not None else 0.0
+
+
+ingest_github = ingest_job(GithubSource())
+
+
+ingest_huggingface = ingest_job(HuggingfaceSource())

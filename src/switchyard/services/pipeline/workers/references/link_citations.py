@@ -1,0 +1,130 @@
+"""The job type that links references to works: a document's, or those of its payload."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from switchyard.services.common.errors import PermanentError
+from switchyard.services.common.files.keys import extraction_key, links_key
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Outcome, Snooze
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.pipeline.citations.reference import Reference
+from switchyard.services.pipeline.citations.stored import stored_references
+from switchyard.services.pipeline.citations.works import LinkStatus, WorkLink
+from switchyard.services.pipeline.workers.graph_updates import update_citations
+from switchyard.services.pipeline.workers.references.payloads import LinkCitations
+from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, encoded
+from switchyard.services.pipeline.workers.stages import (
+    LINK_CITATIONS,
+    ContentReplaced,
+    note_beside,
+    superseded,
+)
+
+TIME_BUDGET = 240.0
+"""Seconds after which a job asks no more; it goes on behind those that wait."""
+MIN_WAIT = 60.0
+"""Seconds of a catalogue's pause that every job waits for."""
+LINK_TIMEOUT = TIME_BUDGET + 300.0
+
+
+class NothingToLink(PermanentError):
+    """Nobody has looked for the document's references yet."""
+
+
+@job("link_citations", worker="link", lanes=("hot", "maintenance"), timeout=LINK_TIMEOUT)
+async def link_citations(payload: LinkCitations, ctx: JobContext) -> Outcome:
+    """Link a document's references, or those of the payload, to works. What catalogues have
+    answered is kept for all, so a repeat, or a job that goes on, asks nothing again."""
+    if payload.document_id is None:
+        return await _link_alone(payload.references or [], ctx)
+    try:
+        return await _link_document(payload.document_id, ctx)
+    except ContentReplaced:
+        return superseded(payload.document_id)
+
+
+async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
+    storage = DocumentFiles.for_document(ctx, document_id).storage
+    found = await stored_references(storage, document_id)
+    if found is None:
+        raise NothingToLink(
+            f"the references of document {document_id} have not been looked for: publish "
+            "process_references with its document_id"
+        )
+    # Here and below in threads: a book has thousands of references.
+    references = await asyncio.to_thread(
+        lambda: [Reference.from_json(each) for each in found["references"]]
+    )
+    linked = await _linked(references, ctx)
+    if isinstance(linked, Snooze):
+        return linked
+    links, noted = linked
+    made = {
+        "document_id": document_id,
+        "of": found.get("hash"),
+        "links": await asyncio.to_thread(lambda: [link.as_json() for link in links]),
+        **noted,
+    }
+    key = links_key(document_id)
+    await storage.put_async(key, encoded(made))
+    await update_citations(ctx, document_id)
+    await note_beside(ctx, document_id, LINK_CITATIONS)
+    return Done({"document_id": document_id, **_counted(links), **noted, "result": key})
+
+
+async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
+    """The references are cut into fields first; the result lies in storage, as candidates may be
+    many."""
+    from switchyard.services.pipeline.citations.engines.choice import parse_all
+
+    references = await parse_all(texts, ctx)
+    linked = await _linked(references, ctx)
+    if isinstance(linked, Snooze):
+        return linked
+    links, noted = linked
+    made = [
+        reference.as_json() | {"link": link.as_json()}
+        for reference, link in zip(references, links, strict=True)
+    ]
+    key = extraction_key(ctx.job_id)
+    output = {"job_id": ctx.job_id, "references": made, "citations": [], **noted}
+    await Storage(ctx.settings.files_url).put_async(key, encoded(output))
+    return Done({"references": len(made), **_counted(links), **noted, "result": key})
+
+
+async def _linked(
+    references: Sequence[Reference], ctx: JobContext
+) -> tuple[Sequence[WorkLink], dict[str, Any]] | Snooze:
+    """The links; and `paused`, the catalogues that were left out, with the time until which."""
+    # With database and storage: whoever only declares job types needs neither.
+    from switchyard.services.pipeline.citations.linking.linker import (
+        MAX_WAIT,
+        Linker,
+        OutOfTime,
+    )
+
+    if ctx.ledger is None:
+        raise PermanentError("works are linked with a ledger alone: it keeps the pace")
+    age = (ctx.ledger.clock.now() - ctx.message.metadata.created_at).total_seconds()
+    # The older it is, the less: or one pause after the other would make it expire.
+    waits = max(MAX_WAIT - age, MIN_WAIT)
+    async with Linker.open(ctx.settings, ctx.ledger, within=TIME_BUDGET, waits=waits) as linker:
+        try:
+            links = await linker.link(references)
+        except OutOfTime:
+            return Snooze(1.0, "there is more to link")
+        paused = {
+            name: datetime.fromtimestamp(until, UTC).isoformat(timespec="seconds")
+            for name, until in linker.paused.items()
+        }
+        return links, {"paused": paused} if paused else {}
+
+
+def _counted(links: Sequence[WorkLink]) -> dict[str, Any]:
+    return {status.value: sum(link.status is status for link in links) for status in LinkStatus}

@@ -1,0 +1,229 @@
+"""Job types on references. Each is one job with stages of its own, whose outputs are kept: a
+repeat goes on where an earlier attempt has stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from switchyard.services.common.errors import PermanentError
+from switchyard.services.common.files.keys import content_hash, extraction_key, references_key
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
+from switchyard.services.engine.jobs.registry import job
+from switchyard.services.pipeline.sources.source_errors import SourceRefused
+from switchyard.services.pipeline.workers.graph_updates import update_citations
+from switchyard.services.pipeline.workers.references import reference_lists
+from switchyard.services.pipeline.workers.references.payloads import ParseReferences, ReferencesOf
+from switchyard.services.pipeline.workers.references.reference_source import (
+    MEMORY_MB,
+    READING_TIMEOUT,
+    ReferenceSource,
+    pdf_key_of,
+    placed_in,
+    source_of,
+)
+from switchyard.services.pipeline.workers.stage_outputs import StageOutput, encoded
+from switchyard.services.pipeline.workers.stages import (
+    EXTRACT_REFERENCES,
+    LINK_CITATIONS,
+    PARSE_REFERENCES,
+    PROCESS_REFERENCES,
+    ContentReplaced,
+    note_beside,
+    superseded,
+)
+
+LANES = ("hot", "maintenance")
+
+
+@job("extract_references", worker="link", lanes=LANES, timeout=300)
+async def extract_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
+    """Find the references of a document, a text or an upload, and cut the list into single ones;
+    each keeps its label and its page."""
+    try:
+        source = await source_of(payload, ctx)
+        made = await _found(source, payload, ctx)
+    except ContentReplaced:
+        return superseded(payload.document_id or "")
+    references = made.result["references"]
+    return await _done(source, ctx, {"references": references}, reused=made.reused)
+
+
+@job("parse_references", worker="link", lanes=LANES, timeout=300)
+async def parse_references(payload: ParseReferences, ctx: JobContext) -> Outcome:
+    """Cut references into fields; the result has one entry for each, in their order."""
+    if payload.references is not None:
+        return Done({"references": await _fields(payload.references, ctx)})
+    source = await source_of(payload, ctx)
+    texts = reference_lists.listed("\n".join(source.pages))
+    made = await _parsed(source, [{"text": text} for text in texts], ctx)
+    return await _done(source, ctx, {"references": made.result["references"]}, reused=made.reused)
+
+
+@job("process_references", worker="link", lanes=LANES, timeout=600)
+async def process_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
+    """Find the references of a document, a text or an upload, cut them into fields, and tie the
+    text's markers to them."""
+    try:
+        source = await source_of(payload, ctx)
+        found = await _found(source, payload, ctx)
+        raw = found.result["references"]
+        fields = await _parsed(source, raw, ctx, force=payload.force)
+        body = found.result["body"]
+        made = await ctx.compute(
+            reference_lists.put_together,
+            raw,
+            fields.result["references"],
+            body,
+            characters=sum(map(len, body)),
+        )
+        if payload.document_id is not None:
+            await source.files.require_async(source.text.content)
+        reused = found.reused and fields.reused
+        if payload.document_id is None:
+            return await _done(source, ctx, made, reused=reused)
+        return await _done_with_document(source, payload.document_id, ctx, made, reused=reused)
+    except ContentReplaced:
+        return superseded(payload.document_id or "")
+
+
+async def _found(source: ReferenceSource, payload: ReferencesOf, ctx: JobContext) -> StageOutput:
+    asks_grobid = "grobid" in ctx.settings.reference_engines
+
+    async def work() -> Mapping[str, Any]:
+        pages = source.pages
+        found: Mapping[str, Any] = await ctx.compute(
+            reference_lists.found, pages, characters=sum(map(len, pages))
+        )
+        if asks_grobid and not found["references"]:
+            return await _found_by_grobid(source, payload, ctx) or found
+        return await _placed(found, source, payload, ctx)
+
+    return await source.files.reuse_or_run_async(
+        EXTRACT_REFERENCES,
+        content_hash([source.text.output_hash, asks_grobid]),
+        work,
+        content=source.text.content,
+        force=payload.force,
+    )
+
+
+async def _placed(
+    found: Mapping[str, Any], source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
+) -> Mapping[str, Any]:
+    """The same with each reference's boxes, where there is a PDF."""
+    references = found["references"]
+    key = await pdf_key_of(source, payload)
+    if key is None or not references:
+        return found
+    try:
+        placed = await ctx.in_process(
+            placed_in,
+            ctx.settings.files_url,
+            key,
+            ctx.settings.pdf_extractor,
+            source.files.document_id,
+            key if payload.document_id is None else source.text.content,
+            [(each["page"], each["text"]) for each in references],
+            timeout=READING_TIMEOUT,
+            memory_limit_mb=MEMORY_MB,
+        )
+    except (TimeoutError, MemoryError, PermanentError) as error:
+        # The text is there, so that nothing else needs the PDF.
+        structlog.get_logger("citations").warning("no boxes of references", error=str(error))
+        return found
+    boxed = [
+        each | ({"boxes": boxes} if boxes else {})
+        for each, boxes in zip(references, placed, strict=True)
+    ]
+    return {**found, "references": boxed}
+
+
+async def _found_by_grobid(
+    source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
+) -> Mapping[str, Any] | None:
+    """What GROBID finds in the paper's PDF; None where there is no PDF, or GROBID can't read it."""
+    from switchyard.services.pipeline.citations.engines.grobid import GrobidEngine
+
+    key = await pdf_key_of(source, payload)
+    if key is None:
+        return None
+    pdf = await source.files.storage.get_async(key)
+    try:
+        entries = await GrobidEngine(ctx.settings.grobid_url or "").references_of_pdf(pdf)
+    except SourceRefused as error:
+        structlog.get_logger("citations").warning("GROBID can't read a PDF", error=str(error))
+        return None
+    pages = source.pages
+    found: Mapping[str, Any] = await ctx.compute(
+        reference_lists.found_by_another, entries, pages, characters=sum(map(len, pages))
+    )
+    return found
+
+
+async def _parsed(
+    source: ReferenceSource,
+    raw: Sequence[Mapping[str, Any]],
+    ctx: JobContext,
+    *,
+    force: bool = False,
+) -> StageOutput:
+    texts = [each["text"] for each in raw if "fields" not in each]
+
+    async def work() -> Mapping[str, Any]:
+        fields = iter(await _fields(texts, ctx))
+        return {"references": [each.get("fields") or next(fields) for each in raw]}
+
+    from switchyard.services.pipeline.citations.engines.choice import method_of
+
+    return await source.files.reuse_or_run_async(
+        PARSE_REFERENCES,
+        content_hash([source.text.output_hash, list(raw), method_of(ctx.settings)]),
+        work,
+        content=source.text.content,
+        force=force,
+    )
+
+
+async def _fields(texts: Sequence[str], ctx: JobContext) -> list[dict[str, Any]]:
+    from switchyard.services.pipeline.citations.engines.choice import parse_all
+
+    parsed = await parse_all(texts, ctx)
+    return await asyncio.to_thread(lambda: [reference.as_json() for reference in parsed])
+
+
+async def _done(
+    source: ReferenceSource, ctx: JobContext, made: Mapping[str, Any], *, reused: bool
+) -> Done:
+    """The answer of a job whose result lies in storage: a book has thousands of references."""
+    key = extraction_key(ctx.job_id)
+    await source.files.storage.put_async(key, encoded({"job_id": ctx.job_id, **made}))
+    return Done({**_counts(made), "result": key, "reused": reused})
+
+
+async def _done_with_document(
+    source: ReferenceSource,
+    document_id: str,
+    ctx: JobContext,
+    made: Mapping[str, Any],
+    *,
+    reused: bool,
+) -> Done | Next:
+    key = references_key(document_id)
+    about = {"document_id": document_id, "hash": content_hash(made), "content": source.text.content}
+    # Written although reused: what is kept of a stage goes after a day, this stays.
+    await source.files.storage.put_async(key, encoded({**about, **made}))
+    await update_citations(ctx, document_id)
+    await note_beside(ctx, document_id, PROCESS_REFERENCES)
+    result = {"document_id": document_id, **_counts(made), "result": key, "reused": reused}
+    if not ctx.settings.link_citations:
+        return Done(result)
+    return Next([Job(LINK_CITATIONS.name, {"document_id": document_id})], result)
+
+
+def _counts(made: Mapping[str, Any]) -> dict[str, int]:
+    return {name: len(made[name]) for name in ("references", "citations") if name in made}

@@ -1,0 +1,128 @@
+"""The text in which a job's references stand: a document's, a payload's, or that of an upload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from switchyard.services.common.errors import PermanentError
+from switchyard.services.common.files.keys import content_hash, job_folder
+from switchyard.services.common.files.media import PDF
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_errors import NotStored
+from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.pipeline.text.plain import clean
+from switchyard.services.pipeline.workers.references.payloads import ParseReferences, ReferencesOf
+from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, StageOutput, drafts_of
+from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST
+
+READING_TIMEOUT = 120.0
+"""Seconds that reading a file may take."""
+MEMORY_MB = 2048
+
+
+class NoText(PermanentError):
+    """The file has no text: it is made of pictures."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceSource:
+    """Where references stand, and where the job keeps what it makes of them."""
+
+    files: DocumentFiles
+    text: StageOutput
+
+    @property
+    def pages(self) -> list[str]:
+        return [page["text"] for page in self.text.result["pages"]]
+
+
+def files_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) -> DocumentFiles:
+    """Where the job's stages keep what they make: with the document, else under the job's id."""
+    document_id = payload.document_id if isinstance(payload, ReferencesOf) else None
+    return DocumentFiles.for_document(ctx, document_id or job_folder(ctx.job_id))
+
+
+async def source_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) -> ReferenceSource:
+    """Raises NoText, MissingOutput, ContentReplaced, and what reading a file raises."""
+    files = files_of(payload, ctx)
+    if isinstance(payload, ReferencesOf) and payload.document_id is not None:
+        return ReferenceSource(files, await files.output_of_async(EXTRACT))
+
+    async def work() -> Mapping[str, Any]:
+        if payload.text is not None:
+            return {"pages": [{"page": 1, "text": clean(payload.text)}]}
+        read: Mapping[str, Any] = await ctx.in_process(
+            read_file,
+            ctx.settings.files_url,
+            payload.key,
+            payload.filename,
+            ctx.settings.pdf_extractor,
+            job_folder(ctx.job_id),
+            timeout=READING_TIMEOUT,
+            memory_limit_mb=MEMORY_MB,
+        )
+        return read
+
+    input_hash = content_hash([payload.key, payload.text, ctx.settings.pdf_extractor])
+    text = await files.reuse_or_run_async(EXTRACT, input_hash, work, content=None)
+    if text.result.get("needs_ocr"):
+        raise NoText(
+            "the file is made of pictures, which are read of documents alone: send it there (POST "
+            "/documents, `jobctl documents upload FILE --wait`), then publish "
+            "hot.process_references with its document_id"
+        )
+    return ReferenceSource(files, text)
+
+
+def read_file(
+    files_url: str, key: str, filename: str | None, extractor: Any, folder: str
+) -> Mapping[str, Any]:
+    """The text of an upload, in a process that can be killed; its lines stay below that folder,
+    for `placed_in`. Raises PermanentError."""
+    from switchyard.services.common.files.uploads import identify
+    from switchyard.services.pipeline.text.extraction import extract
+
+    storage = Storage(files_url)
+    try:
+        data = storage.get(key)
+    except NotStored as error:
+        raise PermanentError(f"the upload {key!r} is gone: send it again") from error
+    media_type = identify(data, filename).media_type
+    drafts = drafts_of(storage, folder, key, extractor, keep=True)
+    return extract(
+        data, media_type, title=None, filename=filename, extractor=extractor, drafts=drafts
+    )
+
+
+async def pdf_key_of(source: ReferenceSource, payload: ReferencesOf) -> str | None:
+    """Where the PDF lies in which the references stand; None where it is none, or is gone."""
+    if source.text.result.get("media_type") != PDF:
+        return None
+    key = payload.key
+    if payload.document_id is not None:
+        key = str((await source.files.output_of_async(INGEST)).result["key"])
+    there = key is not None and await source.files.storage.exists_async(key)
+    return key if there else None
+
+
+def placed_in(
+    files_url: str,
+    key: str,
+    extractor: Any,
+    folder: str,
+    made_of: str | None,
+    references: Sequence[tuple[int, str]],
+) -> list[list[dict[str, Any]]]:
+    """The boxes of each reference (page and text) in a PDF, in a process that can be killed. Its
+    pages are not read again where they were kept when its text was read."""
+    from switchyard.services.pipeline.citations.boxes import boxes_of
+    from switchyard.services.pipeline.text.pages import Limits
+    from switchyard.services.pipeline.text.pdf import read_pages
+
+    storage = Storage(files_url)
+    drafts = drafts_of(storage, folder, made_of, extractor, keep=True)
+    raw = read_pages(storage.get(key), Limits(), extractor, drafts=drafts)
+    drafts.delete()
+    return [[asdict(box) for box in boxes] for boxes in boxes_of(raw.pages, references)]
