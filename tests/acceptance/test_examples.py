@@ -8,6 +8,7 @@ the delays of retries are other ones.
 
 import ast
 import asyncio
+import importlib
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -29,10 +31,12 @@ import pytest
 from switchyard.broker.topology.build import build
 from switchyard.cli.base.common import load_registry
 from switchyard.services.common.settings import Settings
+from switchyard.testing import open_worker, run_job
 from tests.acceptance.conftest import ROOT, clean_environment, ending
 from tests.conftest import broker_of
+from tests.support.brokers import TestBroker
 from tests.support.commands import commands, write_jobctl
-from tests.support.eventually import eventually
+from tests.support.eventually import PATIENCE, eventually
 from tests.support.ledgers import make_ledger
 
 FOLDER = ROOT / "examples"
@@ -190,6 +194,49 @@ async def test_a_receiver_hears_of_the_end_and_believes_no_forged_notice(shell: 
 async def test_documents_in_and_search_out(shell: Shell) -> None:
     with shell.running("search_documents.py") as printed:
         assert "README.md, page 1" in printed()
+
+
+@pytest.fixture
+def moved_shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The module of the application that was moved from Celery, and the file that its till is."""
+    monkeypatch.syspath_prepend(FOLDER / "from_celery")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "till.json"
+
+
+async def test_what_was_moved_from_celery_runs_to_its_end(
+    broker310: TestBroker, moved_shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOBS_AMQP_URL", broker310.amqp_url)
+    monkeypatch.setenv("JOBS_MANAGEMENT_URL", broker310.management_url)
+    moved_shop.write_text('{"ada": [3, 4.5], "bob": [8], "eve": []}')
+    async with open_worker("shop_switchyard") as worker:
+        await worker.run("hot.close_month", {"month": "2026-10"}, timeout=PATIENCE)
+        ran = Counter(run.job_type for run in worker.ran)
+        assert ran == {"close_month": 1, "write_invoice": 3, "bind_invoices": 1, "send_mail": 1}
+        [book] = [run.payload for run in worker.ran if run.job_type == "send_mail"]
+        assert book["invoices"] == ["2026-10 ada: 7.50", "2026-10 bob: 8.00", "2026-10 eve: 0.00"]
+
+
+async def test_what_was_moved_from_celery_retries_as_before(moved_shop: Path) -> None:
+    shop = importlib.import_module("shop_switchyard")
+    payload = {"customer": "zed", "month": "2026-10"}
+    assert (await run_job(shop.write_invoice, payload)).state == "retrying"  # the till is away
+    assert (await run_job(shop.write_invoice, payload, attempt=5)).reason == "exhausted"
+    moved_shop.write_text("{}")
+    assert (await run_job(shop.write_invoice, payload)).reason == "permanent"
+
+
+def test_the_page_on_celery_quotes_these_programs() -> None:
+    page = (ROOT / "docs" / "from-celery.md").read_text()
+    programs = {
+        line.strip()
+        for program in (FOLDER / "from_celery").glob("*.py")
+        for line in program.read_text().splitlines()
+    }
+    quoted = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    assert "autoretry_for" in quoted
+    assert [line for line in quoted.splitlines() if line.strip() not in programs] == []
 
 
 def test_each_program_is_run_here_and_listed() -> None:
