@@ -15,7 +15,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, Retry, Snooze
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, job
-from switchyard.services.engine.jobs.retry import MAX_DEATHS, Succeeded
+from switchyard.services.engine.jobs.retry import MAX_DEATHS
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import (
     THEN,
@@ -24,10 +24,10 @@ from switchyard.services.engine.publishing.preparing import (
     job_id_of,
     prepare,
 )
-from switchyard.services.engine.records.requests import ClaimRequest, NewJob
+from switchyard.services.engine.records.requests import ClaimRequest, FinishRequest
+from switchyard.services.engine.records.results import AttemptFinished
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.runtime.inline import InlineRunner
-from switchyard.services.engine.runtime.outcomes import Ending
 from tests.support.eventually import eventually
 from tests.support.ledgers import make_ledger
 from tests.support.raising import HOSTILE, exception
@@ -248,14 +248,14 @@ async def test_whatever_a_handler_raises_ends_its_attempt(runner: InlineRunner, 
 async def test_a_job_whose_end_can_not_be_recorded_is_dead(
     runner: InlineRunner, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ):
-    right = runner._record_end
+    finish = ledger.jobs.finish
 
-    async def record_end(job: NewJob, claim_id: str, decision: Ending) -> list[NewJob]:
-        if isinstance(decision, Succeeded):
+    async def finish_failed(request: FinishRequest) -> AttemptFinished | None:
+        if request.state is State.SUCCEEDED:
             raise exception("panic")
-        return await right(job, claim_id, decision)
+        return await finish(request)
 
-    monkeypatch.setattr(runner, "_record_end", record_end)
+    monkeypatch.setattr(ledger.jobs, "finish", finish_failed)
     published = await runner.publish(JobRequest("hot.second", {}))
     await asyncio.wait_for(runner.finish(published.job_id), 20)
     record = await ledger.job_reads.get(published.job_id)

@@ -10,7 +10,6 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
-from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.message import now
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.limits import LimitRefused, needs_of
@@ -27,7 +26,7 @@ from switchyard.services.engine.jobs.retry import (
 from switchyard.services.engine.records.limits import PermitDemand
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.runtime.execution import Executor
-from switchyard.services.engine.runtime.outcomes import begun_too_often, classify, unwritable
+from switchyard.services.engine.runtime.outcomes import classify, limit_refused, unwritable
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +57,28 @@ class Attempt:
         return self.decision.failure if isinstance(self.decision, Delayed | Died) else None
 
 
-async def attempt(
-    registry: Registry, ctx: JobContext, executor: Executor, *, crashes: int = 0, unended: int = 0
-) -> Attempt:
-    """Run the handler of the context's job, once; not where `crashes` processes have died with it,
-    or `unended` runs had no end. Raises UnknownJobType, InvalidPayload."""
+async def attempt_alone(registry: Registry, ctx: JobContext) -> Attempt:
+    """Run the handler of the context's job, once, in an Executor of its own. Raises UnknownJobType,
+    InvalidPayload."""
+    executor = Executor(1)
+    try:
+        return await _attempt(registry, ctx, executor)
+    finally:
+        await executor.close()
+
+
+async def _attempt(registry: Registry, ctx: JobContext, executor: Executor) -> Attempt:
     message = ctx.message
-    if (died := begun_too_often(message, crashes, unended)) is not None:
-        return Attempt(died, None, [], 0.0)
     job_type = registry.get(message.job_type)
     payload = job_type.validate(message.payload)
     try:
         needs = tuple(needs_of(job_type.limits, payload, ctx.settings.limits))
     except LimitRefused as error:
-        refused = Died(Reason.PERMANENT, message.metadata.attempts, Failure.from_error(error))
-        return Attempt(refused, None, [], 0.0)
+        return Attempt(limit_refused(message, error), None, [], 0.0)
     ctx = replace(ctx, compute=executor.compute, in_process=executor.in_process)
     clock = asyncio.get_running_loop().time
     began = clock()
-    ended = await executor.run(job_type, payload, ctx, suspect=crashes > 0)
+    ended = await executor.run(job_type, payload, ctx)
     seconds = clock() - began
     policy = RetryPolicy.over(ctx.settings.retry_delays)
     decision: Decision
@@ -88,18 +90,8 @@ async def attempt(
             ended,
             policy,
             now=now() if ctx.ledger is None else ctx.ledger.clock.now(),
-            crashes=crashes,
         )
     except BaseException as error:  # of what the handler has answered with
         decision, following = unwritable(message, ended, error), []
     outcome = ended if isinstance(ended, Done | Next | Retry | Snooze | Discard) else None
     return Attempt(decision, outcome, following, seconds, needs)
-
-
-async def attempt_alone(registry: Registry, ctx: JobContext) -> Attempt:
-    """`attempt`, in an Executor of its own. Raises UnknownJobType, InvalidPayload."""
-    executor = Executor(1)
-    try:
-        return await attempt(registry, ctx, executor)
-    finally:
-        await executor.close()

@@ -30,8 +30,9 @@ class Recorder:
     """Records the attempts of one worker."""
 
     ledger: Ledger
-    on_ledger_away: Callable[[], None]
-    """Called when the ledger can't be reached: the worker stops taking jobs until it can."""
+    on_ledger_away: Callable[[], None] | None = None
+    """Called when the ledger can't be reached: the worker stops taking jobs until it can. Without
+    it the error is raised at once, for a caller who waits."""
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
@@ -77,6 +78,8 @@ class Recorder:
             try:
                 return await write()
             except (LedgerUnavailable, SchemaOutdated) as error:
+                if self.on_ledger_away is None:
+                    raise
                 self._log.warning("ledger unreachable", error=str(error), next_try_in=delay)
                 self.on_ledger_away()
             await asyncio.sleep(delay)

@@ -14,7 +14,6 @@ from itertools import count
 import structlog
 
 from switchyard.broker.consume.delivery import Delivery
-from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.errors import ForeignCopy
 from switchyard.broker.lanes import HOT, LANES, Lane
 from switchyard.broker.message import JobMessage
@@ -27,8 +26,8 @@ from switchyard.services.engine.records.results import UNKNOWN_TYPE, Claimed, He
 from switchyard.services.engine.runtime.attempt_writer import Recorder
 from switchyard.services.engine.runtime.events import Counters
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
-from switchyard.services.engine.runtime.outcomes import begun_too_often, joined_died
-from switchyard.services.engine.runtime.running_job import RunningJob
+from switchyard.services.engine.runtime.outcomes import begun_too_often, expired, joined_died
+from switchyard.services.engine.runtime.running_job import DeliveredJob
 
 MAX_WAIT = timedelta(seconds=MAX_RETRY_DELAY)
 
@@ -47,7 +46,7 @@ class Claims:
     takeover_after: float
     """Seconds of silence after which a worker counts as dead."""
     lanes: tuple[Lane, ...] = LANES
-    running: dict[str, RunningJob] = field(default_factory=dict)
+    running: dict[str, DeliveredJob] = field(default_factory=dict)
     """Attempts under way, by job id."""
 
     def __post_init__(self) -> None:
@@ -59,7 +58,7 @@ class Claims:
 
     async def claim(
         self, delivery: Delivery, message: JobMessage, *, is_known: bool
-    ) -> RunningJob | None:
+    ) -> DeliveredJob | None:
         """Claim the job of a delivery, until `close`; None when the delivery is settled instead.
 
         A job whose type `is_known` here is run, unless it is too old.
@@ -74,23 +73,22 @@ class Claims:
             return None
         request = self._request(delivery, message)
         self._open.add(request.claim_id)
-        job: RunningJob | None = None
+        job: DeliveredJob | None = None
         try:
             claim = await self._claim_in_ledger(delivery, request)
             if claim is not None:
                 message = claim.message or message
-                join = await self.ledger.joins.join(message.job_id) if claim.joins else None
-                job = RunningJob(
-                    delivery,
+                job = DeliveredJob(
+                    delivery.lane,
                     message,
                     request.claim_id,
                     request.now,
                     claim.crashes,
                     claim.has_checkpoint,
                     claim.join_id,
+                    await verdict_of_claim(self.ledger, message, claim),
+                    delivery=delivery,
                 )
-                job.verdict = begun_too_often(message, claim.crashes, claim.unended)
-                job.verdict = job.verdict or joined_died(message, join)
                 if job.verdict is None:
                     self._judge(job, moment, is_known=is_known)
                 self.running[message.job_id] = job
@@ -114,7 +112,7 @@ class Claims:
         """Tell whether the job runs here, or the claim is about to."""
         return job_id in self.running or claim_id in self._open
 
-    def close(self, job: RunningJob) -> None:
+    def close(self, job: DeliveredJob) -> None:
         """End the claim of a job whose attempt is over."""
         del self.running[job.message.job_id]
         self._open.discard(job.claim_id)
@@ -215,9 +213,9 @@ class Claims:
 
     # --- too old, or of a type that others know ---------------------------------------------
 
-    def _judge(self, job: RunningJob, moment: datetime, *, is_known: bool) -> None:
+    def _judge(self, job: DeliveredJob, moment: datetime, *, is_known: bool) -> None:
         """Decide about a job that is too old, or that this worker can't run."""
-        expiry = self._expiry(job.delivery.lane, job.message, moment)
+        expiry = self._expiry(job.lane, job.message, moment)
         if is_known and expiry > moment:
             return
         unknown = (
@@ -225,9 +223,7 @@ class Claims:
             f"{job.message.job_type!r}: name its module in JOBS_MODULES or with --include"
         )
         if expiry <= moment:
-            age = "it waited longer than its lane or its job allows"
-            failure = Failure("Expired", age if is_known else f"{age}; {unknown}")
-            job.verdict = Died(Reason.EXPIRED, job.message.metadata.attempts, failure)
+            job.verdict = expired(job.message, "" if is_known else f"; {unknown}")
         else:
             self._send_on(
                 job, moment, (expiry - moment).total_seconds(), Failure(UNKNOWN_TYPE, unknown)
@@ -243,7 +239,7 @@ class Claims:
         ends = entered + self._ttls[lane]
         return ends if metadata.expires_at is None else min(ends, metadata.expires_at)
 
-    def _send_on(self, job: RunningJob, moment: datetime, left: float, unknown: Failure) -> None:
+    def _send_on(self, job: DeliveredJob, moment: datetime, left: float, unknown: Failure) -> None:
         """Give the job to a worker that knows its type, as in a rolling deploy: through a retry
         level, a longer one each time, as this worker may be the next to get it again. No attempt
         is used up; but it grows older in its lane, so that it ends where nobody knows it."""
@@ -261,3 +257,10 @@ class Claims:
             counts=False,
             ages=True,
         )
+
+
+async def verdict_of_claim(ledger: Ledger, message: JobMessage, claim: Claimed) -> Died | None:
+    """Decide about a claimed job that is not to run, whatever its age: it has taken its workers
+    along, or jobs that it has waited for are dead. Raises LedgerError."""
+    join = await ledger.joins.join(message.job_id) if claim.joins else None
+    return begun_too_often(message, claim.crashes, claim.unended) or joined_died(message, join)

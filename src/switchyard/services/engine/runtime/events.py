@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
 
 from switchyard.broker.dead.certificate import MESSAGE_LIMIT
-from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.engine.jobs.retry import Delayed, Died, Failure, Succeeded
 from switchyard.services.engine.ledger.sql.clock import Clock
-from switchyard.services.engine.monitoring.job_events import PROGRESS, TEXT, announce
+from switchyard.services.engine.monitoring.job_events import PROGRESS, TEXT
 from switchyard.services.engine.records.progress import ReportedProgress
 from switchyard.services.engine.runtime.attempt_metrics import AttemptMetrics
 from switchyard.services.engine.runtime.outcomes import CancelledWhileRunning, Ending
@@ -50,7 +50,8 @@ class Counters:
 class Reporter:
     """Speaks for one worker."""
 
-    publisher: Publisher
+    announce: Callable[..., None]
+    """Tells whoever listens, as `monitoring.job_events.announce` does for a publisher."""
     worker_id: str
     clock: Clock
     counters: Counters = field(default_factory=Counters)
@@ -63,7 +64,7 @@ class Reporter:
     def started(self, job: RunningJob) -> None:
         """Its handler is about to run."""
         if self.meter is not None:
-            self.meter.started(job.message, job.delivery.lane, self.clock.time())
+            self.meter.started(job.message, job.lane, self.clock.time())
         self._announce("started", job)
 
     def progressed(self, job: RunningJob, progress: ReportedProgress) -> None:
@@ -78,7 +79,7 @@ class Reporter:
         """Count, log and announce the end of an attempt whose delivery is acknowledged."""
         seconds = max(0.0, self.clock.time() - job.started_at)
         if self.meter is not None:
-            self.meter.ended(job.message, job.delivery.lane, seconds, ending)
+            self.meter.ended(job.message, job.lane, seconds, ending)
         match ending:
             case Succeeded():
                 self.counters.succeeded += 1
@@ -118,12 +119,11 @@ class Reporter:
         text: tuple[str, int] | None = None,
     ) -> None:
         message = job.message
-        announce(
-            self.publisher,
+        self.announce(
             event,
             job_id=message.job_id,
             job_type=message.job_type,
-            lane=job.delivery.lane,
+            lane=job.lane,
             attempt=message.metadata.attempts + 1,
             worker_id=self.worker_id,
             progress=progress,

@@ -51,7 +51,7 @@ from switchyard.services.engine.runtime.outcomes import (
     invalid_outcome,
     unwaitable,
 )
-from switchyard.services.engine.runtime.running_job import RunningJob
+from switchyard.services.engine.runtime.running_job import DeliveredJob
 
 LANE_FULL_PAUSE = 5.0
 """Seconds after which a job whose next stage found a full lane runs again (no attempt used)."""
@@ -65,11 +65,12 @@ class FollowUpPublisher:
     recorder: Recorder
     policy: RetryPolicy
     worker_id: str
+    keeps_letters: bool = True
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
 
-    async def publish(self, job: RunningJob, ending: Ending, jobs: Sequence[NewJob]) -> Ending:
+    async def publish(self, job: DeliveredJob, ending: Ending, jobs: Sequence[NewJob]) -> Ending:
         """Publish what follows from an attempt, and return how the attempt ends after that. `jobs`
         are the next stages of one that has succeeded. Raises ClaimLost before anything is
         published."""
@@ -87,7 +88,7 @@ class FollowUpPublisher:
                 await self.send_back(job, ending)
         return ending
 
-    async def send_back(self, job: RunningJob, ending: Delayed | Died) -> None:
+    async def send_back(self, job: DeliveredJob, ending: Delayed | Died) -> None:
         """Publish the retry or the dead letter, whatever the ledger says."""
         if isinstance(ending, Died):
             await self._dead_letter(job, ending)
@@ -178,7 +179,7 @@ class FollowUpPublisher:
     # --- next stages ------------------------------------------------------------------------
 
     async def _next_stages(
-        self, job: RunningJob, done: Succeeded, jobs: Sequence[NewJob]
+        self, job: DeliveredJob, done: Succeeded, jobs: Sequence[NewJob]
     ) -> Ending:
         """Record the next stages and publish them. When a lane refuses one, this job runs again
         later: what it has made is kept, so that is cheap, and a slot never waits for a lane. One
@@ -188,12 +189,12 @@ class FollowUpPublisher:
         try:
             for each in jobs:
                 self.publisher.check(each.message)
-            messages = await self._record(jobs)
+            recorded = await record_stages(self.recorder, jobs)
         except (NeverTaken, RowRejected) as error:
             return await self.publish(job, invalid_outcome(job.message, error), ())
         left = [
-            routed(each, message)
-            for message, each in zip(messages, jobs, strict=True)
+            routed(each, each.message)
+            for each in recorded
             if each.joins is None  # which is due when the others have ended
         ]
         backoff = FIRST_BACKOFF
@@ -216,22 +217,6 @@ class FollowUpPublisher:
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, LAST_BACKOFF)
         return done
-
-    async def _record(self, jobs: Sequence[NewJob]) -> list[JobMessage]:
-        """Record the next stages and return their messages. Of a stage that an earlier attempt has
-        recorded, what it was then: a handler may not answer the same twice, and another payload
-        under a known id is no copy of that job."""
-        recorder, ledger = self.recorder, self.recorder.ledger
-        made = [each.shifted(ledger.clock.offset) for each in jobs]
-        answers = await recorder.until_reached(lambda: record_following(ledger, made))
-        messages = [each.message for each in made]
-        for place, answer in enumerate(answers):
-            if isinstance(answer, Existing):
-                known = await recorder.until_reached(partial(ledger.job_reads.get, answer.job_id))
-                if known is not None and known.job_type == messages[place].job_type:
-                    same = {"payload": known.payload}
-                    messages[place] = messages[place].model_copy(update=same)
-        return messages
 
     async def publish_due(self, job_ids: Sequence[str]) -> None:
         """Publish jobs whose waiting for others has ended. They are recorded as `pending`: what
@@ -285,7 +270,7 @@ class FollowUpPublisher:
             lambda: ledger.jobs.mark_overflowed(job_id, ledger.clock.time())
         )
 
-    async def _wait_for_lane(self, job: RunningJob, full: Refused) -> Delayed:
+    async def _wait_for_lane(self, job: DeliveredJob, full: Refused) -> Delayed:
         delayed = Delayed(
             self.policy.level(LANE_FULL_PAUSE),
             job.message.metadata.attempts,
@@ -298,14 +283,14 @@ class FollowUpPublisher:
 
     # --- retry, dead letter -----------------------------------------------------------------
 
-    async def _retry(self, job: RunningJob, delayed: Delayed) -> None:
+    async def _retry(self, job: DeliveredJob, delayed: Delayed) -> None:
         message = job.message.with_metadata(
             attempts=delayed.attempts, not_before=delayed.not_before
         )
         level, until = delayed.level, delayed.not_before
         await self._delay(job.delivery, message, level, ages=delayed.ages, until=until)
 
-    async def _dead_letter(self, job: RunningJob, died: Died) -> None:
+    async def _dead_letter(self, job: DeliveredJob, died: Died) -> None:
         message = job.message.with_metadata(attempts=died.attempts)
         certificate = DeadLetterInfo(
             reason=died.reason,
@@ -329,7 +314,7 @@ class FollowUpPublisher:
         await self._keep_letter(job, message, certificate)
 
     async def _keep_letter(
-        self, job: RunningJob, message: JobMessage, certificate: DeadLetterInfo
+        self, job: DeliveredJob, message: JobMessage, certificate: DeadLetterInfo
     ) -> None:
         """Keep in the ledger alone the letter that the broker does not take."""
         ledger = self.recorder.ledger
@@ -365,6 +350,23 @@ class FollowUpPublisher:
                 self._log.warning("publish failed", error=str(error), next_try_in=delay)
             await asyncio.sleep(delay)
             delay = min(delay * 2, LAST_BACKOFF)
+
+
+async def record_stages(recorder: Recorder, jobs: Sequence[NewJob]) -> list[NewJob]:
+    """Record the next stages and return them as they are recorded. Of a stage that an earlier
+    attempt has recorded, that is what it was then: a handler may not answer the same twice, and
+    another payload under a known id is no copy of that job. Raises RowRejected."""
+    ledger = recorder.ledger
+    stages = [each.shifted(ledger.clock.offset) for each in jobs]
+    answers = await recorder.until_reached(lambda: record_following(ledger, stages))
+    for place, answer in enumerate(answers):
+        if isinstance(answer, Existing):
+            known = await recorder.until_reached(partial(ledger.job_reads.get, answer.job_id))
+            message = stages[place].message
+            if known is not None and known.job_type == message.job_type:
+                same = message.model_copy(update={"payload": known.payload})
+                stages[place] = replace(stages[place], message=same)
+    return stages
 
 
 def _unsent_letter(

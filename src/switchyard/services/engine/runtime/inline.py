@@ -1,9 +1,8 @@
 """The pipeline without a broker: jobs run in the process that was asked for them.
 
 For one process with a ledger of its own, and for what a process asks language models itself
-(`services/llm/direct_requests.py`). The way of a job is the workers': claim, attempt, record;
-the handlers, the stages and the ledger's rules are the same. What the broker would do is done in
-memory: the next jobs wait in a list, a retry waits in its coroutine.
+(`services/llm/direct_requests.py`). The life of an attempt is the workers' (`lifecycle.py`). What
+the broker would do is done in memory: the next jobs wait in a list, a retry waits in its coroutine.
 Nothing is lost with the process: `finish` takes up what the ledger says is not done.
 """
 
@@ -12,55 +11,50 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import structlog
 
 from switchyard.broker.closeable import AsyncCloseable
 from switchyard.broker.dead.certificate import Reason
+from switchyard.broker.message import JobMessage
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.context import JobContext, ProcessResources, Usage
+from switchyard.services.engine.jobs.context import ProcessResources
 from switchyard.services.engine.jobs.limits import LimitRefused, needs_of
-from switchyard.services.engine.jobs.output_stream import OutputStream
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.jobs.retry import Decision, Delayed, Died, Failure
+from switchyard.services.engine.jobs.retry import Delayed, Died, RetryPolicy, Succeeded
 from switchyard.services.engine.ledger import Ledger, to_message
 from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
 from switchyard.services.engine.monitoring.metrics import Metrics
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, prepare
 from switchyard.services.engine.publishing.publisher import Published
-from switchyard.services.engine.publishing.recorded import record_following
-from switchyard.services.engine.records.errors import (
-    LedgerClosed,
-    LedgerError,
-    LedgerUnavailable,
-    RowRejected,
-    SchemaOutdated,
-)
-from switchyard.services.engine.records.limits import PermitRefused, PermitRequest
+from switchyard.services.engine.records.errors import LedgerError, RowRejected
+from switchyard.services.engine.records.limits import PermitDemand, PermitRefused, PermitRequest
 from switchyard.services.engine.records.requests import ClaimRequest, NewJob
-from switchyard.services.engine.records.results import Claimed, Existing, HeldBy, JobRecord
+from switchyard.services.engine.records.results import Claimed, Existing, HeldBy
 from switchyard.services.engine.records.states import FINISHED, State
-from switchyard.services.engine.runtime.attempt import Attempt, attempt
 from switchyard.services.engine.runtime.attempt_metrics import AttemptMetrics
+from switchyard.services.engine.runtime.attempt_writer import Recorder
+from switchyard.services.engine.runtime.claims import verdict_of_claim
+from switchyard.services.engine.runtime.events import Reporter
 from switchyard.services.engine.runtime.execution import Executor
+from switchyard.services.engine.runtime.followups import record_stages
+from switchyard.services.engine.runtime.lifecycle import AttemptLifecycle, Task, log_fields
 from switchyard.services.engine.runtime.outcomes import (
     CancelledWhileRunning,
     Ending,
-    finish_request,
-    inherit_join,
+    expired,
     invalid_outcome,
-    joined_died,
+    limit_refused,
     unwritable,
 )
-from switchyard.services.engine.runtime.progress_writer import ProgressWriter
-from switchyard.services.engine.runtime.running_job import is_from_outside
+from switchyard.services.engine.runtime.permits import Permit
+from switchyard.services.engine.runtime.running_job import ClaimLost, RunningJob, is_from_outside
 
 RETRY_TIMEOUT = 60.0
 """Seconds that one job may wait for its retries in all: somebody waits for the answer."""
@@ -95,27 +89,36 @@ class InlineRunner(AsyncCloseable):
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
-        self._patience = patience
         self._executor = Executor(min(settings.worker_concurrency, os.cpu_count() or 1))
         self._shared = ProcessResources()
         self._slots = asyncio.Semaphore(slots or settings.worker_concurrency)
         self._shared_ledger = shared_ledger
         self.worker_id = f"inline-{new_instance_id()}"
         self._claims = count(1)
-        self._held: dict[str, str] = {}
-        """Claims of the attempts under way, by job id."""
-        self._notes = ProgressWriter(ledger)
         self._runs: dict[str, asyncio.Task[None]] = {}
         """Pipelines under way, by the id of their first job."""
         self._log = structlog.get_logger("inline")
         self._attempts: Counter[str] = Counter()
         """Under way, by kind of worker."""
-        self._meter: AttemptMetrics | None = None
+        meter = None
         if metrics is not None:
             kinds = {each.worker for each in registry}
-            self._meter = AttemptMetrics(metrics, registry, kinds)
+            meter = AttemptMetrics(metrics, registry, kinds)
             metrics.show(self._metrics)
             metrics.show(self._shared.shown)
+        self._reporter = Reporter(self._tell_text, self.worker_id, ledger.clock, meter=meter)
+        self._recorder = Recorder(ledger)
+        policy = RetryPolicy.over(settings.retry_delays)
+        self._lifecycle: AttemptLifecycle[InlineJob] = AttemptLifecycle(
+            settings=settings,
+            registry=registry,
+            ledger=ledger,
+            executor=self._executor,
+            follow_up=InlineFollowUps(self._recorder, policy, patience),
+            recorder=self._recorder,
+            reporter=self._reporter,
+            shared=self._shared,
+        )
 
     async def close(self) -> None:
         """Stop what runs; `finish` takes it up again in the next process, unless others share the
@@ -173,8 +176,7 @@ class InlineRunner(AsyncCloseable):
                 for job in await self._ledger.job_reads.pipeline(job_id)
                 if _is_open(job.state)
             ]
-            records = [await self._ledger.job_reads.get(each) for each in left]
-            jobs = [_job_of(record) for record in records if record is not None]
+            jobs = await self._recorded_jobs(left)
             if jobs and job_id not in self._runs:  # another caller may have been faster
                 self._start(job_id, jobs)
         if task := self._runs.get(job_id):
@@ -194,87 +196,80 @@ class InlineRunner(AsyncCloseable):
     async def _run_all(self, jobs: deque[NewJob]) -> None:
         async with self._slots:
             while jobs:
-                job = jobs.popleft()
-                try:
-                    jobs.extend(await self._run_to_end(job))
-                except (LedgerUnavailable, LedgerClosed, SchemaOutdated):
-                    raise
-                except BaseException as error:
-                    if is_from_outside(error):
-                        raise
-                    jobs.extend(await self._give_up(job, error))
-
-    async def _give_up(self, job: NewJob, error: BaseException) -> list[NewJob]:
-        """The last resort, where the end of an attempt could not be written: the job is dead. Gives
-        the jobs that had waited for it."""
-        claim_id = self._held.get(job.message.job_id)
-        if claim_id is None:
-            claim_id, claim = await self._claim(job)
-            if claim is None:
-                return []
-        return await self._record_end(job, claim_id, unwritable(job.message, None, error))
+                jobs.extend(await self._run_to_end(jobs.popleft()))
 
     async def _run_to_end(self, job: NewJob) -> list[NewJob]:
-        """Run a job, and again as its retries want it; gives the jobs that follow."""
+        """Run a job, and again as its retries want it; return the jobs that follow."""
+        following: list[NewJob] = []
         waited = 0.0
         while True:
-            async with self._wait_for_permit(job) as usage:
-                claim_id, claim = await self._claim(job)
-                if claim is None:
-                    return []
-                started_at = self._ledger.clock.time()
-                self._begin(job, started_at)
-                try:
-                    decision, following = await self._decide(job, claim_id, claim, usage)
-                except asyncio.CancelledError:
-                    if self._shared_ledger:
-                        await self._record_end(job, claim_id, CancelledWhileRunning())
-                    raise
-                finally:
-                    self._attempts[job.worker] -= 1
-            if isinstance(decision, Delayed):
-                pause = min(decision.seconds, self._time_left(job))
-                waited += pause
-                if waited > self._patience:
-                    decision = Died(Reason.EXHAUSTED, decision.attempts, decision.failure)
-            try:
-                if following:
-                    offset = self._ledger.clock.offset
-                    following = [each.shifted(offset) for each in following]
-                    await record_following(self._ledger, following)
-            except RowRejected as error:
-                decision, following = invalid_outcome(job.message, error), []
-            due = await self._record_end(job, claim_id, decision)
-            if self._meter is not None:
-                seconds = max(0.0, self._ledger.clock.time() - started_at)
-                self._meter.ended(job.message, job.lane, seconds, decision)
-            if not isinstance(decision, Delayed):
-                return [*(each for each in following if each.joins is None), *due]
-            await asyncio.sleep(pause)
-            job = replace(job, message=job.message.with_metadata(attempts=decision.attempts))
+            with structlog.contextvars.bound_contextvars(**log_fields(job.message)):
+                ended = await self._run_once(job, waited)
+            if ended is None:
+                return following
+            running, ending, due = ended
+            following += running.following
+            if not isinstance(ending, Delayed):
+                return following + await self._recorded_jobs(due)
+            await asyncio.sleep(running.pause)
+            waited = running.waited
+            message = running.message.with_metadata(attempts=ending.attempts)
+            job = replace(job, message=message)
 
-    def _begin(self, job: NewJob, started_at: float) -> None:
-        self._attempts[job.worker] += 1
-        if self._meter is not None:
-            self._meter.started(job.message, job.lane, started_at)
-
-    def _metrics(self) -> Iterable[tuple[Metric, Samples]]:
-        return [(names.LLM_CONCURRENCY, {(self.worker_id,): float(self._attempts[names.LLM])})]
-
-    @asynccontextmanager
-    async def _wait_for_permit(self, job: NewJob) -> AsyncIterator[Usage]:
-        """Room in the job's limits, waited for in place: there is no queue to go back to."""
-        usage = Usage()
-        message = job.message
-        job_type = self._registry.get(message.job_type)
+    async def _run_once(
+        self, job: NewJob, waited: float
+    ) -> tuple[InlineJob, Ending, list[str]] | None:
+        """Run one attempt at a job, which has waited so many seconds for its retries. Returns how
+        it ended, and the ids of the jobs that are due now; None for a job that is not to run."""
+        task, needs, verdict = self._task_of(job.message)
+        permit = await self._wait_for_permit(job, needs)
         try:
+            running = await self._claim(job, waited)
+            if running is None:
+                return None
+            running.usage = permit.usage
+            running.verdict = running.verdict or verdict
+            self._attempts[job.worker] += 1
+            try:
+                ending, due = await self._lifecycle.run(running, task)
+            except asyncio.CancelledError:
+                if self._shared_ledger:
+                    with suppress(ClaimLost):
+                        await self._recorder.record_end(running, CancelledWhileRunning())
+                raise
+            finally:
+                self._attempts[job.worker] -= 1
+        except ClaimLost as error:
+            self._log.warning("claim lost to another process", error=str(error))
+            return None
+        finally:
+            await self._return_permit(permit)
+        self._reporter.ended(running, ending)
+        return running, ending, due
+
+    def _task_of(
+        self, message: JobMessage
+    ) -> tuple[Task | None, Sequence[PermitDemand], Died | None]:
+        """Find what to run and which permits it needs, or why it can't be run."""
+        try:
+            job_type = self._registry.get(message.job_type)
             payload = job_type.validate(message.payload)
             needs = needs_of(job_type.limits, payload, self._settings.limits)
-        except LimitRefused:
-            needs = []  # the attempt says so
+        except LimitRefused as error:
+            return None, (), limit_refused(message, error)
+        except BaseException as error:  # a validator may raise anything
+            if is_from_outside(error):
+                raise
+            return None, (), unwritable(message, None, error)
+        return (job_type, payload), needs, None
+
+    async def _wait_for_permit(self, job: NewJob, needs: Sequence[PermitDemand]) -> Permit:
+        """Wait in place for room in the job's limits: there is no queue to go back to. Of a job
+        that expires meanwhile the permit has no hold."""
+        permit = Permit(needs)
         if not needs:
-            yield usage
-            return
+            return permit
+        message = job.message
         request = PermitRequest(
             hold=f"{self.worker_id}/{next(self._claims)}",
             holder=self.worker_id,
@@ -286,23 +281,26 @@ class InlineRunner(AsyncCloseable):
             body=None,
             levels=(LIMIT_POLL_INTERVAL,),
             expires_at=float("inf"),
-            life=job_type.timeout + RETRY_TIMEOUT,
+            life=self._registry.get(message.job_type).timeout + RETRY_TIMEOUT,
         )
-        answer = await self._ledger.limits.take_permits(request)
-        while isinstance(answer, PermitRefused):
-            left = self._time_left(job)
+        while isinstance(answer := await self._ledger.limits.take_permits(request), PermitRefused):
+            left = _time_left(message, self._ledger)
             if left <= 0:
-                yield usage  # it is not run any more
-                return
+                return permit
             await asyncio.sleep(min(answer.seconds, left))
-            answer = await self._ledger.limits.take_permits(request)
-        try:
-            yield usage
-        finally:
-            await self._ledger.limits.return_permits(request.hold, needs, usage.tokens)
+        permit.hold = request.hold
+        return permit
 
-    async def _claim(self, job: NewJob) -> tuple[str, Claimed | None]:
-        """The claim, and what the ledger says to it; None when the job is not to run."""
+    async def _return_permit(self, permit: Permit) -> None:
+        if permit.hold is None:
+            return
+        try:
+            await self._ledger.limits.return_permits(permit.hold, permit.needs, permit.usage.tokens)
+        except LedgerError as error:  # it runs out by itself
+            self._log.warning("permits not released", error=str(error))
+
+    async def _claim(self, job: NewJob, waited: float) -> InlineJob | None:
+        """Claim the job; None when it is not to run."""
         request = ClaimRequest(
             message=job.message,
             lane=job.lane,
@@ -318,66 +316,40 @@ class InlineRunner(AsyncCloseable):
             request = replace(request, takeover_from=claim.claim_id, now=self._ledger.clock.time())
             claim = await self._ledger.jobs.claim(request)
         if not isinstance(claim, Claimed):
-            return request.claim_id, None
-        self._held[job.message.job_id] = request.claim_id
-        return request.claim_id, claim
+            return None
+        message = claim.message or job.message
+        running = InlineJob(
+            job.lane,
+            message,
+            request.claim_id,
+            request.now,
+            claim.crashes,
+            claim.has_checkpoint,
+            claim.join_id,
+            await verdict_of_claim(self._ledger, message, claim),
+            waited=waited,
+        )
+        if running.verdict is None and _time_left(message, self._ledger) <= 0:
+            running.verdict = expired(message)
+        return running
 
-    async def _decide(
-        self, job: NewJob, claim_id: str, claim: Claimed, usage: Usage
-    ) -> tuple[Decision, list[NewJob]]:
-        """How the attempt ends, and what follows."""
-        join = await self._ledger.joins.join(job.message.job_id) if claim.joins else None
-        if (died := joined_died(job.message, join)) is not None:
-            return died, []
-        if self._time_left(job) <= 0:
-            late = Failure("Expired", "the job expired before it was run")
-            return Died(Reason.EXPIRED, job.message.metadata.attempts, late), []
-        ended = await self._attempt(job, claim_id, claim, usage)
-        return ended.decision, inherit_join(claim.join_id, ended.following)
+    async def _recorded_jobs(self, job_ids: Sequence[str]) -> list[NewJob]:
+        records = [await self._ledger.job_reads.get(each) for each in job_ids]
+        return [
+            NewJob(to_message(record), record.lane, record.worker, record.routing_key)
+            for record in records
+            if record is not None
+        ]
 
-    async def _attempt(self, job: NewJob, claim_id: str, claim: Claimed, usage: Usage) -> Attempt:
-        kept = await self._notes.last_checkpoint(job.message) if claim.has_checkpoint else None
-        hear = None if self._hear is None else partial(self._hear, job.message.job_id)
-        output = OutputStream(hear)
-        async with self._notes.buffer_for(job.message, claim_id) as progress_buffer:
-            ctx = JobContext(
-                message=job.message,
-                lane=job.lane,
-                worker_id=self.worker_id,
-                settings=self._settings,
-                ledger=self._ledger,
-                shared=self._shared,
-                last_checkpoint=kept,
-                progress_buffer=progress_buffer,
-                usage=usage,
-                output=output,
-            )
-            try:
-                return await attempt(
-                    self._registry,
-                    ctx,
-                    self._executor,
-                    crashes=claim.crashes,
-                    unended=claim.unended,
-                )
-            finally:
-                output.end()
+    def _tell_text(
+        self, event: str, *, job_id: str, text: tuple[str, int] | None = None, **about: object
+    ) -> None:
+        """Tell of the events of a job what it writes: nobody hears the others."""
+        if self._hear is not None and text is not None:
+            self._hear(job_id, *text)
 
-    async def _record_end(self, job: NewJob, claim_id: str, decision: Ending) -> list[NewJob]:
-        """Gives the jobs that had waited for this one, and may run now."""
-        request = finish_request(job.message, claim_id, decision, now=self._ledger.clock.time())
-        if isinstance(decision, Delayed | Died):
-            self._log.warning(
-                str(request.state),
-                job_id=job.message.job_id,
-                job_type=job.message.job_type,
-                error_type=request.error_type,
-                error=request.error_message,
-            )
-        noted = await self._ledger.jobs.finish(request)
-        self._held.pop(job.message.job_id, None)
-        due = [await self._ledger.job_reads.get(each) for each in noted.due] if noted else []
-        return [_job_of(record) for record in due if record is not None]
+    def _metrics(self) -> Iterable[tuple[Metric, Samples]]:
+        return [(names.LLM_CONCURRENCY, {(self.worker_id,): float(self._attempts[names.LLM])})]
 
     async def _cancel_waiting(self, job_ids: list[str]) -> None:
         """Cancel what had not begun, or waited for its next attempt."""
@@ -387,18 +359,58 @@ class InlineRunner(AsyncCloseable):
             except LedgerError as error:
                 self._log.error("job not cancelled", job_id=job_id, error=str(error))
 
-    def _time_left(self, job: NewJob) -> float:
-        """Return the seconds until it is not to be run any more."""
-        expires_at = job.message.metadata.expires_at
-        if expires_at is None:
-            return float("inf")
-        return (expires_at - self._ledger.clock.now()).total_seconds()
+
+@dataclass(slots=True)
+class InlineJob(RunningJob):
+    """An attempt at a job of this process, and what follows from it."""
+
+    waited: float = field(kw_only=True)
+    """Seconds that the job has waited for its retries."""
+    pause: float = 0.0
+    """Seconds until the next attempt, where there is one."""
+    following: list[NewJob] = field(default_factory=list)
+    """Jobs to run next."""
+
+
+@dataclass(slots=True)
+class InlineFollowUps:
+    """Keeps in memory what follows from attempts. Dead letters are the ledger's alone."""
+
+    recorder: Recorder
+    policy: RetryPolicy
+    patience: float
+    """Seconds that one job may wait for its retries in all."""
+    keeps_letters: bool = False
+
+    async def publish(self, job: InlineJob, ending: Ending, jobs: Sequence[NewJob]) -> Ending:
+        """Record the next stages, or find out how long the job waits for its retry; one that would
+        wait too long is dead."""
+        match ending:
+            case Succeeded() if jobs:
+                try:
+                    stages = await record_stages(self.recorder, jobs)
+                except RowRejected as error:
+                    return await self.publish(job, invalid_outcome(job.message, error), ())
+                # The others are due when those that they join have ended.
+                job.following = [each for each in stages if each.joins is None]
+            case Delayed() | Died() if not await self.recorder.is_not_cancelled(job):
+                return CancelledWhileRunning()
+            case Delayed():
+                job.pause = min(ending.seconds, _time_left(job.message, self.recorder.ledger))
+                job.waited += job.pause
+                if job.waited > self.patience:
+                    return Died(Reason.EXHAUSTED, ending.attempts, ending.failure)
+        return ending
+
+
+def _time_left(message: JobMessage, ledger: Ledger) -> float:
+    """Return the seconds until the job is not to be started any more."""
+    expires_at = message.metadata.expires_at
+    if expires_at is None:
+        return float("inf")
+    return (expires_at - ledger.clock.now()).total_seconds()
 
 
 def _is_open(state: State) -> bool:
     # One that waits for others comes when those have ended.
     return state not in FINISHED and state is not State.JOINING
-
-
-def _job_of(record: JobRecord) -> NewJob:
-    return NewJob(to_message(record), record.lane, record.worker, record.routing_key)

@@ -12,6 +12,7 @@ from typing import Any
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.message import JobMessage
 from switchyard.broker.wording import pluralize
+from switchyard.services.engine.jobs.limits import LimitRefused
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry, UnknownJobType
 from switchyard.services.engine.jobs.retry import (
     INVALID_OUTCOME,
@@ -133,6 +134,17 @@ def unwaitable(message: JobMessage, delayed: Delayed, error: Exception) -> Died:
         permanent=True,
     )
     return Died(Reason.PERMANENT, delayed.attempts, failure)
+
+
+def expired(message: JobMessage, hint: str = "") -> Died:
+    """End a job that is too old to be started."""
+    failure = Failure("Expired", f"it waited longer than its lane or its job allows{hint}")
+    return Died(Reason.EXPIRED, message.metadata.attempts, failure)
+
+
+def limit_refused(message: JobMessage, error: LimitRefused) -> Died:
+    """End a job that can never get its permits."""
+    return Died(Reason.PERMANENT, message.metadata.attempts, Failure.from_error(error))
 
 
 def begun_too_often(message: JobMessage, crashes: int, unended: int) -> Died | None:

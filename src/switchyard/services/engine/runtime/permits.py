@@ -21,7 +21,6 @@ from pydantic import BaseModel
 from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.consume.delivery import Delivery
-from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.errors import PublishError
 from switchyard.broker.message import MAX_PRIORITY, JobMessage
 from switchyard.broker.publish.outcome import envelope_of
@@ -32,7 +31,7 @@ from switchyard.services.common.settings import LimitNumbers
 from switchyard.services.engine.jobs.context import Usage
 from switchyard.services.engine.jobs.limits import LimitRefused, needs_of
 from switchyard.services.engine.jobs.registry import JobType
-from switchyard.services.engine.jobs.retry import Delayed, Died, Failure
+from switchyard.services.engine.jobs.retry import Delayed, Failure
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.limits import (
@@ -45,8 +44,9 @@ from switchyard.services.engine.records.limits import (
 )
 from switchyard.services.engine.runtime.events import Counters
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
+from switchyard.services.engine.runtime.outcomes import limit_refused
 from switchyard.services.engine.runtime.permit_batching import PermitRequestBatcher
-from switchyard.services.engine.runtime.running_job import RunningJob
+from switchyard.services.engine.runtime.running_job import DeliveredJob
 
 PERMIT_TTL = 15.0
 """Seconds after which the permits of a process that has died are free again."""
@@ -119,14 +119,13 @@ class PermitClient:
             return None
         return permit
 
-    async def confirm(self, permit: Permit, job: RunningJob) -> None:
+    async def confirm(self, permit: Permit, job: DeliveredJob) -> None:
         """Check the permits of a job that is claimed. One that requested none, as it ran elsewhere,
         takes over those of its last worker, which has died. Raises LedgerError."""
         if job.verdict is not None:
             return
         if permit.refused is not None:
-            failure = Failure.from_error(permit.refused)
-            job.verdict = Died(Reason.PERMANENT, job.message.metadata.attempts, failure)
+            job.verdict = limit_refused(job.message, permit.refused)
         elif permit.needs and permit.hold is None:
             answer = await self._request(
                 permit, job.message, job.delivery.queue, job.message.encode(), claimed=True

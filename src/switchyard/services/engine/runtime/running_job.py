@@ -1,4 +1,4 @@
-"""A job that a worker has claimed, until its attempt has ended."""
+"""A job that is claimed, until its attempt has ended."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ def is_from_outside(error: BaseException) -> bool:
 class RunningJob:
     """An attempt at a job, under way."""
 
-    delivery: Delivery
-    """What to settle at the end; replaced when the broker sends the job again meanwhile."""
+    lane: str
     message: JobMessage
     claim_id: str
     started_at: float
@@ -55,3 +54,11 @@ class RunningJob:
     """What the handler says that it used."""
     called_off: bool = False
     """Somebody asked for the job to be cancelled."""
+
+
+@dataclass(slots=True)
+class DeliveredJob(RunningJob):
+    """An attempt at a job that the broker has delivered."""
+
+    delivery: Delivery = field(kw_only=True)
+    """What to settle at the end; replaced when the broker sends the job again meanwhile."""

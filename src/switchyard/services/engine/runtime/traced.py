@@ -9,11 +9,11 @@ from switchyard.services.common import tracing
 from switchyard.services.common.traceparent import valid_traceparent
 from switchyard.services.engine.jobs.retry import Delayed, Died
 from switchyard.services.engine.runtime.outcomes import Ending, outcome_of
-from switchyard.services.engine.runtime.running_job import RunningJob
+from switchyard.services.engine.runtime.running_job import DeliveredJob
 
 
 @contextmanager
-def attempting(job: RunningJob) -> Iterator[Callable[[Ending], None]]:
+def attempting(job: DeliveredJob) -> Iterator[Callable[[Ending], None]]:
     """Around an attempt, from its claim to the record of its end, which it is told.
 
     A job of a publisher that does not trace begins a trace here; the retry or the dead letter of

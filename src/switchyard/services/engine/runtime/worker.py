@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -23,6 +24,7 @@ from switchyard.services.engine.jobs.context import ProcessResources
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.jobs.retry import RetryPolicy
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.monitoring.job_events import announce
 from switchyard.services.engine.monitoring.loop_watch import LoopWatch, noted_in
 from switchyard.services.engine.monitoring.metrics import Metrics, show_publishes
 from switchyard.services.engine.monitoring.startup import wait_until_available
@@ -145,7 +147,9 @@ class Worker:
         self._shared = ProcessResources()
         kinds = [share.kind for share in self._shares]
         meter = None if metrics is None else AttemptMetrics(metrics, registry, kinds)
-        reporter = Reporter(self._publisher, self.worker_id, ledger.clock, meter=meter)
+        reporter = Reporter(
+            partial(announce, self._publisher), self.worker_id, ledger.clock, meter=meter
+        )
         self.counters = reporter.counters
         recorder = Recorder(ledger, self._on_ledger_away)
         policy = RetryPolicy.over(settings.retry_delays)

@@ -1,0 +1,219 @@
+"""The life of an attempt, from its claim to the record of its end: the same with a broker and
+without.
+
+run the handler → classify its answer → publish what follows → record
+
+What follows from an attempt is safe before the ledger says how the attempt has ended: a crash in
+between repeats work and loses none. Where jobs come from, where those that follow go, and what a
+delivery's end is, is for the ports: `FollowUps` (publish) here, and whoever calls `run` (ack).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+import structlog
+from pydantic import BaseModel
+
+from switchyard.broker.message import JobMessage
+from switchyard.services.common.settings import Settings
+from switchyard.services.common.traceparent import trace_id_of
+from switchyard.services.engine.jobs.context import JobContext, ProcessResources
+from switchyard.services.engine.jobs.output_stream import OutputStream
+from switchyard.services.engine.jobs.progress_buffer import ProgressBuffer
+from switchyard.services.engine.jobs.registry import JobType, Registry
+from switchyard.services.engine.jobs.retry import Failure, RetryPolicy
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.errors import (
+    LedgerClosed,
+    LedgerMisconfigured,
+    LedgerUnavailable,
+    SchemaOutdated,
+)
+from switchyard.services.engine.records.requests import NewJob
+from switchyard.services.engine.runtime.attempt_writer import Recorder
+from switchyard.services.engine.runtime.events import Reporter
+from switchyard.services.engine.runtime.execution import Executor
+from switchyard.services.engine.runtime.outcomes import (
+    CancelledWhileRunning,
+    Ending,
+    classify,
+    inherit_join,
+    unwritable,
+)
+from switchyard.services.engine.runtime.progress_writer import ProgressWriter
+from switchyard.services.engine.runtime.running_job import ClaimLost, RunningJob, is_from_outside
+
+LEDGER_AWAY = (LedgerUnavailable, LedgerMisconfigured, LedgerClosed, SchemaOutdated)
+"""Errors of the ledger that are no fault of the job's: any other would meet them, too."""
+
+Task = tuple[JobType, BaseModel]
+"""A job type and the payload for it."""
+J = TypeVar("J", bound=RunningJob)
+J_contra = TypeVar("J_contra", bound=RunningJob, contravariant=True)
+
+
+class FollowUps(Protocol[J_contra]):
+    """Publishes what follows from attempts."""
+
+    policy: RetryPolicy
+    keeps_letters: bool
+    """A dead letter is kept outside of the ledger, which hears of it later where it has to."""
+
+    async def publish(self, job: J_contra, ending: Ending, jobs: Sequence[NewJob]) -> Ending:
+        """Publish what follows from an attempt, and return how the attempt ends after that. `jobs`
+        are the next stages of one that has succeeded. Raises ClaimLost."""
+        ...
+
+
+@dataclass
+class AttemptLifecycle(Generic[J]):
+    """Runs claimed jobs, an attempt each."""
+
+    settings: Settings
+    registry: Registry
+    ledger: Ledger
+    executor: Executor
+    follow_up: FollowUps[J]
+    recorder: Recorder
+    reporter: Reporter
+    shared: ProcessResources
+
+    def __post_init__(self) -> None:
+        self._progress = ProgressWriter(self.ledger)
+        self._log = structlog.get_logger("worker")
+
+    async def run(
+        self, job: J, task: Task | None, confirm: Callable[[], Awaitable[None]] | None = None
+    ) -> tuple[Ending, list[str]]:
+        """Run a claimed job once, unless it has its verdict; publish what follows, and record how
+        the attempt has ended.
+
+        `task` is what to run, None for a job that has its verdict. `confirm` is awaited first and
+        may give one; what it raises fails the attempt. Returns the end and the ids of the jobs that
+        are due now. Raises ClaimLost, and LEDGER_AWAY.
+        """
+        return await self._conclude(job, await self._attempt(job, task, confirm))
+
+    async def _attempt(
+        self, job: J, task: Task | None, confirm: Callable[[], Awaitable[None]] | None
+    ) -> Any:
+        """Return the handler's answer, or a Failure of the handler or of what comes before it. None
+        for a job that has its verdict."""
+        try:
+            if confirm is not None:
+                await confirm()
+            return await self._run_handler(job, *task) if task and not job.verdict else None
+        except LEDGER_AWAY:
+            raise
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
+            return Failure.from_error(error)
+
+    async def _conclude(self, job: J, answer: Any) -> tuple[Ending, list[str]]:
+        """Publish what follows from the attempt, and record its end. An end that can't be written
+        is replaced by one that can: the job is dead."""
+        try:
+            ending, jobs = self._classify(job, answer)
+            ending = await self.follow_up.publish(job, ending, inherit_join(job.join_id, jobs))
+            return await self.recorder.record_end(job, ending)
+        except (ClaimLost, *LEDGER_AWAY):
+            raise
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
+            died = unwritable(job.message, answer, error)
+        log_failure("attempt end not written", died.failure)
+        ending = await self.follow_up.publish(job, died, ())
+        try:
+            return await self.recorder.record_end(job, ending)
+        except (ClaimLost, *LEDGER_AWAY):
+            raise
+        except BaseException as error:
+            if is_from_outside(error) or not self.follow_up.keeps_letters:
+                raise
+            # The index of dead letters will tell the ledger.
+            log_failure("dead letter not recorded", Failure.from_error(error))
+            return ending, []
+
+    def _classify(self, job: J, answer: Any) -> tuple[Ending, Sequence[NewJob]]:
+        """Decide how the attempt ends, and which jobs follow."""
+        if job.verdict is not None:
+            return job.verdict, ()
+        return classify(
+            self.registry,
+            job.message,
+            job.lane,
+            answer,
+            self.follow_up.policy,
+            now=self.ledger.clock.now(),
+            crashes=job.crashes,
+        )
+
+    async def _run_handler(self, job: J, job_type: JobType, payload: BaseModel) -> Any:
+        """Run the handler; return its answer or its failure. A job that is cancelled meanwhile gets
+        its verdict."""
+        checkpoint = None
+        if job.has_checkpoint:
+            checkpoint = await self._progress.last_checkpoint(job.message)
+        self.reporter.started(job)
+        announce = partial(self.reporter.progressed, job)
+        async with self._progress.buffer_for(job.message, job.claim_id, announce) as buffer:
+            ctx = self._context(job, checkpoint, buffer)
+            # Only the handler may be cancelled: what follows from it must be seen through.
+            job.handler = asyncio.current_task()
+            try:
+                return await self.executor.run(job_type, payload, ctx, suspect=job.crashes > 0)
+            except asyncio.CancelledError:
+                if not job.called_off:
+                    raise
+                if job.handler is not None:
+                    job.handler.uncancel()
+                job.verdict = CancelledWhileRunning()
+                return None
+            finally:
+                ctx.output.end()
+                job.handler = None
+
+    def _context(self, job: J, last_checkpoint: Any, buffer: ProgressBuffer) -> JobContext:
+        return JobContext(
+            message=job.message,
+            lane=job.lane,
+            worker_id=self.reporter.worker_id,
+            settings=self.settings,
+            ledger=self.ledger,
+            shared=self.shared,
+            is_cancelled=lambda: job.called_off,
+            compute=self.executor.compute,
+            in_process=self.executor.in_process,
+            last_checkpoint=last_checkpoint,
+            progress_buffer=buffer,
+            usage=job.usage,
+            output=OutputStream(partial(self.reporter.wrote, job)),
+        )
+
+
+def log_failure(event: str, failure: Failure) -> None:
+    """Log as text: an exception may be one that can't be shown."""
+    structlog.get_logger("worker").error(
+        event,
+        error_type=failure.error_type,
+        error=failure.message,
+        traceback=failure.traceback,
+    )
+
+
+def log_fields(message: JobMessage) -> dict[str, Any]:
+    """Return the fields by which the log lines of an attempt are found, those of its trace too."""
+    fields: dict[str, Any] = {
+        "job_id": message.job_id,
+        "job_type": message.job_type,
+        "attempt": message.metadata.attempts + 1,
+    }
+    trace_id = trace_id_of(message.metadata.traceparent)
+    return fields if trace_id is None else {**fields, "trace_id": trace_id}
