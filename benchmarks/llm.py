@@ -47,8 +47,8 @@ CONTENDERS: dict[str, tuple[ConcurrencyPolicy, Bounds]] = {
     "fixed 10": (Fixed(), Bounds(10, 10, 10)),
     "fixed 50": (Fixed(), Bounds(50, 50, 50)),
     "fixed 200": (Fixed(), Bounds(200, 200, 200)),
-    "steps (L3), 5 to 50": (StepPolicy(), Bounds()),
-    "steps (L3), 5 to 200": (StepPolicy(), Bounds(most=200)),
+    "steps (requirement L3), 5 to 50": (StepPolicy(), Bounds()),
+    "steps (requirement L3), 5 to 200": (StepPolicy(), Bounds(most=200)),
     "adaptive, 5 to 50": (AdaptivePolicy(), Bounds()),
     "adaptive, 5 to 200": (AdaptivePolicy(), Bounds(most=200)),
 }

@@ -22,6 +22,7 @@ TOPS = (
 PATH = re.compile(rf"(?:{'|'.join(TOPS)})/[\w./*-]*")
 BESIDE = re.compile(r"[a-z_]+\.py")
 LINK = re.compile(r"\]\((?!https?:)([^)\s]*)\)")
+REQUIREMENT = re.compile(r"(?i)(?:\b|_)(?:requirement|rule|row)s?[ _]\(?([a-z]{1,2}\d{1,2})\b")
 IN_CODE = re.compile(r"docs/[\w./-]+\.md(?:#[\w-]+)?")
 
 
@@ -80,3 +81,17 @@ def test_every_page_and_section_that_the_code_names_exists() -> None:
     for module in (ROOT / "src").rglob("*.py"):
         links = IN_CODE.findall(module.read_text())
         assert _leads_nowhere(ROOT, module, links) == [], module
+
+
+def test_every_requirement_that_is_cited_stands_on_its_page_and_no_other() -> None:
+    page = ROOT / "docs" / "requirements.md"
+    folders = ("src", "docs", "tests", "benchmarks", "charts", "deploy", "examples")
+    below = [path for folder in folders for path in (ROOT / folder).rglob("*") if path != page]
+    endings = {".py", ".md", ".yml", ".yaml", ".tpl", ".sh", ".toml"}
+    files = [path for path in below if path.suffix in endings]
+    cited = {
+        requirement.upper()
+        for path in [*files, *ROOT.glob("*.md"), ROOT / "Makefile"]
+        for requirement in REQUIREMENT.findall(path.read_text())
+    }
+    assert cited == set(re.findall(r"^\| ([A-Z]+\d+) \|", page.read_text(), re.MULTILINE))

@@ -18,7 +18,7 @@ from switchyard.broker.lanes import (
 parts = st.text(st.characters(exclude_characters=".", exclude_categories=["Cs"]), min_size=1)
 
 
-def test_lanes_are_those_of_the_specification() -> None:
+def test_lanes_are_those_of_requirement_t1() -> None:
     limits = {
         lane.name: (lane.default_priority, lane.ttl_seconds, lane.max_length) for lane in LANES
     }

@@ -58,7 +58,7 @@ def after(
         (0, 1, 16 * 0.7),
     ],
 )
-def test_steps_are_those_of_the_requirements(
+def test_the_steps_are_those_of_requirement_l3(
     answered: int, timed_out: int, expected: float
 ) -> None:
     pace = after(StepPolicy(), ServerPace.first(BOUNDS, 0), answered=answered, timed_out=timed_out)

@@ -233,6 +233,6 @@ def test_a_payload_that_makes_no_question_is_refused(name: str, wrong: dict[str,
 
 
 def test_every_job_of_the_llm_worker_but_short_ones_may_ask_for_a_quarter_of_an_hour() -> None:
-    """C5: calls of ten to fifteen minutes survive, where JOBS_LLM_TIMEOUT allows them."""
+    """Requirement C5: calls of 10 to 15 minutes survive, where JOBS_LLM_TIMEOUT allows them."""
     limits = {each.name: each.timeout for each in Registry.load() if each.worker == "llm"}
     assert {name for name, seconds in limits.items() if 0.8 * seconds < 900} == {"classify"}

@@ -1,4 +1,4 @@
-"""The default rule does what is asked of it, against a server that batches, in simulated time."""
+"""The default rule does what requirement L8 asks, with a server that batches, in simulated time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.llm import CONTENDERS, instantly, run
 
 
 @pytest.mark.parametrize("name", ["adaptive, 5 to 50", "adaptive, 5 to 200"])
-def test_the_default_rule_keeps_every_row_of_the_requirement(name: str) -> None:
+def test_the_default_rule_keeps_requirement_l8_and_more(name: str) -> None:
     rule, bounds = CONTENDERS[name]
     outcome = instantly(run(rule, bounds, seed=1))
     assert outcome.timeouts < 0.5

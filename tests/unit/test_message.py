@@ -72,7 +72,7 @@ def test_the_smallest_message_of_a_foreign_publisher_is_a_job() -> None:
     assert message.job_id != JobMessage.decode(b'{"job_type": "crawl", "payload": {}}').job_id
 
 
-def test_a_message_carries_the_fields_of_the_specification() -> None:
+def test_a_message_carries_the_fields_of_requirement_t8() -> None:
     body = json.loads(JobMessage(job_type="crawl", payload={"url": "https://x"}).encode())
     assert {"job_id", "job_type", "priority", "payload", "metadata"} <= body.keys()
     assert {"created_at", "source", "attempts", "max_attempts"} <= body["metadata"].keys()

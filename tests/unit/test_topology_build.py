@@ -1,4 +1,4 @@
-"""What is declared: the numbers of the specification, and rules that hold for any jobs."""
+"""What is declared: the numbers of requirement T1, and rules that hold for any jobs."""
 
 import re
 from dataclasses import replace
@@ -52,7 +52,7 @@ def queues(topology: Topology) -> dict[str, Queue]:
     ("lane", "hours", "max_length"),
     [("hot", 1, 1_000), ("backfill", 24, 10_000), ("vlm_ocr", 4, 100), ("maintenance", 48, 1_000)],
 )
-def test_lanes_have_the_limits_of_the_specification(
+def test_lanes_have_the_limits_of_requirement_t1(
     profile: Profile, lane: str, hours: int, max_length: int
 ) -> None:
     policy = policies(build(profile, ROUTES))[f"jobs.lane.{lane}"]

@@ -1,7 +1,7 @@
 """Lanes: classes of urgency, and the names that follow from them.
 
-The numbers are those of the queue specification (requirement T1). Everything that names a
-queue, an exchange or a routing key asks this module.
+The numbers are those of requirement T1 (docs/requirements.md). Everything that names a queue, an
+exchange or a routing key asks this module.
 """
 
 from __future__ import annotations

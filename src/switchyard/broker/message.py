@@ -1,8 +1,8 @@
 """The message: what travels through `jobs.topic`, and nothing about what it means.
 
-The JSON is that of the queue specification: `job_id`, `job_type`, `priority`, `payload`,
-`metadata`. Fields that this version does not know survive a round trip, so an older worker
-never strips what a newer publisher (or one in another language) has added.
+The JSON is that of requirement T8 (docs/requirements.md): `job_id`, `job_type`, `priority`,
+`payload`, `metadata`. Fields that this version does not know survive a round trip, so an older
+worker never strips what a newer publisher (or one in another language) has added.
 """
 
 from __future__ import annotations

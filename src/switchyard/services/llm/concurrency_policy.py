@@ -3,9 +3,9 @@
 All of it is pure: what is known of a server (`ServerPace`), and what becomes of that when a call
 has ended (`observe`). The ledger keeps one for each server, so the whole fleet has one limit.
 
-`StepPolicy` is the rule of the requirements (L3): time-outs alone. `AdaptivePolicy`, the default,
-looks at the time to the first token and the time per token. An answer's whole time follows its
-length and misleads; these two follow the server's load (docs/adr/0012).
+`StepPolicy` is requirement L3 (docs/requirements.md): time-outs alone. `AdaptivePolicy`, the
+default, looks at the time to the first token and the time per token. An answer's whole time follows
+its length and misleads; these two follow the server's load (docs/adr/0012).
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class StepPolicy:
-    """L3: more than 10 % time-outs → x 0.7; under 2 % with more than 50 answers → x 1.2."""
+    """Requirement L3: over 10 % time-outs → x 0.7; under 2 % with more than 50 answers → x 1.2."""
 
     window: float = 10.0
     min_calls: int = 1

@@ -1,7 +1,8 @@
 """What happens after an attempt: one pure function, so its rules are tested as tables.
 
-The rules: 5 s, doubled, at most 5 min, 3 attempts. Retried: non-2xx answers, network errors and
-time-outs, processing errors, exhausted resources. Not retried: what a handler says is permanent.
+Requirement T9 (docs/requirements.md): 5 s, doubled, at most 5 min, 3 attempts. Retried: non-2xx
+answers, network errors and time-outs, processing errors, exhausted resources. Not retried: what a
+handler says is permanent.
 """
 
 from __future__ import annotations
