@@ -8,17 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pebble.pool.process import PoolManager
 
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
 from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.jobs.retry import Failure
@@ -139,22 +137,68 @@ async def test_when_the_process_is_killed_that_others_are_forked_from_work_goes_
     assert isinstance(await crunch(executor, "pid"), Done)
 
 
-async def test_a_job_that_is_given_to_a_pool_that_is_breaking_is_run_by_the_next(
+def die(kind: str) -> None:
+    if kind == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(7)
+
+
+async def test_each_death_is_told_to_the_caller_of_the_one_that_died() -> None:
+    """And at once, however many die beside those that live."""
+    executor = Executor(processes=3)
+
+    async def outcome(kind: str) -> str:
+        try:
+            work = size_of if kind == "alive" else die
+            await executor.in_process(work, kind, timeout=60, memory_limit_mb=1024)
+        except ProcessCrashed as error:
+            return str(error)
+        return kind
+
+    try:
+        async with asyncio.timeout(60):
+            kinds = ["alive", "killed", "ended"] * 2
+            outcomes = await asyncio.gather(*map(outcome, kinds))
+    finally:
+        await executor.close()
+    killed = "the process of die was killed by SIGKILL, as the kernel does where memory is short"
+    assert outcomes == ["alive", killed, "the process of die ended with exit code 7"] * 2
+
+
+def die_before_a_child() -> None:
+    """The child holds all that its parent had open."""
+    if os.fork() == 0:
+        time.sleep(25)  # longer than the test waits, and not for ever
+    os._exit(7)
+
+
+@linux
+async def test_a_process_that_a_child_of_its_own_outlives_is_told_as_dead(
+    executor: Executor,
+) -> None:
+    async with asyncio.timeout(20):
+        with pytest.raises(ProcessCrashed, match="exit code 7"):
+            await executor.in_process(die_before_a_child, timeout=60, memory_limit_mb=1024)
+
+
+async def test_a_process_is_replaced_after_so_many_jobs(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when an idle process is killed: the pool had told all that it knew of, and not this one,
-    which nobody told of anything for ever."""
-    await crunch(executor, "pid")
-    schedule = PoolManager.schedule
+    monkeypatch.setattr("switchyard.services.engine.runtime.process_pool.CALLS_PER_PROCESS", 2)
+    pids = [(await crunch(executor, "pid")).result["pid"] for _ in range(4)]
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+    await eventually(lambda: not Path(f"/proc/{pids[0]}").exists())
 
-    def late(manager: PoolManager, task: Any) -> None:
-        monkeypatch.undo()
-        manager.handle_broken_pool(BrokenProcessPool("All workers expired"))
-        schedule(manager, task)
 
-    monkeypatch.setattr(PoolManager, "schedule", late)
-    async with asyncio.timeout(20):
-        assert isinstance(await crunch(executor, "pid"), Done)
+async def test_a_job_that_is_cancelled_while_a_process_starts_costs_no_later_one(
+    executor: Executor,
+) -> None:
+    waiting = asyncio.create_task(crunch(executor, "pid"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert isinstance(await crunch(executor, "pid"), Done)
 
 
 PARENT = """

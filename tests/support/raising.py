@@ -29,7 +29,6 @@ LIBRARIES = (
     "json",
     "obstore.exceptions",
     "openai",
-    "pebble",
     "pickle",
     "pydantic",
     "pydantic_core",

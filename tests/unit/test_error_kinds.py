@@ -65,6 +65,7 @@ SIGNALS = {
     "services.pipeline.workers.figures._TimeBudgetExceeded": "ends a job's turn at pictures",
     "services.engine.ledger.sql.database._CutBeforeCommit": "begins a transaction again",
     "services.engine.redrive.run.Halted": "ends a pass of a redrive that pauses itself",
+    "services.engine.runtime.process_pool.ProcessEnded": "becomes a failure or ProcessCrashed",
     "services.engine.runtime.running_job.ClaimLost": "ends the run of a job that is another's",
     "services.common.toml_file.InvalidToml": "becomes the error of the setting that names the file",
     "services.pipeline.workers.stages.ContentReplaced": "ends a stage of a replaced document",

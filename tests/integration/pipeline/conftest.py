@@ -3,24 +3,23 @@ pipeline without a broker."""
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Future
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import pebble
 import pytest
 
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.context import JobContext
+from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
 from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.runtime.execution import Executor
 from tests.support.ledgers import make_ledger
 from tests.support.llm_server import LlmServer
 from tests.support.pdfs import TEXT, pdf
@@ -127,19 +126,19 @@ async def llm_pipeline(pipeline: Pipeline, llm: LlmServer) -> Pipeline:
 
 
 @pytest.fixture(scope="session")
-def process_pool() -> Iterator[pebble.ProcessPool]:
-    """Processes that can be killed, as the worker has them."""
-    context = multiprocessing.get_context("spawn")
-    with pebble.ProcessPool(max_workers=1, context=context) as pool:
-        yield pool
-        pool.stop()
+def in_process() -> Iterator[Callable[..., Any]]:
+    """Does work in a process that can be killed, as a worker does, and gives what it answered or
+    raised. Raises ProcessCrashed and TimeoutError itself."""
 
+    async def outcome(work: Callable[..., Any], *args: Any, timeout: float) -> Any:
+        try:
+            return await executor.in_process(work, *args, timeout=timeout, memory_limit_mb=2048)
+        except (ProcessCrashed, TimeoutError):
+            raise
+        except Exception as error:
+            return error
 
-def outcome_of(future: Future[Any]) -> Any:
-    """What a process answered, or what it raised. Its death raises ProcessExpired."""
-    try:
-        return future.result()
-    except pebble.ProcessExpired:
-        raise
-    except Exception as error:
-        return error
+    executor = Executor(1)
+    with asyncio.Runner() as runner:
+        yield lambda work, *args, timeout: runner.run(outcome(work, *args, timeout=timeout))
+        runner.run(executor.close())

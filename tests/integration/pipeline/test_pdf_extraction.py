@@ -8,8 +8,8 @@ import time
 import zlib
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
-import pebble
 import pymupdf
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -35,7 +35,6 @@ from switchyard.services.pipeline.text.extraction import extract
 from switchyard.services.pipeline.text.mupdf import PyMuPDFNotInstalled, _reading
 from switchyard.services.pipeline.text.pages import Limits, PdfText
 from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
-from tests.integration.pipeline.conftest import outcome_of
 from tests.support.hostile_pdfs import deep_outline, not_pdfs
 from tests.support.pdfs import (
     TEXT,
@@ -92,17 +91,17 @@ def test_one_page_of_text_is_enough_to_go_on_without_ocr():
 @pytest.mark.parametrize("percent", range(0, 100, 10))
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_truncated_pdf_is_refused_wherever_it_was_cut(
-    name: str, percent: int, process_pool: pebble.ProcessPool
+    name: str, percent: int, in_process: Callable[..., Any]
 ):
     data = WHOLE[name][: len(WHOLE[name]) * percent // 100]
-    error = outcome_of(process_pool.schedule(read_pdf, args=[data], timeout=SECONDS))
+    error = in_process(read_pdf, data, timeout=SECONDS)
     assert isinstance(error, CorruptDocument)
     assert any(word in str(error) for word in ("truncated", "corrupt", "empty"))
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_whole_pdf_is_read_in_a_process_of_its_own(name: str, process_pool: pebble.ProcessPool):
-    read = outcome_of(process_pool.schedule(read_pdf, args=[WHOLE[name]], timeout=SECONDS))
+def test_a_whole_pdf_is_read_in_a_process_of_its_own(name: str, in_process: Callable[..., Any]):
+    read = in_process(read_pdf, WHOLE[name], timeout=SECONDS)
     assert isinstance(read, PdfText)
     assert not read.needs_ocr
 
@@ -112,13 +111,13 @@ def test_a_whole_pdf_is_read_in_a_process_of_its_own(name: str, process_pool: pe
 )
 @given(seed=st.integers(0, 2**32), damage=st.integers(1, 200), name=st.sampled_from(list(WHOLE)))
 def test_a_damaged_pdf_never_hangs_or_crashes_the_caller(
-    seed: int, damage: int, name: str, process_pool: pebble.ProcessPool
+    seed: int, damage: int, name: str, in_process: Callable[..., Any]
 ):
     chance = random.Random(seed)
     data = bytearray(WHOLE[name])
     for _ in range(damage):
         data[chance.randrange(len(data))] = chance.randrange(256)
-    found = outcome_of(process_pool.schedule(read_pdf, args=[bytes(data)], timeout=SECONDS))
+    found = in_process(read_pdf, bytes(data), timeout=SECONDS)
     assert isinstance(found, PdfText | CorruptDocument | EncryptedDocument | DocumentTooLarge)
 
 
@@ -142,18 +141,15 @@ def test_only_a_pdf_is_opened_as_one_whatever_else_the_library_reads(
         read_pdf(not_pdfs()[name].replace(b"1 0 obj", b"%PDF-1.7"), extractor=extractor)
 
 
+def read_by(extractor: ExtractorName, data: bytes) -> PdfText:
+    return read_pdf(data, extractor=extractor)
+
+
 @pytest.mark.parametrize("extractor", ["pymupdf", "pypdfium2"])
 def test_an_outline_of_any_depth_is_read_as_far_as_anybody_would_look(
-    extractor: ExtractorName, process_pool: pebble.ProcessPool
+    extractor: ExtractorName, in_process: Callable[..., Any]
 ):
-    read = outcome_of(
-        process_pool.schedule(
-            read_pdf,
-            args=[deep_outline()],
-            kwargs={"extractor": extractor},
-            timeout=3 * SECONDS,
-        )
-    )
+    read = in_process(read_by, extractor, deep_outline(), timeout=3 * SECONDS)
     assert isinstance(read, PdfText), read
     assert 5 <= len(read.outline) <= 100
     assert {entry.page for entry in read.outline} <= {0, 1}

@@ -14,10 +14,10 @@ import os
 import pickle
 import resource
 import signal
+import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -29,7 +29,7 @@ from switchyard.services.engine.jobs.context import JobContext, Usage, in_thread
 from switchyard.services.engine.jobs.registry import Handler
 from switchyard.services.engine.jobs.retry import Failure, RemoteError
 from switchyard.services.engine.records.errors import LedgerUnavailable
-from switchyard.services.engine.runtime.process_start import end_with_parent
+from switchyard.services.engine.runtime.process_pool import LENGTH, READY, end_with_parent
 from switchyard.services.engine.runtime.shared_memory import SharedProgressAddress, writing_to
 
 LEDGER_AWAY_PAUSE = 5.0
@@ -46,8 +46,6 @@ MAX_OPEN_FILES = 256
 
 _USED = "used"
 """Name of a process that has had a job."""
-_NOTICED_AFTER = 0.2
-"""Seconds after which the parent has certainly read which job this process took."""
 _SET_PARENT_DEATH_SIGNAL, _SET_NO_NEW_PRIVILEGES = 1, 38  # of prctl(2)
 
 
@@ -59,8 +57,23 @@ class ChildResult:
     usage: Usage
 
 
+def serve(connection: socket.socket) -> None:
+    """Answer calls, one after another, until the parent closes the connection: what such a process
+    does all its life."""
+    prepare()
+    multiprocessing.current_process().daemon = False  # a job may have processes of its own
+    with connection, connection.makefile("rb") as calls, suppress(ConnectionError):
+        connection.sendall(READY)
+        while header := calls.read(LENGTH.size):
+            (length,) = LENGTH.unpack(header)
+            answer = run_sealed(calls.read(length))
+            # Fails where the parent has given the call up, and kills this process at once.
+            connection.sendall(LENGTH.pack(len(answer)))
+            connection.sendall(answer)
+
+
 def prepare() -> None:
-    """What a new process does first."""
+    """Limit what this process may do, and bind its life to its parent's."""
     # Ctrl-C reaches the whole process group; the parent decides what becomes of its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -208,7 +221,7 @@ def run(work: Callable[..., Any], args: tuple[Any, ...], memory_limit_mb: int | 
         return work(*args)
     limit = memory_limit_mb * 1024 * 1024
     if was_used and _size() > limit / 2:
-        _end(WORN_OUT)
+        os._exit(WORN_OUT)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     try:
@@ -217,7 +230,7 @@ def run(work: Callable[..., Any], args: tuple[Any, ...], memory_limit_mb: int | 
         if any(issubclass(type(each), MemoryError) for each in _causes(error)):
             # What a library makes of it can't be known, so nothing else runs here. In a process
             # that others have used, they may be to blame.
-            _end(WORN_OUT if was_used else OUT_OF_MEMORY)
+            os._exit(WORN_OUT if was_used else OUT_OF_MEMORY)
         raise
     finally:
         # Between jobs there is none: the next job's arguments have to be read.
@@ -240,11 +253,6 @@ def _processor_time(seconds: int | None) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
-
-
-def _end(code: int) -> None:
-    time.sleep(_NOTICED_AFTER)
-    os._exit(code)
 
 
 def _size() -> int:

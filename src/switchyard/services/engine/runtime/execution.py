@@ -7,12 +7,9 @@ import pickle
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import TimeoutError as PoolTimeout
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 
-from pebble import ProcessExpired, ProcessPool
 from pydantic import BaseModel
 
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed, in_thread
@@ -25,25 +22,19 @@ from switchyard.services.engine.runtime.child import (
     WORN_OUT,
     ChildResult,
     failure_of,
-    prepare,
     run,
     run_job,
-    run_sealed,
     run_task,
     sealed,
+    serve,
     unsealed,
 )
-from switchyard.services.engine.runtime.process_start import start_method
+from switchyard.services.engine.runtime.process_pool import ProcessEnded, ProcessPool
 from switchyard.services.engine.runtime.running_job import is_from_outside
 from switchyard.services.engine.runtime.shared_memory import SharedProgressReader, open_page
 
 PROCESS_POLL_INTERVAL = 0.5
 """Seconds between looks at what a job in a process of its own says of itself."""
-LOST_AFTER = 1.0
-"""Seconds between looks at whether the pool that has a job still works; it tells of all that it
-knows of sooner than that."""
-TASKS_PER_PROCESS = 100
-"""A process is replaced after so many jobs, so that what a C library leaks stays bounded."""
 SUSPECTS_AT_ONCE = 4
 """Jobs of one lane whose worker has died that may run again at once, as each takes a process."""
 SHORT_TEXT = 200_000
@@ -59,10 +50,7 @@ class Executor:
     the event loop; none is started before the first job that needs one."""
 
     def __init__(self, processes: int) -> None:
-        self._processes = processes
-        self._pool: ProcessPool | None = None
-        """Has begun its processes."""
-        self._starting: asyncio.Task[None] | None = None
+        self._pool = ProcessPool(processes, serve)
         # Of each lane, so that a hot one does not wait for others.
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(SUSPECTS_AT_ONCE)
@@ -99,27 +87,30 @@ class Executor:
         loop."""
         if characters <= SHORT_TEXT:
             return await in_thread(work, *args)
-        try:
-            return await self._in_process(run, [work, args, COMPUTE_MEMORY_MB])
-        except ProcessExpired as error:
-            if error.exitcode in (OUT_OF_MEMORY, WORN_OUT):
-                raise MemoryError(_too_big(work.__name__, COMPUTE_MEMORY_MB)) from error
-            raise
+        return await self._work_in_process(work, args, None, COMPUTE_MEMORY_MB)
 
     async def in_process(
         self, work: Callable[..., Any], *args: Any, timeout: float, memory_limit_mb: int
     ) -> Any:
         """Return what the work gives or raises: JobContext.in_process for a handler in the event
         loop. The time begins when a process is free for it."""
-        name = work.__name__
+        return await self._work_in_process(work, args, timeout, memory_limit_mb)
+
+    async def _work_in_process(
+        self,
+        work: Callable[..., Any],
+        args: tuple[Any, ...],
+        timeout: float | None,
+        memory_limit_mb: int,
+    ) -> Any:
         try:
             return await self._in_process(run, [work, args, memory_limit_mb], timeout)
-        except ProcessExpired as error:
-            if error.exitcode in (OUT_OF_MEMORY, WORN_OUT):
+        except ProcessEnded as error:
+            name = work.__name__
+            if error.exit_code in (OUT_OF_MEMORY, WORN_OUT):
                 raise MemoryError(_too_big(name, memory_limit_mb)) from error
-            raise ProcessCrashed(
-                f"the process of {name} {_how_it_ended(error.exitcode)}"
-            ) from error
+            how = _how_it_ended(error.exit_code)
+            raise ProcessCrashed(f"the process of {name} {how}") from error
 
     async def _run_in_process(
         self,
@@ -140,16 +131,16 @@ class Executor:
                 ctx.usage.tokens = ended.usage.tokens
                 return ended.ended
             return ended
-        except PoolTimeout:
+        except TimeoutError:
             return _too_slow(job_type)
-        except ProcessExpired as error:
-            if error.exitcode in (OUT_OF_MEMORY, WORN_OUT):
+        except ProcessEnded as error:
+            if error.exit_code in (OUT_OF_MEMORY, WORN_OUT):
                 return Failure("MemoryError", _too_big(job_type.name, job_type.memory_limit_mb))
-            if error.exitcode == -signal.SIGXCPU and job_type.cpu_limit is not None:
+            if error.exit_code == -signal.SIGXCPU and job_type.cpu_limit is not None:
                 return _too_much_work(job_type)
             return Failure(
                 "ProcessCrashed",
-                f"the handler's process {_how_it_ended(error.exitcode)}",
+                f"the handler's process {_how_it_ended(error.exit_code)}",
                 crashed=True,
             )
         except BaseException as error:
@@ -163,69 +154,22 @@ class Executor:
         """Return what the work gives or raises in a process of the pool, killed when this is
         cancelled.
 
-        A process that earlier jobs have worn out is replaced, and the work begins again in
-        another: at most once for each of them.
+        Where earlier jobs have worn the process out, the work begins again in a new one.
         """
-        left = self._processes
-        call = sealed(work, args)
-        while True:
-            pool = await self._executor_for(args[0])
-            running = asyncio.wrap_future(pool.schedule(run_sealed, args=[call], timeout=timeout))
-            try:
-                answer = await self._on_process_end(running, pool)
-                if len(answer) > LARGE_ANSWER:
-                    return await in_thread(unsealed, answer)
-                return unsealed(answer)
-            except (ProcessExpired, BrokenProcessPool) as error:
-                # The pool breaks, with all that it has, when an idle process of it is killed.
-                worn = isinstance(error, BrokenProcessPool) or error.exitcode == WORN_OUT
-                if not worn or not left:
-                    raise
-                left -= 1
-
-    async def _on_process_end(self, running: asyncio.Future[Any], pool: ProcessPool) -> Any:
-        """Return what comes of it. A pool that breaks ends what it knows of, but not what it is
-        given at that moment: nobody would hear of it again."""
+        request = sealed(work, args)
         try:
-            while not (await asyncio.wait([running], timeout=LOST_AFTER))[0]:
-                if self._pool is not None and not pool.active:
-                    raise BrokenProcessPool("given to a pool that was breaking")
-            return await running
-        finally:
-            running.cancel()
-
-    async def _executor_for(self, first: Callable[..., Any]) -> ProcessPool:
-        while True:
-            if self._pool is not None:
-                if self._pool.active:
-                    return self._pool
-                await self.close()  # it broke, as when an idle process of it was killed
-            if self._starting is None:
-                self._starting = asyncio.create_task(self._start(first))
-            await asyncio.shield(self._starting)
-
-    async def _start(self, first: Callable[..., Any]) -> None:
-        """Open the pool. That takes seconds on a busy host, in which the loop goes on."""
-        try:
-            pool = ProcessPool(
-                max_workers=self._processes,
-                max_tasks=TASKS_PER_PROCESS,
-                initializer=prepare,
-                context=start_method(first),
-            )
-            await asyncio.to_thread(lambda: pool.active)  # which starts its processes
-            self._pool = pool
-        finally:
-            self._starting = None
+            answer = await self._pool.call(request, timeout=timeout, preload=work)
+        except ProcessEnded as error:
+            if error.exit_code != WORN_OUT:
+                raise
+            answer = await self._pool.call(request, timeout=timeout, preload=work, fresh=True)
+        if len(answer) > LARGE_ANSWER:
+            return await in_thread(unsealed, answer)
+        return unsealed(answer)
 
     async def close(self) -> None:
         """End the processes, killing what still runs."""
-        if self._starting is not None:
-            await asyncio.wait([self._starting])
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.stop()  # type: ignore[no-untyped-call]
-            await asyncio.to_thread(pool.join)
+        await self._pool.close()
 
 
 async def _run_here(job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:

@@ -1,0 +1,302 @@
+"""Processes for work that may crash, hang or leave a library in disorder: each does one call at a
+time, and is killed where that is late or given up.
+
+Each process has a socket of its own, and nothing else in common with another. With queues and locks
+that all of them share, as in the pools of `concurrent.futures`, pebble or loky, the death of one is
+easily taken for the death of another, or for none: a busy parent then waits for an answer that
+nobody will give.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing import forkserver
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+from switchyard.services.engine.jobs.context import in_thread
+
+T = TypeVar("T")
+
+CALLS_PER_PROCESS = 100
+"""A process is replaced after so many calls, so that what a C library leaks stays bounded."""
+EXIT_TIMEOUT = 5.0
+"""Seconds that a process has to end by itself; then it is killed."""
+LENGTH = struct.Struct("!Q")
+"""How many bytes follow: before each call and each answer."""
+READY = b"r"
+"""What a process says when it has begun to wait for calls."""
+
+_LAST_WORDS_TIMEOUT = 1.0
+"""Seconds in which what a dead process wrote before is read: its socket ends with it, unless a
+child of its own holds that, too."""
+_OURS = f"{__name__.partition('.')[0]}."
+LOADED_BEFORE = (
+    "switchyard.services.engine.runtime.child",
+    "switchyard.services.common.settings",
+)
+"""What is in memory before the fork. Never a user's module: it may start threads, open connections
+or read a secret as it is loaded, none of which may be in every process. Nor a large library: each
+process has a memory limit, and loads what its job needs."""
+
+_CHILDREN = threading.Lock()
+"""Held while children are started or asked how they ended. `multiprocessing` asks all children of
+the program whenever it starts one, and two threads that ask the same child read its one exit code
+twice: the second takes it for lost."""
+
+
+class ProcessEnded(Exception):
+    """The process that did a call has died of it, or was killed by somebody else."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"ended with exit code {exit_code}")
+        self.exit_code = exit_code
+        """Negative: the number of the signal that killed it."""
+
+
+class ProcessPool:
+    """At most so many processes, each started when it is needed and kept for later calls.
+
+    `serve` is what a process runs: it answers what comes through its socket, one call after
+    another, until that is closed. Calls that find no process free wait in the order they came.
+    """
+
+    def __init__(self, processes: int, serve: Callable[[socket.socket], None]) -> None:
+        self._processes = processes
+        self._serve = serve
+        self._free = asyncio.Semaphore(processes)
+        self._idle: list[_Process] = []
+        self._running: set[_Process] = set()
+        self._in_background: set[asyncio.Future[Any]] = set()
+        """Starts that nobody waits for any more, and the ends of processes."""
+
+    async def call(
+        self,
+        request: bytes,
+        *,
+        timeout: float | None = None,
+        preload: Callable[..., Any],
+        fresh: bool = False,
+    ) -> bytes:
+        """Return the answer of a process: of one that has had no call before if it is to be
+        `fresh`. The process is killed when this is cancelled.
+
+        `timeout` counts from when a process has it (seconds). The module of `preload`, if it is
+        one of ours, is in memory before the first process is started.
+
+        Raises:
+            TimeoutError: it took longer; the process is killed.
+            ProcessEnded: the process died before it had answered.
+            OSError: no process can be started.
+        """
+        async with self._free:
+            process = (None if fresh else self._take_idle()) or await self._start(preload)
+            self._running.add(process)
+            try:
+                async with asyncio.timeout(timeout):
+                    answer = await process.ask(request)
+            except (EOFError, ConnectionError) as error:
+                exit_code = await asyncio.shield(self._end(process, kill=False))
+                raise ProcessEnded(exit_code) from error
+            except BaseException:
+                self._end(process, kill=True)
+                raise
+            finally:
+                self._running.discard(process)
+            self._release(process)
+            return answer
+
+    async def close(self) -> None:
+        """End the processes, killing what still runs: its caller gets ProcessEnded."""
+        for process in self._running:
+            await in_thread(process.kill)
+        while self._idle or self._in_background:
+            while self._idle:
+                self._end(self._idle.pop(), kill=True)
+            await asyncio.wait(self._in_background)
+
+    def _take_idle(self) -> _Process | None:
+        """Return a process that still lives: an idle one may have been killed."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.is_running:
+                return process
+            self._end(process, kill=True)
+        return None
+
+    async def _start(self, preload: Callable[..., Any]) -> _Process:
+        starting = asyncio.ensure_future(self._start_ready(preload))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # It takes seconds on a busy host, and can't be stopped: a later call may have it.
+            self._keep(starting)
+            starting.add_done_callback(self._take_over)
+            raise
+
+    async def _start_ready(self, preload: Callable[..., Any]) -> _Process:
+        """Return a process that waits for calls. Where it dies before, as all do when the one is
+        killed that they are forked from, another is started, once."""
+        try:
+            return await self._start_once(preload)
+        except (EOFError, ConnectionError):
+            try:
+                return await self._start_once(preload)
+            except EOFError as error:
+                raise ConnectionResetError("a process died while it started") from error
+
+    async def _start_once(self, preload: Callable[..., Any]) -> _Process:
+        process = await _Process.start(self._serve, preload)
+        try:
+            await process.wait_until_ready()
+        except BaseException:
+            self._end(process, kill=True)
+            raise
+        return process
+
+    def _take_over(self, starting: asyncio.Future[_Process]) -> None:
+        if not starting.cancelled() and starting.exception() is None:
+            self._release(starting.result())
+
+    def _release(self, process: _Process) -> None:
+        is_spare = len(self._idle) + len(self._running) >= self._processes
+        if is_spare or process.calls >= CALLS_PER_PROCESS:
+            self._end(process, kill=False)
+        else:
+            self._idle.append(process)
+
+    def _end(self, process: _Process, *, kill: bool) -> asyncio.Future[int]:
+        """Tell the exit code of a process when it has ended."""
+        process.disconnect()
+        return self._keep(asyncio.ensure_future(in_thread(process.end, kill)))
+
+    def _keep(self, future: asyncio.Future[T]) -> asyncio.Future[T]:
+        self._in_background.add(future)
+        future.add_done_callback(self._in_background.discard)
+        return future
+
+
+class _Process:
+    """One process, with our end of its socket."""
+
+    def __init__(
+        self, process: BaseProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self.is_running = True
+        self.calls = 0
+        # Said by the system, too, and not by the end of the socket alone, which a child of the
+        # process may hold.
+        asyncio.get_running_loop().add_reader(process.sentinel, self._has_died)
+
+    @classmethod
+    async def start(
+        cls, serve: Callable[[socket.socket], None], preload: Callable[..., Any]
+    ) -> _Process:
+        """Start a process. Raises OSError, EOFError."""
+        ours, its = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            with its:
+                return cls(await in_thread(_start, serve, its, preload), reader, writer)
+        except BaseException:
+            writer.close()
+            raise
+
+    async def wait_until_ready(self) -> None:
+        """Raises EOFError or ConnectionError: it has died."""
+        await self._reader.readexactly(len(READY))
+
+    async def ask(self, request: bytes) -> bytes:
+        """Return its answer. Raises EOFError or ConnectionError: it has died."""
+        self.calls += 1
+        self._writer.write(LENGTH.pack(len(request)))
+        self._writer.write(request)
+        await self._writer.drain()
+        (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+        return await self._reader.readexactly(length)
+
+    def disconnect(self) -> None:
+        """Have no more to do with it: an idle process ends by itself."""
+        self._forget_sentinel()
+        self._writer.close()
+
+    def kill(self) -> None:
+        """Kill it if it lives. Blocks while another process starts."""
+        with _CHILDREN:
+            if self._process.is_alive():
+                self._process.kill()
+
+    def end(self, kill: bool) -> int:
+        """Return its exit code when it has ended by itself, or was killed. Blocks."""
+        if kill or not wait([self._process.sentinel], EXIT_TIMEOUT):
+            self.kill()
+        wait([self._process.sentinel])
+        with _CHILDREN:
+            self._process.join()
+            exit_code = self._process.exitcode
+            self._process.close()
+        assert exit_code is not None
+        return exit_code
+
+    def _has_died(self) -> None:
+        self._forget_sentinel()
+        asyncio.get_running_loop().call_later(_LAST_WORDS_TIMEOUT, self._writer.transport.abort)
+
+    def _forget_sentinel(self) -> None:
+        if self.is_running:
+            self.is_running = False
+            asyncio.get_running_loop().remove_reader(self._process.sentinel)
+
+
+def _start(
+    serve: Callable[[socket.socket], None], connection: socket.socket, preload: Callable[..., Any]
+) -> BaseProcess:
+    with _CHILDREN:
+        context = start_method(preload)
+        # A daemon, so that it is ended with this program however that ends.
+        process = context.Process(target=serve, args=(connection,), daemon=True)
+        process.start()
+    return process
+
+
+def start_method(first: Callable[..., Any]) -> ForkServerContext | SpawnContext:
+    """Tell how to start processes that share nothing with this one: no socket, no lock, no thread.
+
+    The process that they are forked from is a new program, which ends with the last that it serves.
+    It has loaded what they all need, and the module of the `first` work if that is one of ours.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")  # there the system's own libraries have threads
+    ours = [first.__module__] if first.__module__.startswith(_OURS) else []
+    forkserver.set_forkserver_preload([*LOADED_BEFORE, *ours])  # heard once, at its start
+    return multiprocessing.get_context("forkserver")
+
+
+def end_with_parent() -> None:
+    """Have this process killed as soon as the one that it serves is dead, whichever way that dies,
+    and whatever a library is busy with: by the kernel, where that can."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    pipe = parent.sentinel  # its other end is the parent's alone, and nothing is sent any more
+    if sys.platform == "linux":
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([pipe], [], [], 0)[0]:  # it died before that was said
+        os._exit(0)
