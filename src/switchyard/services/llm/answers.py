@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
@@ -28,15 +28,13 @@ from switchyard.services.common.files.storage_errors import DiskFull, NotStored,
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.leases import renewing
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.llm.completion import Completion
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import LlmSaturated
 from switchyard.services.llm.records.llm_servers import CacheHit, LeaseAcquired
 from switchyard.services.llm.thought_filter import without_thoughts
-
-if TYPE_CHECKING:
-    from switchyard.services.llm.ledger.llm_answers import LlmAnswerRepository
 
 CLAIM_TTL = 15.0
 """Seconds after which the question of a process that has died is asked by another."""
@@ -163,26 +161,16 @@ class Answers:
         if repository is None:
             yield
             return
-        background = TaskSupervisor(self._log)
-        background.start("keep the claim of a question", partial(self._renew, repository, key))
+        renew = partial(repository.renew_llm_answer, key, self._holder, CLAIM_TTL)
         try:
-            yield
+            async with renewing("claim of a question", CLAIM_TTL, renew):
+                yield
         except BaseException:
             try:
                 await asyncio.shield(repository.give_up_llm_answer(key, self._holder))
             except LedgerError as error:  # it runs out by itself
                 self._log.warning("claim not released", error=str(error))
             raise
-        finally:
-            await background.close()
-
-    async def _renew(self, repository: LlmAnswerRepository, key: str) -> None:
-        while True:
-            await asyncio.sleep(CLAIM_TTL / 3)
-            try:
-                await repository.renew_llm_answer(key, self._holder, CLAIM_TTL)
-            except LedgerError as error:
-                self._log.warning("claim not renewed", error=str(error))
 
     async def _keep(self, key: str, question: Mapping[str, Any], answer: Completion) -> Completion:
         """Where the storage does not take it, it is kept here until the storage does."""

@@ -19,10 +19,10 @@ from itertools import count, groupby
 import structlog
 
 from switchyard.broker.lanes import HOT, LANES
-from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.leases import renewing
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.llm.completion import Timing
 from switchyard.services.llm.concurrency_policy import (
@@ -133,12 +133,10 @@ class LlmGate:
         """The gate of the settings' servers; its slots are given back at the end."""
         bounds = {each.name: bounds_of(settings, each) for each in settings.llm_servers}
         gate = cls(ledger, settings.llm_servers, rule or RULES[settings.llm_pacing], bounds)
-        background = TaskSupervisor(gate._log)
-        background.start("keep LLM slots", gate._renew_periodically)
         try:
-            yield gate
+            async with renewing("model slots", SLOT_TTL, gate._renew):
+                yield gate
         finally:
-            await background.close()
             try:
                 await gate._slots.release_llm_slots(gate._holder)
             except LedgerError as error:  # they run out by themselves
@@ -269,17 +267,10 @@ class LlmGate:
         # Efraimidis and Spirakis: a weighted order without repetition.
         return sorted(servers, key=lambda each: -(self._dice.random() ** (1 / each.weight)))
 
-    async def _renew_periodically(self) -> None:
-        while True:
-            await asyncio.sleep(SLOT_TTL / 3)
-            if self._held:
-                try:
-                    await self._renew()
-                except LedgerError as error:
-                    self._log.warning("model slots not renewed", error=str(error))
-
     async def _renew(self) -> None:
         held = dict(self._held)
+        if not held:
+            return
         for slot in await self._slots.renew_llm_slots(held, self._holder, SLOT_TTL):
             if slot not in self._held:  # given back meanwhile
                 await self._slots.end_llm_slot(held[slot], slot, None)

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import NoReturn
 
 import structlog
 from sqlalchemy import Connection, text
@@ -132,20 +133,38 @@ class LeaseRepository(Repository):
         """Renew a lease that the holder has just taken, and give it back at the end. It is free
         LEASE_SECONDS seconds after the holder's death, and after `most` seconds even while it
         lives."""
-        keeping = TaskSupervisor(structlog.get_logger("leases"))
-        keeping.start(name, partial(self._keep, name, holder, time.monotonic() + most))
+        until = time.monotonic() + most
+
+        async def renew() -> None:
+            if time.monotonic() < until:
+                await self.acquire_lease(name, holder)
+
         try:
-            yield
+            async with renewing(name, LEASE_SECONDS, renew):
+                yield
         finally:
-            await keeping.close()
             await self.release_lease(name, holder)
 
-    async def _keep(self, name: str, holder: str, until: float) -> None:
-        while True:
-            await asyncio.sleep(LEASE_SECONDS / 3)
-            if time.monotonic() >= until:
-                continue
-            try:
-                await self.acquire_lease(name, holder)
-            except LedgerError:
-                continue  # whoever writes next is told
+
+@asynccontextmanager
+async def renewing(
+    what: str, ttl: float, renew: Callable[[], Awaitable[object]]
+) -> AsyncIterator[None]:
+    """Renew until the end what runs out after `ttl` seconds. `what` is named in the log."""
+    background = TaskSupervisor(structlog.get_logger("leases"))
+    background.start(f"renew {what}", partial(keep_renewing, what, ttl, renew))
+    try:
+        yield
+    finally:
+        await background.close()
+
+
+async def keep_renewing(what: str, ttl: float, renew: Callable[[], Awaitable[object]]) -> NoReturn:
+    """Renew for ever what runs out after `ttl` seconds, three times within them. A ledger that is
+    away is logged: whoever writes next is told."""
+    while True:
+        await asyncio.sleep(ttl / 3)
+        try:
+            await renew()
+        except LedgerError as error:
+            structlog.get_logger("leases").warning("renewal failed", renewed=what, error=str(error))

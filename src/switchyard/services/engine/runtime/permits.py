@@ -11,9 +11,9 @@ Job types without limits run without asking the ledger.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 
 import structlog
@@ -33,6 +33,7 @@ from switchyard.services.engine.jobs.limits import LimitRefused, needs_of
 from switchyard.services.engine.jobs.registry import JobType
 from switchyard.services.engine.jobs.retry import Delayed, Failure
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.leases import keep_renewing
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.limits import (
     PermitAnswer,
@@ -202,21 +203,18 @@ class PermitClient:
 
     def start(self, background: TaskSupervisor) -> None:
         """Renew the permits that are held, for as long as they are needed."""
-        background.start("renew permits", self._keep_renewing)
+        background.start(
+            "renew permits", partial(keep_renewing, "permits", PERMIT_TTL, self._renew)
+        )
 
     async def close(self) -> None:
         """Return all permits that are still held. Raises LedgerError."""
         if self._held:
             await self.ledger.limits.release_permits(self._holder)
 
-    async def _keep_renewing(self) -> None:
-        while True:
-            await asyncio.sleep(PERMIT_TTL / 3)
-            if self._held:
-                try:
-                    await self.ledger.limits.renew_permits(sorted(self._held), PERMIT_TTL)
-                except LedgerError as error:
-                    self._log.warning("permits not renewed", error=str(error))
+    async def _renew(self) -> None:
+        if self._held:
+            await self.ledger.limits.renew_permits(sorted(self._held), PERMIT_TTL)
 
 
 def _was_woken(delivery: Delivery) -> bool:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.durations import DAY
 from switchyard.services.common.errors import TemporarilyUnavailable
 from switchyard.services.common.instance import new_instance_id
@@ -40,6 +39,7 @@ from switchyard.services.pipeline.sources.source_errors import (
 
 if TYPE_CHECKING:  # the job types are imported without a database
     from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.leases import renewing
 
 CLAIM_TTL = 6.0
 """Seconds after which the question of a process that has died is asked by another: as with its turn
@@ -136,9 +136,7 @@ class Linker:
         while left:
             progress = False
             for batch in _batches(questions, left):
-                claims = await PipelineLedger(
-                    self._ledger
-                ).catalogue_answers.claim_catalogue_questions(
+                claims = await self._kept_answers.claim_catalogue_questions(
                     batch, self._holder, ttl=CLAIM_TTL, max_age=self._max_age
                 )
                 answers |= claims.kept
@@ -155,34 +153,23 @@ class Linker:
     async def _ask_claimed(self, questions: Sequence[WorkQuestion]) -> Answers:
         """What is claimed is asked and kept, or given up."""
         keys = [each.key for each in questions]
-        background = TaskSupervisor(self._log)
-        background.start("keep claims of questions", partial(self._renew, keys))
+        claims = self._kept_answers
+        renew = partial(claims.renew_catalogue_claims, keys, self._holder, CLAIM_TTL)
         try:
-            self._check_time()
-            answers, unsure = await self._ask(questions)
-            sure = {key: works for key, works in answers.items() if key not in unsure}
-            await self._kept_answers.keep_catalogue_answers(sure)
-            if unsure:
-                await self._kept_answers.give_up_catalogue_claims(sorted(unsure), self._holder)
-            return answers
+            async with renewing("claims of questions", CLAIM_TTL, renew):
+                self._check_time()
+                answers, unsure = await self._ask(questions)
+                sure = {key: works for key, works in answers.items() if key not in unsure}
+                await claims.keep_catalogue_answers(sure)
+                if unsure:
+                    await claims.give_up_catalogue_claims(sorted(unsure), self._holder)
+                return answers
         except BaseException:
             try:
-                await asyncio.shield(
-                    self._kept_answers.give_up_catalogue_claims(keys, self._holder)
-                )
+                await asyncio.shield(claims.give_up_catalogue_claims(keys, self._holder))
             except LedgerError as error:  # they run out by themselves
                 self._log.warning("claims not released", error=str(error))
             raise
-        finally:
-            await background.close()
-
-    async def _renew(self, keys: Sequence[str]) -> None:
-        while True:
-            await asyncio.sleep(CLAIM_TTL / 3)
-            try:
-                await self._kept_answers.renew_catalogue_claims(keys, self._holder, CLAIM_TTL)
-            except LedgerError as error:
-                self._log.warning("claims not renewed", error=str(error))
 
     async def _ask(self, questions: Sequence[WorkQuestion]) -> tuple[Answers, set[str]]:
         """The catalogues in their order, each for what the ones before it do not know. Also the
