@@ -38,7 +38,7 @@ def test_a_backfill_from_standard_input_to_its_report(jobctl: CommandLine) -> No
     shown = jobctl.json("backfill", "show", backfill)
     assert (shown["total"], shown["published"], shown["skipped"]) == (13, 12, 1)
     assert shown["jobs"] == {"succeeded": 11, "dead": 1}
-    assert (shown["reason"], shown["redrive"]) == ("a trial", command)
+    assert (shown["reason"], len(shown["dead"])) == ("a trial", 1)
     assert [each["id"] for each in jobctl.json("backfill", "list")] == [backfill]
 
 
@@ -58,13 +58,9 @@ def test_it_is_paused_changed_resumed_and_cancelled(jobctl: CommandLine) -> None
         jobctl, "file", "-", "--type", "work", "--rate", "5", stdin='{"n": 1}\n' * 999
     )
     assert jobctl.json("backfill", "pause", backfill)["state"] == "paused"
-    assert jobctl.json("backfill", "set", backfill, "--rate", "0", "--max-open", "9") == {
-        "id": backfill,
-        "state": "paused",
-        "rate": None,
-        "max_open": 9,
-        "budget": None,
-    }
+    changed = jobctl.json("backfill", "set", backfill, "--rate", "0", "--max-open", "9")
+    assert (changed["id"], changed["state"]) == (backfill, "paused")
+    assert (changed["rate"], changed["max_open"], changed["budget"]) == (None, 9, None)
     assert jobctl.json("backfill", "resume", backfill)["state"] == "waiting"
     with jobctl.started("scheduler"):
         while jobctl.json("backfill", "show", backfill)["published"] < 9:

@@ -1,5 +1,7 @@
 """`jobctl dead`: from a death to its redrive."""
 
+import json
+
 from tests.acceptance.conftest import CommandLine
 
 
@@ -13,7 +15,7 @@ def test_list_and_show_follow_the_broker_without_a_scheduler(
     assert jobctl.json("dead", "list", "--reason", "expired") == []
     assert len(jobctl.json("dead", "list", "--error-type", "PermanentError", "--limit", "2")) == 2
     shown = jobctl.json("dead", "show", dead_ids[0])
-    assert shown["message"]["payload"] == {"fail": True, "n": 0}
+    assert json.loads(shown["body"])["payload"] == {"fail": True, "n": 0}
     assert "it was told to" in shown["traceback"]
     text = jobctl.ok("dead", "show", dead_ids[0])
     assert f"jobctl dead redrive {dead_ids[0]} --set 'payload.fail=true'" in text
@@ -23,7 +25,7 @@ def test_redrive_with_a_changed_payload_succeeds(jobctl: CommandLine, dead_ids: 
     job_id = dead_ids[0]
     change = ("--set", "payload.fail=false", "--set", "payload.n=9")
     dry = jobctl.json("dead", "redrive", job_id, *change, "--dry-run")
-    assert (dry["done"], dry["dry_run"]) == (1, True)
+    assert (dry["redriven"], dry["missing"]) == (1, 0)
     assert jobctl.state(job_id) == "dead"
     assert jobctl.ok("dead", "redrive", job_id, *change) == "1 redriven\n"
     with jobctl.worker():
@@ -36,9 +38,9 @@ def test_redrive_with_a_changed_payload_succeeds(jobctl: CommandLine, dead_ids: 
 
 def test_redrive_by_filter_to_another_lane(jobctl: CommandLine, dead_ids: list[str]) -> None:
     to = ("--to", "backfill.work", "--limit", "2", "--yes")
-    assert jobctl.json("dead", "redrive", "--type", "work", *to)["done"] == 2
+    assert jobctl.json("dead", "redrive", "--type", "work", *to)["redriven"] == 2
     lanes = {lane["lane"]: lane for lane in jobctl.json("lanes")}
-    queues = {queue["name"]: queue["ready"] for queue in lanes["backfill"]["queues"]}
+    queues = {queue["queue"]: queue["ready"] for queue in lanes["backfill"]["queues"]}
     assert queues["backfill.tester"] == 2
 
 

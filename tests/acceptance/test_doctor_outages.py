@@ -126,7 +126,7 @@ async def test_jobs_of_a_queue_that_somebody_emptied(
     jobctl.ok(*command, "--yes")
     with jobctl.worker(), jobctl.started("scheduler"):
         for job in json.loads(jobctl.ok("jobs", "list", "--json")):
-            jobctl.until_state(job["id"], "succeeded")
+            jobctl.until_state(job["job_id"], "succeeded")
         until_gone(jobctl, "jobs-missing", "queue-unworked")
 
 

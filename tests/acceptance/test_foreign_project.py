@@ -347,7 +347,7 @@ def _project(folder: Path) -> Path:
 
 def _totals(listing: str, ran: Callable[..., str]) -> dict[str, int]:
     """The results of the jobs that have succeeded."""
-    done = [each["id"] for each in json.loads(listing) if each["state"] == "succeeded"]
+    done = [each["job_id"] for each in json.loads(listing) if each["state"] == "succeeded"]
     return {
         each: json.loads(ran("jobctl", "jobs", "show", each, "--json"))["result"]["total"]
         for each in done

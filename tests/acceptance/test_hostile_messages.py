@@ -53,7 +53,7 @@ def test_those_in_the_dead_letter_queues_stop_no_command(
 
     jobctl.fails("dead", "redrive", "--all", "--dry-run")  # they would stay in their place
     dry = json.loads(jobctl.run("dead", "redrive", "--all", "--dry-run", "--json").stdout)
-    assert (dry["matched"], dry["done"], dry["invalid"]) == (3, 0, 3)
+    assert (dry["matched"], dry["redriven"], dry["invalid"]) == (3, 0, 3)
     gone, *refused = dry["notes"]
     assert gone.startswith("3 letters of these can't be found on the broker")  # but in the log
     assert all("the AMQP properties can't be read" in note for note in refused)

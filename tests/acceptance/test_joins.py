@@ -13,10 +13,10 @@ def waiting(jobctl: CommandLine) -> str:
         first = jobctl.publish("hot.halves", fail=True)
         jobctl.ok("jobs", "watch", first)
         for job in jobctl.json("jobs", "list", "--type", "work"):
-            if job["joins"]:
-                then = str(job["id"])
+            if job["state"] == "joining":
+                then = str(job["job_id"])
             else:
-                jobctl.run("jobs", "watch", job["id"])
+                jobctl.run("jobs", "watch", job["job_id"])
     return then
 
 
@@ -33,7 +33,7 @@ def test_it_is_shown_found_and_let_go(jobctl: CommandLine) -> None:
     told = jobctl.run("jobs", "show", then)
     assert "1 of 2 jobs have ended, 1 are dead; waits until those are redriven" in told.stdout
     hint = " ".join(told.stderr.split())
-    assert f"`jobctl dead redrive {dead['id']}`" in hint
+    assert f"`jobctl dead redrive {dead['job_id']}`" in hint
     assert f"`jobctl jobs release {then}`" in hint
 
     checks = {each["name"]: each for each in json.loads(jobctl.run("doctor", "--json").stdout)}

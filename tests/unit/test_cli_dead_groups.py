@@ -6,7 +6,8 @@ import time
 import pytest
 from rich.console import Console
 
-from switchyard.cli.engine.dead.groups import listing
+from switchyard.api.views.dead import view_group
+from switchyard.cli.engine.dead.groups import groups_table
 from switchyard.services.engine.records.results import DeadGroup, DeadLetter
 
 MESSAGE = "the model server refused the prompt: too long"
@@ -41,7 +42,7 @@ def a_group() -> DeadGroup:
 
 def shown(width: int) -> list[str]:
     screen = Console(width=width, file=io.StringIO(), force_terminal=False)
-    screen.print(listing([a_group()], width))
+    screen.print(groups_table([view_group(a_group())], width))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue().splitlines()
 

@@ -111,6 +111,22 @@ def test_a_model_of_the_api_is_worked_out_when_it_is_first_used() -> None:
     assert after == ["DocumentList"]
 
 
+VIEWS = """
+import pkgutil, sys
+from importlib import import_module
+import switchyard.api.views as views
+for each in pkgutil.iter_modules(views.__path__):
+    import_module(f"switchyard.api.views.{each.name}")
+print(sorted({"fastapi", "starlette", "openai", "lancedb", "numpy"} & sys.modules.keys()))
+"""
+
+
+def test_what_json_is_made_of_needs_none_of_the_extras() -> None:
+    """Commands make their JSON of the API's models also where only the engine is installed."""
+    done = subprocess.run([sys.executable, "-c", VIEWS], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_every_command_has_a_summary_that_is_a_sentence() -> None:
     for path, command in _commands(command_tree()):
         summary = (command.help or "").split("\n")[0].strip()

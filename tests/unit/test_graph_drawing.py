@@ -26,7 +26,7 @@ def edge(source: str, target: str, kind: EdgeKind = EdgeKind.CITES) -> GraphEdge
 
 
 def drawn(around: Neighbourhood) -> ET.Element:
-    return ET.fromstring(draw(around))
+    return ET.fromstring(draw(around, around.distances))
 
 
 def labels(svg: ET.Element) -> list[tuple[float, float, str]]:

@@ -53,7 +53,7 @@ async def test_the_first_characters_of_an_id_are_enough_at_every_door(system: Sy
         several = await jobctl("jobs", command, "4eed1ee8", **environment)
         assert (several.returncode, "several ids begin" in several.stderr) == (1, True)
     shown = await jobctl("jobs", "show", "4eed1ee8-0001", "--json", **environment)
-    assert json.loads(shown.stdout)["id"] == ids[1]
+    assert json.loads(shown.stdout)["job_id"] == ids[1]
     letter = await jobctl("dead", "show", "4eed1ee8", "--json", **environment)
     assert json.loads(letter.stdout)["id"] == ids[2]
     cancelled = await jobctl("jobs", "cancel", "4eed1ee8-0001", **environment)

@@ -44,7 +44,8 @@ async def test_a_published_job_runs_and_shows_its_result(both: tuple[System, Run
     assert accepted.headers["location"] == f"/jobs/{job_id}"
     assert accepted.headers["x-lane-pressure"] == "ok"
     assert accepted.json() == {
-        "job_id": job_id, "routing_key": "hot.noop", "state": "queued", "duplicate": False
+        "job_id": job_id, "routing_key": "hot.noop", "state": "queued", "duplicate": False,
+        "pressure": "ok",
     }  # fmt: skip
     await system.wait_for_state(job_id, State.SUCCEEDED)
     shown = (await api.client.get(f"/jobs/{job_id}")).json()

@@ -9,7 +9,6 @@ from typing import Annotated
 from fastapi import Path, Query, Request, Response
 from pydantic import ValidationError
 
-from switchyard.api.engine.backfill_views import preview_view, spec_of, view_of
 from switchyard.api.engine.bulk import BulkRoutes
 from switchyard.api.http.problems import invalid, responses
 from switchyard.api.http.routing import Routes
@@ -27,6 +26,7 @@ from switchyard.api.models.backfills import (
     CancelledBackfill,
 )
 from switchyard.api.state import ApiState, Shared
+from switchyard.api.views.backfills import view_counted_backfill, view_preview
 from switchyard.broker import patterns
 from switchyard.broker.message import describe
 from switchyard.services.common.files.quota import Quota
@@ -51,7 +51,7 @@ BACKFILLS = BulkRoutes(
     path="",
     id_pattern=patterns.BACKFILL_ID,
     view=BackfillView,
-    view_of=view_of,
+    view_of=view_counted_backfill,
     page=BackfillPage,
     resume=partial(bulk_control.resume, kind=KIND),
     reads=[needs(Scope.READ)],
@@ -104,7 +104,7 @@ async def start(
         budget=body.budget,
     )
     response.headers["Location"] = f"/backfills/{operation.id}"
-    return await view_of(state.ledger, operation)
+    return await view_counted_backfill(state.ledger, operation)
 
 
 @router.post(
@@ -116,7 +116,7 @@ async def preview(body: BackfillPlan, state: Shared, asks: PrincipalOf) -> Backf
     """Preview a backfill: the number of items, the first jobs and the estimated cost. Nothing is
     started. The source `documents` also needs the scope `read`.
     """
-    return preview_view(await _allowed(state, body, asks).preview(_spec(body)))
+    return view_preview(await _allowed(state, body, asks).preview(_spec(body)))
 
 
 @router.post(
@@ -194,9 +194,11 @@ def _allowed(state: ApiState, body: BackfillPlan, asks: Principal) -> Backfills:
     return backfills
 
 
-def _spec(body: BackfillPlan) -> BackfillSpec:
+def _spec(plan: BackfillPlan) -> BackfillSpec:
+    """Raises InvalidBackfill where fields do not fit together."""
+    given = plan.model_dump(exclude={"rate", "max_open", "budget", "reason"})
     try:
-        return spec_of(body)
+        return BackfillSpec.model_validate({**given, "remote": True})
     except ValidationError as error:
         raise InvalidBackfill(describe(error)) from error
 

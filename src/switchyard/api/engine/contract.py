@@ -66,11 +66,9 @@ def _kind_view(kind: Kind) -> ProblemKind:
 
 
 def _type_view(job_type: JobType) -> JobTypeView:
-    return JobTypeView(
+    return JobTypeView.from_record(
+        job_type,
         job_type=job_type.name,
-        worker=job_type.worker,
         routing_keys=[route.routing_key for route in job_type.routes],
-        timeout=job_type.timeout,
-        max_attempts=job_type.max_attempts,
         payload=payload_schema(job_type),
     )

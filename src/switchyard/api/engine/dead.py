@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import Path, Query, Request, Response
 
 from switchyard.api.engine.bulk import BulkRoutes
-from switchyard.api.engine.redrive_views import plan_view, spec_of, view_of
 from switchyard.api.http.json_response import JsonResponse
 from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
@@ -16,7 +15,6 @@ from switchyard.api.middleware.access import needs, starter_of
 from switchyard.api.models.dead import (
     EXAMPLE_ID,
     DeadGroupList,
-    DeadGroupView,
     NewRedrive,
     RedrivePage,
     RedrivePlan,
@@ -24,6 +22,7 @@ from switchyard.api.models.dead import (
     RedriveView,
 )
 from switchyard.api.state import Shared
+from switchyard.api.views.dead import view_group, view_redrive_plan, view_settled_redrive
 from switchyard.broker import patterns
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.bulk import control as bulk_control
@@ -32,7 +31,7 @@ from switchyard.services.engine.dead.scan import wait_at_most
 from switchyard.services.engine.records.states import DeadLetterState
 from switchyard.services.engine.redrive import spec as redrive_spec
 from switchyard.services.engine.redrive.plan import plan_redrive
-from switchyard.services.engine.redrive.spec import KIND
+from switchyard.services.engine.redrive.spec import KIND, RedriveSpec
 
 router = Routes(prefix="/admin/dead", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
 
@@ -45,7 +44,7 @@ REDRIVES = BulkRoutes(
     suffix="_redrive",
     id_pattern=patterns.REDRIVE_ID,
     view=RedriveView,
-    view_of=view_of,
+    view_of=view_settled_redrive,
     page=RedrivePage,
     resume=redrive_spec.resume_redrive,
 )
@@ -62,7 +61,7 @@ async def dead_groups(
 ) -> DeadGroupList:
     """List dead letters by cause, most frequent first, as indexed by the scheduler."""
     found = await state.ledger.dead_letters.dead_groups(state=letter_state, limit=limit)
-    return DeadGroupList(groups=[DeadGroupView.of(group) for group in found])
+    return DeadGroupList(groups=[view_group(group) for group in found])
 
 
 @router.post(
@@ -80,14 +79,14 @@ async def start_redrive(
 ) -> RedriveView | JsonResponse:
     """Start a redrive; a running `jobctl scheduler` executes it."""
     state.require_broker()
-    spec = spec_of(body)
+    spec = _spec(body)
     spec.check_remote(state.registry)
     spec = replace(spec, which=await with_full_ids(state.ledger, spec.which))
     if body.dry_run:
         tally = await plan_redrive(
             state.settings, state.registry, state.ledger, spec, wait=wait_at_most(SCAN_TIMEOUT)
         )
-        return JsonResponse(plan_view(tally).model_dump(mode="json"))
+        return JsonResponse(view_redrive_plan(spec, tally).model_dump(mode="json"))
     operation = await redrive_spec.start_redrive(
         state.ledger,
         spec,
@@ -96,7 +95,7 @@ async def start_redrive(
         rate=body.rate,
     )
     response.headers["Location"] = f"/admin/dead/redrives/{operation.id}"
-    return await view_of(state.ledger, operation)
+    return await view_settled_redrive(state.ledger, operation)
 
 
 @router.patch(
@@ -117,6 +116,18 @@ async def cancel_redrive(redrive_id: RedriveId, state: Shared) -> RedriveView:
     """Cancel it permanently. Letters that were sent stay in their lanes."""
     await bulk_control.cancel(state.ledger, redrive_id, kind=KIND)
     return await REDRIVES.found(state, redrive_id)
+
+
+def _spec(order: NewRedrive) -> RedriveSpec:
+    return RedriveSpec(
+        order.filter.filter(),
+        order.change.change(),
+        limit=order.limit,
+        canary=order.canary,
+        halt_on=order.halt_on,
+        from_ledger=order.from_ledger,
+        remote=True,
+    )
 
 
 REDRIVES.add_to(router)

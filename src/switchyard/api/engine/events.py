@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from fastapi import Header, Query, Request
 
-from switchyard.api.engine.job_views import status_view
 from switchyard.api.engine.jobs import JobIdInPath, known_job
 from switchyard.api.http.event_stream import (
     HEARTBEAT,
@@ -20,6 +19,7 @@ from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import Place, needs
 from switchyard.api.state import ApiState, BrokerSide, Shared
+from switchyard.api.views.jobs import view_job_status
 from switchyard.broker import patterns
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.monitoring.job_events import ENDINGS, TEXT, JobEvent
@@ -155,7 +155,7 @@ async def _status(state: ApiState, job_id: str) -> tuple[dict[str, Any], bool]:
     record = await state.ledger.job_reads.get(job_id)
     if record is None:  # its publish was refused meanwhile
         return {"job_id": job_id, "state": None}, True
-    return status_view(record).model_dump(mode="json"), record.state in FINISHED
+    return view_job_status(record).model_dump(mode="json"), record.state in FINISHED
 
 
 def _missed(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Path, Query, Request, Response
 
 from switchyard.api.dependencies import ReferenceDeskOf
-from switchyard.api.engine import job_views
 from switchyard.api.http.document_errors import RESULT_PROBLEMS
 from switchyard.api.http.problems import Problem, lane_full, responses, try_later
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
@@ -17,6 +17,12 @@ from switchyard.api.middleware.access import needs, own_key, source_of
 from switchyard.api.models import jobs as models
 from switchyard.api.models.base import Moment
 from switchyard.api.state import ApiState, BrokerSide, Shared
+from switchyard.api.views.jobs import (
+    view_accepted_job,
+    view_job_details,
+    view_job_page,
+    view_job_progress,
+)
 from switchyard.broker import patterns
 from switchyard.broker.errors import LaneFull, PublishError
 from switchyard.broker.lanes import LANES, queue_name
@@ -120,26 +126,23 @@ async def publish(
     if done.duplicate:
         await check_same(state, request, done)
         response.headers["Idempotency-Replayed"] = "true"
-    await tell_pressure(broker, job, done, response)
+    pressure = await tell_pressure(broker, job, done, response)
     response.headers["Location"] = f"/jobs/{done.job_id}"
-    return models.AcceptedJob(
-        job_id=done.job_id,
-        routing_key=done.routing_key,
-        state=done.state,
-        duplicate=done.duplicate,
-    )
+    return view_accepted_job(replace(done, pressure=pressure))
 
 
 async def tell_pressure(
     broker: BrokerSide, job: NewJob, done: Published, response: Response
-) -> None:
-    """Say in the header how full the queue of a published job is."""
+) -> Pressure | None:
+    """Say in the header how full the queue of a published job is, and return it; None where that
+    is not known."""
     pressure = done.pressure
     if pressure is None and done.state is JobState.QUEUED:
         depth = await broker.pressure.soon(queue_name(job.lane, job.worker))
         pressure = None if depth is None else depth.pressure
     if pressure is not None:
         response.headers["X-Lane-Pressure"] = pressure
+    return pressure
 
 
 @router.get("", dependencies=[needs(Scope.READ)], responses=responses())
@@ -168,16 +171,15 @@ async def list_jobs(
         since=None if since is None else since.timestamp(),
     )
     page = await state.ledger.job_reads.list_jobs(wanted, limit=limit, cursor=cursor)
-    return job_views.page_view(page)
+    return view_job_page(page)
 
 
 @router.get("/{job_id}", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
 async def show(job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf) -> models.JobDetails:
     """Show a job with its payload, its result and its failed or interrupted attempts."""
     record = await known_job(state, job_id)
-    join = await state.ledger.joins.join(job_id) if record.joins else None
-    return job_views.details_view(
-        record, await _stages(record, desk), await desk.output(record), join
+    return await view_job_details(
+        state.ledger, record, await _stages(record, desk), await desk.output(record)
     )
 
 
@@ -187,7 +189,7 @@ async def show_status(
 ) -> models.JobProgress:
     """Show the state of a job."""
     record = await known_job(state, job_id)
-    return job_views.progress_view(record, await _stages(record, desk))
+    return view_job_progress(record, await _stages(record, desk))
 
 
 @router.get(

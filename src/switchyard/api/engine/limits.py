@@ -9,10 +9,10 @@ from fastapi import Query
 from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import needs
-from switchyard.api.models.service import LimitList, LimitView
+from switchyard.api.models.service import LimitList
 from switchyard.api.state import Shared
+from switchyard.api.views.system import view_limit
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.records.limits import LimitReport
 
 router = Routes(tags=["limits"])
 
@@ -24,19 +24,4 @@ async def list_limits(
 ) -> LimitList:
     """Show named limits: current use, waiting jobs, and when there is room again."""
     found = await state.ledger.limits.limit_reports()
-    return LimitList(limits=[_view(each) for each in found if each.waiting or not waiting])
-
-
-def _view(report: LimitReport) -> LimitView:
-    return LimitView(
-        name=report.name,
-        key=report.key,
-        concurrency=report.room.concurrency,
-        per_minute=report.room.per_minute,
-        tokens_per_minute=report.room.tokens_per_minute,
-        in_use=report.in_use,
-        last_minute=report.last_minute,
-        tokens_last_minute=report.tokens_last_minute,
-        waiting=report.waiting,
-        next_room=report.next_room,
-    )
+    return LimitList(limits=[view_limit(each) for each in found if each.waiting or not waiting])

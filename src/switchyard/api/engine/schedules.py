@@ -11,11 +11,10 @@ from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import needs, starter_of
 from switchyard.api.models import schedules as models
 from switchyard.api.state import ApiState, Shared
+from switchyard.api.views.system import view_firing, view_schedule
 from switchyard.broker import patterns
-from switchyard.broker.times import to_datetime
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.publishing.requests import RequestFieldError
-from switchyard.services.engine.records.schedules import Firing, ScheduleRecord
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.rule import InvalidSchedule
 from switchyard.services.engine.schedules.service import Schedules
@@ -37,7 +36,7 @@ READS, CHANGES = [needs(Scope.READ)], [needs(Scope.ADMIN)]
 async def list_schedules(state: Shared) -> models.ScheduleList:
     """List schedules by name, with the result of the last due time."""
     found = await _book(state).all()
-    return models.ScheduleList(schedules=[_view(record, last) for record, last in found])
+    return models.ScheduleList(schedules=[view_schedule(record, last) for record, last in found])
 
 
 @router.post(
@@ -57,7 +56,7 @@ async def add(
     except InvalidSchedule as error:
         raise invalid(RequestFieldError((error.at,) if error.at else (), str(error))) from error
     response.headers["Location"] = f"/schedules/{record.name}"
-    return _view(record)
+    return view_schedule(record)
 
 
 @router.get("/{name}", dependencies=READS, responses=responses("not-found", "ledger-away"))
@@ -65,7 +64,7 @@ async def show(name: Name, state: Shared) -> models.ScheduleView:
     """Show a schedule."""
     record = await _book(state).get(name)
     last = await _book(state).history(name, 1)
-    return _view(record, last[0] if last else None)
+    return view_schedule(record, last[0] if last else None)
 
 
 @router.delete(
@@ -83,7 +82,7 @@ async def remove(name: Name, state: Shared) -> None:
 @router.post("/{name}/pause", dependencies=CHANGES, responses=responses("not-found", "ledger-away"))
 async def pause(name: Name, state: Shared) -> models.ScheduleView:
     """Pause a schedule. Due times during the pause are neither fired nor counted as missed."""
-    return _view(await _book(state).pause(name))
+    return view_schedule(await _book(state).pause(name))
 
 
 @router.post(
@@ -91,7 +90,7 @@ async def pause(name: Name, state: Shared) -> models.ScheduleView:
 )
 async def resume(name: Name, state: Shared) -> models.ScheduleView:
     """Resume a schedule with its next due time."""
-    return _view(await _book(state).resume(name))
+    return view_schedule(await _book(state).resume(name))
 
 
 @router.post(
@@ -106,7 +105,7 @@ async def run(name: Name, request: Request, state: Shared) -> models.FiringView:
         firing = await _book(state).run(name, starter_of(request))
     except InvalidSchedule as error:
         raise invalid(RequestFieldError((), str(error))) from error
-    return _firing(firing)
+    return view_firing(firing)
 
 
 @router.get("/{name}/history", dependencies=READS, responses=responses("not-found", "ledger-away"))
@@ -115,39 +114,8 @@ async def history(
 ) -> models.ScheduleHistory:
     """List the results of a schedule's due times, newest first."""
     found = await _book(state).history(name, limit)
-    return models.ScheduleHistory(firings=[_firing(each) for each in found])
+    return models.ScheduleHistory(firings=[view_firing(each) for each in found])
 
 
 def _book(state: ApiState) -> Schedules:
     return Schedules(state.ledger, state.registry)
-
-
-def _view(record: ScheduleRecord, last: Firing | None = None) -> models.ScheduleView:
-    return models.ScheduleView(
-        name=record.name,
-        cron=record.cron,
-        timezone=record.timezone,
-        job=record.routing_key,
-        payload=dict(record.payload),
-        priority=record.priority,
-        max_attempts=record.max_attempts,
-        jitter=record.jitter,
-        grace=record.grace,
-        origin=record.origin,
-        created_by=record.created_by,
-        created_at=to_datetime(record.created_at),
-        paused_at=None if record.paused_at is None else to_datetime(record.paused_at),
-        next_at=to_datetime(record.next_at),
-        last=None if last is None else _firing(last),
-    )
-
-
-def _firing(firing: Firing) -> models.FiringView:
-    return models.FiringView(
-        due_at=to_datetime(firing.due_at),
-        outcome=firing.outcome,
-        job_id=firing.job_id,
-        noted_at=to_datetime(firing.noted_at),
-        times=firing.times,
-        note=firing.note,
-    )

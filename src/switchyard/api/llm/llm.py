@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing, nullcontext
-from dataclasses import asdict
 from datetime import date, timedelta
 from typing import Annotated, Any
 
@@ -28,6 +27,7 @@ from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import Place, needs, own_key, source_of
 from switchyard.api.models import llm as models
 from switchyard.api.state import ApiState, Shared
+from switchyard.api.views.llm import view_answer, view_spending
 from switchyard.broker.errors import LaneFull
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.jobs.registry import InvalidPayload, UnknownJobType
@@ -247,7 +247,7 @@ async def _frames(
                     result = result_of(each, state.ledger.clock.time())
     except LedgerError as error:
         structlog.get_logger("api").warning("a stream ends without its answer", error=str(error))
-    yield frame("end", _answer_view(result).model_dump(mode="json"))
+    yield frame("end", view_answer(result).model_dump(mode="json"))
 
 
 async def _ask_directly(
@@ -284,16 +284,7 @@ async def _view(record: JobRecord, state: ApiState, response: Response) -> model
 def _answer_or_accepted(result: LlmResult, response: Response) -> models.AnswerOfModel:
     if result.status is LlmStatus.WAITING:
         response.status_code = 202
-    return _answer_view(result)
-
-
-def _answer_view(result: LlmResult) -> models.AnswerOfModel:
-    return models.AnswerOfModel(
-        job_id=result.job_id,
-        status=result.status,
-        result=None if result.result is None else dict(result.result),
-        error=result.error,
-    )
+    return view_answer(result)
 
 
 @spending_router.get(
@@ -320,14 +311,5 @@ async def spend(
         until=until.isoformat() if until else None,
         limit=limit,
     )
-    return models.SpendReport(
-        by=by,
-        currency=settings.prices.currency,
-        rows=[models.Spending(**asdict(each)) for each in rows],
-        budgets=[
-            models.Budget(**each.as_json())
-            for each in await LlmLedger(ledger).spending.llm_budgets(
-                per_day=settings.llm_budget_per_day
-            )
-        ],
-    )
+    budgets = await LlmLedger(ledger).spending.llm_budgets(per_day=settings.llm_budget_per_day)
+    return view_spending(rows, budgets, by=by, currency=settings.prices.currency)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel, Moment, RequestModel
+from switchyard.api.models.base import ApiModel, Moment, RequestModel, Timestamp
 from switchyard.broker import patterns
 from switchyard.broker.lanes import BACKFILL
 from switchyard.broker.message import MAX_PRIORITY
@@ -221,9 +220,9 @@ class BackfillView(ApiModel):
     note: str | None = Field(description="What it is waiting for, or the error.")
     reason: str | None
     created_by: str
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
+    created_at: Timestamp
+    started_at: Timestamp | None
+    finished_at: Timestamp | None
     rate: float | None = Field(
         description="Maximum number of jobs published per second; null: no limit."
     )

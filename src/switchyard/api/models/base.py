@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -17,7 +17,14 @@ class ApiModel(BaseModel):
     """JSON that goes in or out. A model is built when it is first used: a program that calls the
     API needs a few of a hundred, and each takes a millisecond."""
 
-    model_config = ConfigDict(defer_build=True)
+    model_config = ConfigDict(defer_build=True, from_attributes=True)
+
+    @classmethod
+    def from_record(cls, record: object, **others: Any) -> Self:
+        """Take the fields that the record has under the same names, and the others as given."""
+        wanted = cls.model_fields.keys() - others.keys()
+        same = {name: getattr(record, name) for name in wanted if hasattr(record, name)}
+        return cls.model_validate(same | others)
 
 
 class RequestModel(ApiModel):
@@ -38,18 +45,22 @@ def _iso_8601(value: object) -> object:
 Moment = Annotated[message.Moment, BeforeValidator(_iso_8601)]
 """A moment in ISO 8601, with a time zone."""
 
+
+def _from_seconds(value: object) -> object:
+    return moments.to_datetime(value) if isinstance(value, int | float) else value
+
+
+Timestamp = Annotated[datetime, BeforeValidator(_from_seconds)]
+"""A moment in an answer; records have it in seconds since the epoch."""
+
 EXAMPLE = "0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"
 """The id of a job."""
 
 DocumentIdField = Annotated[str, Field(pattern=patterns.DOCUMENT_ID)]
 
 
-def moment(seconds: float | None) -> datetime | None:
-    """Seconds since the epoch as a time; None stays None."""
-    return None if seconds is None else moments.to_datetime(seconds)
-
-
 def is_finite(value: Any) -> bool:
+    """Return whether no number in a JSON value is NaN or infinite."""
     waiting = [value]
     while waiting:
         each = waiting.pop()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel, RequestModel
+from switchyard.api.models.base import ApiModel, RequestModel, Timestamp
 from switchyard.services.pipeline.records.crawls import (
     MAX_CRAWL_SECONDS,
     MAX_DEPTH,
@@ -61,9 +59,9 @@ class CrawlView(ApiModel):
     hosts: list[str]
     max_pages: int
     max_depth: int
-    deadline: datetime
+    deadline: Timestamp
     created_by: str
-    created_at: datetime
+    created_at: Timestamp
     claimed: int = Field(description="Number of pages found so far, at most `max_pages`.")
     pages: dict[str, int] = Field(
         description="Its pages by the state of their jobs.",
@@ -85,9 +83,15 @@ class CrawlPageView(ApiModel):
     depth: int
     job_id: str
     found_by: str | None = Field(description="Id of the job of the page that links to it.")
-    due_at: datetime
+    due_at: Timestamp
     state: str = Field(description="State of its job.")
     outcome: str | None = Field(description="Result: a document, or why there is none.")
+
+
+class CrawlDetails(CrawlView):
+    """A crawl with the last of its pages, as `jobctl crawl show` prints it."""
+
+    last_pages: list[CrawlPageView] = Field(description="The last due first.")
 
 
 class CrawlPages(ApiModel):

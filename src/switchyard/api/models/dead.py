@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from switchyard.api.models.base import ApiModel, RequestModel, moment
+from switchyard.api.models.base import ApiModel, RequestModel, Timestamp
+from switchyard.api.models.jobs import AttemptView
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
-from switchyard.services.engine.dead.causes import cause_of
 from switchyard.services.engine.dead.changes import Change
 from switchyard.services.engine.dead.letters import LetterFilter
 from switchyard.services.engine.records.bulk import MAX_RATE, MIN_RATE, BulkState
-from switchyard.services.engine.records.results import DeadGroup
 
 EXAMPLE_ID = "redrive-3fa9c01b22"
 
@@ -34,10 +32,24 @@ class DeadLetterView(ApiModel):
     attempts: int
     redrives: int
     copies: int = Field(description="Number of letters with this id since it last started to wait.")
+    group: str | None = Field(description="The group of those that died of the same cause.")
     state: str = Field(description="waiting, redriven, purged or dropped.")
-    first_at: datetime | None
-    dead_at: datetime | None
-    updated_at: datetime | None
+    first_at: Timestamp | None
+    dead_at: Timestamp | None
+    updated_at: Timestamp | None
+
+
+class LetterEditView(ApiModel):
+    """A change of a dead letter that was redriven."""
+
+    redrive: str = Field(description="Id of the redrive that sent it.")
+    redrives: int = Field(description="Redrives of the job before this one.")
+    routing_key: str
+    edited_by: str = Field(description="Who changed it.")
+    edited_at: Timestamp = Field(description="When it was changed.")
+    undone_at: Timestamp | None = Field(description="When the change was taken back.")
+    original: Any = Field(description="The message before, as JSON; null if it was none.")
+    edited: Any = Field(description="The message after, as JSON.")
 
 
 class DeadLetterDetails(DeadLetterView):
@@ -46,6 +58,8 @@ class DeadLetterDetails(DeadLetterView):
     traceback: str | None
     headers: dict[str, Any]
     body: str = Field(description="Body as on the broker; bytes that are not UTF-8 are replaced.")
+    timeline: list[AttemptView] = Field(description="Attempts of its job, oldest first.")
+    edits: list[LetterEditView] = Field(description="Changes by redrives, oldest first.")
 
 
 class DeadLetterPage(ApiModel):
@@ -60,8 +74,8 @@ class DeadGroupView(ApiModel):
 
     group: str = Field(examples=["ab12cd34ef"])
     count: int
-    first_at: datetime | None
-    last_at: datetime | None
+    first_at: Timestamp | None
+    last_at: Timestamp | None
     trend: list[int] = Field(description="Deaths in each of the last 24 hours, latest last.")
     job_type: str | None
     reason: str = Field(examples=["exhausted"])
@@ -72,31 +86,6 @@ class DeadGroupView(ApiModel):
     location: str | None = Field(description="Function of the job's code that raised the error.")
     sample_id: str = Field(description="Id of the latest dead letter.")
     sample_message: str | None
-
-    @classmethod
-    def of(cls, group: DeadGroup) -> Self:
-        sample = group.sample
-        cause = cause_of(
-            sample.reason,
-            sample.job_type,
-            sample.error_type,
-            sample.error_message,
-            sample.traceback,
-        )
-        return cls(
-            group=group.fingerprint,
-            count=group.count,
-            first_at=moment(group.first_at),
-            last_at=moment(group.last_at),
-            trend=list(group.trend),
-            job_type=cause.job_type or None,
-            reason=cause.reason,
-            error_type=cause.error_type or None,
-            message=cause.message or None,
-            location=cause.location or None,
-            sample_id=sample.id,
-            sample_message=sample.error_message,
-        )
 
 
 class DeadGroupList(ApiModel):
@@ -232,6 +221,7 @@ class RedrivePlan(ApiModel):
     redriven: int = Field(description="Letters that would be sent.")
     dropped: int = Field(description="Letters whose jobs no longer need a redrive.")
     invalid: int = Field(description="Letters that would be invalid with the change.")
+    missing: int = Field(default=0, description="Ids of the filter that no letter has.")
     routes: dict[str, int] = Field(
         description="Letters by routing key.", examples=[{"hot.summarize_content": 12}]
     )
@@ -241,8 +231,8 @@ class RedrivePlan(ApiModel):
     )
 
 
-class RedriveView(ApiModel):
-    """A redrive: who started it and why, progress and results."""
+class LetterOperationView(ApiModel):
+    """What was done to many dead letters: who started it and why, and where it stands."""
 
     id: str = Field(examples=[EXAMPLE_ID])
     title: str
@@ -250,11 +240,32 @@ class RedriveView(ApiModel):
     note: str | None = Field(description="What it is waiting for, or the error.")
     reason: str | None
     created_by: str
-    created_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
-    rate: float | None
+    created_at: Timestamp | None
+    started_at: Timestamp | None
+    finished_at: Timestamp | None
     spec: dict[str, Any]
+
+
+class PurgeView(LetterOperationView):
+    """A purge: who started it and why, progress and results."""
+
+    total: int | None = Field(description="Letters in `jobs.dead` when it started.")
+    scanned: int
+    purged: int
+
+
+class PurgePlan(ApiModel):
+    """What a purge would do."""
+
+    total: int | None = Field(description="Letters in `jobs.dead`.")
+    scanned: int
+    purged: int = Field(description="Letters that would be purged.")
+
+
+class RedriveView(LetterOperationView):
+    """A redrive: who started it and why, progress and results."""
+
+    rate: float | None
     total: int | None = Field(description="Letters that matched when it started.")
     redriven: int
     dropped: int

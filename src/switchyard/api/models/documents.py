@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from switchyard.api.models.base import ApiModel, DocumentIdField, Moment, RequestModel
+from switchyard.api.models.base import ApiModel, DocumentIdField, Moment, RequestModel, Timestamp
 from switchyard.broker import patterns
 from switchyard.services.pipeline.index.modes import MAX_LIMIT, Mode
 from switchyard.services.pipeline.records.documents import checked_class
@@ -68,8 +67,8 @@ class DocumentView(ApiModel):
     source: str | None
     media_type: str | None
     size: int | None = Field(description="Bytes.")
-    created_at: datetime | None
-    updated_at: datetime | None
+    created_at: Timestamp | None
+    updated_at: Timestamp | None
     classes: list[ClassView] = Field(
         default=[],
         description="Empty until the document is classified; by kind, highest score first.",
@@ -100,8 +99,8 @@ class DocumentSummary(ApiModel):
     source: str | None
     media_type: str | None
     size: int | None
-    created_at: datetime
-    updated_at: datetime
+    created_at: Timestamp
+    updated_at: Timestamp
     classes: list[ClassView] = Field(default=[])
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from pydantic import Field
 
-from switchyard.api.models.base import ApiModel
+from switchyard.api.models.base import ApiModel, Timestamp
 from switchyard.services.pipeline.records.graph import Direction, EdgeKind, NodeKind
 
 
@@ -99,7 +97,7 @@ class NodeList(ApiModel):
 class RankingView(ApiModel):
     """The PageRank and communities that are shown."""
 
-    finished_at: datetime
+    finished_at: Timestamp
     nodes: int
     edges: int
     communities: int

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from switchyard.api.models.base import EXAMPLE, ApiModel, Moment, RequestModel, is_finite
+from switchyard.api.models.base import EXAMPLE, ApiModel, Moment, RequestModel, Timestamp, is_finite
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
+from switchyard.services.engine.monitoring.levels import Pressure
 from switchyard.services.engine.records.joins import WhenDead
 from switchyard.services.engine.records.requests import MAX_DELAY, MAX_NOTIFY_URL
 from switchyard.services.engine.records.states import State
@@ -105,6 +105,29 @@ class AcceptedJob(ApiModel):
         default=False,
         description="True if the idempotency key was already used: this is the earlier job.",
     )
+    pressure: Pressure | None = Field(
+        default=None, description="How full the job's queue is; null where that is not known."
+    )
+
+
+class PipelineJob(ApiModel):
+    """Another job of the same pipeline."""
+
+    job_id: str = Field(examples=[EXAMPLE])
+    job_type: str
+    state: State
+
+
+class EndedJob(AcceptedJob):
+    """A published job at its end: what `jobctl publish --wait` prints."""
+
+    result: dict[str, Any] | None
+    reason: str | None = Field(description="Why the job died, or was returned.")
+    error_type: str | None
+    error_message: str | None
+    pipeline_jobs: list[PipelineJob] | None = Field(
+        description="Its follow-up jobs; null where they were not waited for."
+    )
 
 
 class AttemptView(ApiModel):
@@ -113,8 +136,8 @@ class AttemptView(ApiModel):
     redrive: int
     attempt: int
     worker_id: str | None
-    started_at: datetime | None
-    finished_at: datetime
+    started_at: Timestamp | None
+    finished_at: Timestamp
     outcome: str = Field(examples=["retry"])
     error_type: str | None
     error_message: str | None
@@ -125,7 +148,16 @@ class ProgressView(ApiModel):
 
     fraction: float | None = Field(description="Of its work, 0 to 1; null where it can't say.")
     note: str = Field(examples=["page 12 of 30"])
-    reported_at: datetime
+    reported_at: Timestamp
+
+
+class ObservedChange(ApiModel):
+    """What was seen of a job while it was watched: a new state, or progress."""
+
+    seen_at: Timestamp
+    job_id: str
+    state: State | None = Field(default=None, description="The new state; null for progress.")
+    progress: ProgressView | None = None
 
 
 class JobStatus(ApiModel):
@@ -139,12 +171,12 @@ class JobStatus(ApiModel):
     reason: str | None = Field(description="Why the job died, waits or was returned.")
     error_type: str | None
     error_message: str | None
-    created_at: datetime
-    queued_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
-    run_at: datetime | None
-    expires_at: datetime | None
+    created_at: Timestamp
+    queued_at: Timestamp | None
+    started_at: Timestamp | None
+    finished_at: Timestamp | None
+    run_at: Timestamp | None
+    expires_at: Timestamp | None
     progress: ProgressView | None = Field(description="null if its handler reports none.")
 
 
@@ -171,13 +203,14 @@ class JobView(JobStatus):
     parent_id: str | None
     join_id: str | None = Field(description="Id of the job that waits for this one.")
     pipeline: str | None
+    operation_id: str | None = Field(description="The backfill that it belongs to.")
     redrives: int
     crashes: int
-    cancel_asked_at: datetime | None = Field(
+    cancel_asked_at: Timestamp | None = Field(
         description="When cancellation of the running job was requested. It will not run again."
     )
     worker_id: str | None = Field(description="Id of the worker that runs it, or ran it last.")
-    updated_at: datetime
+    updated_at: Timestamp
 
 
 class JoinView(ApiModel):
@@ -189,13 +222,24 @@ class JoinView(ApiModel):
     dead: int
     cancelled: int
     held: bool = Field(description="True if more jobs may be added, for example by a backfill.")
-    fulfilled_at: datetime | None = Field(description="When all of them had ended.")
+    fulfilled_at: Timestamp | None = Field(description="When all of them had ended.")
+
+
+class RoomWait(ApiModel):
+    """The named limit in which a job waits for room."""
+
+    name: str = Field(description="Name of the limit.", examples=["openai"])
+    key: str = Field(description="Of which tenant, account, …; empty where it has no keys.")
+    since: Timestamp = Field(description="When it was first put off.")
+    times: int = Field(description="How often the job was put off.")
+    back_at: Timestamp = Field(description="When it comes back to its queue at the latest.")
 
 
 class JobDetails(JobView, JobProgress):
     """Everything that is known of a job."""
 
     payload: dict[str, Any]
+    metadata: dict[str, Any] = Field(description="The metadata of its message.")
     result: dict[str, Any] | None = Field(
         description="Result of the job, including results in the file storage up to 8 MiB."
     )
@@ -203,10 +247,16 @@ class JobDetails(JobView, JobProgress):
         description="For a job that waits, or has waited, for other jobs."
     )
     timeline: list[AttemptView] = Field(description="Oldest first.")
-    checkpoint_at: datetime | None = Field(
+    checkpoint_at: Timestamp | None = Field(
         description="When an attempt last stored a checkpoint for the next one."
     )
     trace_id: str | None = Field(description="Id of its trace, from `traceparent`.")
+    waits_for_room: RoomWait | None = Field(
+        description="The named limit in which it waits for room; null where it waits in none."
+    )
+    pipeline_jobs: list[PipelineJob] = Field(
+        description="The other jobs of its pipeline, oldest first; 1,000 at most."
+    )
 
 
 class JobPage(ApiModel):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Literal
 
 from pydantic import Field
 
-from switchyard.api.models.base import ApiModel
+from switchyard.api.models.base import ApiModel, Timestamp
 from switchyard.services.engine.monitoring.levels import Pressure
 
 
@@ -21,8 +20,18 @@ class QueueView(ApiModel):
         description="Jobs that wait outside the queue for room in a named limit, or for model "
         "servers that are all paused; they count towards the pressure."
     )
-    limit: int = Field(description="Waiting jobs at which the queue is `full`: more are refused.")
+    limit: int | None = Field(
+        description="Waiting jobs at which the queue is `full`: more are refused; null: no limit."
+    )
     consumers: int
+
+
+class QueueDetails(QueueView):
+    """One queue of a lane, with what only the management API knows; `jobctl lanes` prints it."""
+
+    unacked: int | None = Field(description="Jobs held by workers; null where not known.")
+    ttl_seconds: float | None = Field(description="Age at which a waiting job expires.")
+    oldest_seconds: float | None = Field(description="Age of the first waiting job.")
 
 
 class LaneView(ApiModel):
@@ -48,6 +57,13 @@ class LaneDetails(ApiModel):
     jobs: dict[str, int] = Field(examples=[{"queued": 3, "running": 2}])
 
 
+class LaneReportView(LaneDetails):
+    """A lane, or the dead letters, as `jobctl lanes` prints it."""
+
+    priority: int | None = Field(description="Default priority of its jobs.")
+    queues: list[QueueDetails]  # type: ignore[assignment] # each is a QueueView
+
+
 class LaneList(ApiModel):
     lanes: list[LaneDetails]
 
@@ -64,9 +80,12 @@ class WorkerView(ApiModel):
     host: str
     pid: int
     concurrency: int
-    started_at: datetime | None
-    beat_at: datetime | None
-    stopped_at: datetime | None
+    started_at: Timestamp | None
+    beat_at: Timestamp | None
+    stopped_at: Timestamp | None
+    unknown_types: list[str] = Field(
+        description="Job types that it does not know and gets jobs of; it sends those on."
+    )
 
 
 class WorkerList(ApiModel):

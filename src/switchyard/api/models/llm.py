@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from switchyard.api.models.base import EXAMPLE, ApiModel, RequestModel
+from switchyard.api.models.base import EXAMPLE, ApiModel, RequestModel, Timestamp
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.llm.records.llm_spend import SpentBy
@@ -109,6 +109,65 @@ class Budget(ApiModel):
     too_little_left: bool = Field(
         description="True if there is not enough left for the next call, so that jobs wait."
     )
+
+
+class ModelServerView(ApiModel):
+    """A model server as it is now."""
+
+    name: str
+    in_flight: int = Field(description="Calls in progress from all processes together.")
+    limit: int = Field(description="Maximum number of calls at the same time, as things are.")
+    paused_for: float = Field(description="Seconds; 0: it is not paused.")
+    pause_reason: str | None
+    on_trial: bool = Field(description="True: one call at a time until one succeeds.")
+    failures: int = Field(description="Consecutive failures.")
+
+
+class EndedPause(ApiModel):
+    """A pause of a model server that somebody has ended."""
+
+    server: str
+    paused_for: float = Field(description="Seconds that were left; 0: it was not paused.")
+    jobs: int = Field(description="Waiting jobs that are published again.")
+
+
+class TimeLimit(ApiModel):
+    """How long a request may take."""
+
+    job_type: str
+    attempt: float = Field(description="Seconds that an attempt may take.")
+    call: float = Field(description="Seconds that each of its calls may take.")
+
+
+class BatchView(ApiModel):
+    """Requests that are sent to a provider together."""
+
+    id: str
+    provider: str
+    state: str
+    remote_id: str | None = Field(description="The provider's own id.")
+    questions: int
+    created_at: Timestamp
+    note: str | None = Field(description="What the provider says of it, or the error.")
+
+
+class BatchedQuestions(ApiModel):
+    """Requests that wait for a batch, or are in one."""
+
+    server: str
+    state: str
+    questions: int
+
+
+class ModelStatus(ApiModel):
+    """Model servers, time limits, budgets and batches: what `jobctl llm status` prints."""
+
+    servers: list[ModelServerView]
+    time_limits: list[TimeLimit]
+    budgets: list[Budget]
+    currency: str
+    batches: list[BatchView]
+    batched_questions: list[BatchedQuestions]
 
 
 class SpendReport(ApiModel):

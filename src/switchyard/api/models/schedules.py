@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator
 
-from switchyard.api.models.base import ApiModel, RequestModel, is_finite
+from switchyard.api.models.base import ApiModel, RequestModel, Timestamp, is_finite
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
 from switchyard.services.engine.records.schedules import FiringOutcome
@@ -71,14 +70,14 @@ class NewSchedule(RequestModel):
 class FiringView(ApiModel):
     """What became of a due time."""
 
-    due_at: datetime
+    due_at: Timestamp
     outcome: FiringOutcome = Field(
         description="`due`: its job is being published; `fired`; `missed`: no scheduler ran "
         "within the grace time; `refused`: its job could not be published within "
         "the grace time."
     )
     job_id: str | None
-    noted_at: datetime
+    noted_at: Timestamp
     times: int = Field(
         description="Number of consecutive missed due times that this entry stands for."
     )
@@ -99,9 +98,9 @@ class ScheduleView(ApiModel):
     grace: float
     origin: str = Field(description="`file`, `default`, or `added`.")
     created_by: str
-    created_at: datetime
-    paused_at: datetime | None
-    next_at: datetime = Field(
+    created_at: Timestamp
+    paused_at: Timestamp | None
+    next_at: Timestamp = Field(
         description="Next due time; for a paused schedule, the one that it had."
     )
     last: FiringView | None = Field(default=None, description="Result of the latest due time.")

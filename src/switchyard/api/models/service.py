@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from switchyard.api.models.base import ApiModel
+from switchyard.api.models.base import ApiModel, Timestamp
 
 
 class ComponentView(ApiModel):
@@ -82,6 +82,17 @@ class LimitView(ApiModel):
         description="Seconds until the job that waits longest has room (if none waits: a job of "
         "one token); 0: now; null: when a job ends."
     )
+
+
+class KeyView(ApiModel):
+    """A key of the HTTP API, as `jobctl keys` prints it."""
+
+    id: str = Field(description="Names the key in logs and commands.")
+    name: str = Field(description="The user or program that uses it.")
+    scopes: list[str]
+    created_at: Timestamp
+    last_used_at: Timestamp | None = Field(description="To about a minute.")
+    revoked_at: Timestamp | None
 
 
 class LimitList(ApiModel):

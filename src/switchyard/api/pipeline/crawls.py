@@ -12,9 +12,9 @@ from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import needs, own_key, receipt, starter_of
 from switchyard.api.models import crawls as models
 from switchyard.api.state import ApiState, Shared
+from switchyard.api.views.pipeline import view_crawl, view_crawl_page
 from switchyard.broker import patterns
 from switchyard.broker.errors import BrokerUnavailable
-from switchyard.broker.times import to_datetime
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.monitoring.levels import Pressure
 from switchyard.services.engine.publishing.requests import RequestFieldError
@@ -96,7 +96,7 @@ async def _accepted(
 def _crawl_view(request: Request, progress: CrawlProgress) -> models.CrawlView:
     """Return what the key sees of it that has changed it."""
     is_own = progress.crawl.created_by == starter_of(request)
-    return receipt(request, _view(progress), is_own=is_own)
+    return receipt(request, view_crawl(progress), is_own=is_own)
 
 
 async def _pressure_with_room(state: ApiState) -> Pressure | None:
@@ -130,14 +130,14 @@ async def list_crawls(state: Shared, limit: Limit = 50, cursor: Cursor = None) -
     """List crawls, newest first."""
     page = await _desk(state).all(limit=limit, cursor=cursor)
     return models.CrawlList(
-        crawls=[_view(each) for each in page.items], next_cursor=page.next_cursor
+        crawls=[view_crawl(each) for each in page.items], next_cursor=page.next_cursor
     )
 
 
 @router.get("/{crawl_id}", dependencies=READS, responses=responses("not-found", "ledger-away"))
 async def show(crawl_id: CrawlId, state: Shared) -> models.CrawlView:
     """Show the progress of a crawl."""
-    return _view(await _desk(state).show(crawl_id))
+    return view_crawl(await _desk(state).show(crawl_id))
 
 
 @router.get(
@@ -149,19 +149,7 @@ async def pages(
     """List the pages of a crawl with their results, latest first."""
     page = await _desk(state).pages(crawl_id, limit=limit, cursor=cursor)
     return models.CrawlPages(
-        pages=[
-            models.CrawlPageView(
-                url=each.page.url,
-                depth=each.page.depth,
-                job_id=each.page.job_id,
-                found_by=each.page.found_by,
-                due_at=to_datetime(each.page.due_at),
-                state=each.state,
-                outcome=each.outcome,
-            )
-            for each in page.items
-        ],
-        next_cursor=page.next_cursor,
+        pages=[view_crawl_page(each) for each in page.items], next_cursor=page.next_cursor
     )
 
 
@@ -181,20 +169,3 @@ async def _pressure(state: ApiState) -> Pressure | None:
 
 def _desk(state: ApiState) -> Crawls:
     return Crawls(state.settings, state.ledger, state.registry)
-
-
-def _view(progress: CrawlProgress) -> models.CrawlView:
-    crawl: CrawlRecord = progress.crawl
-    return models.CrawlView(
-        id=crawl.id,
-        state=progress.state,
-        start=list(crawl.start),
-        hosts=list(crawl.hosts),
-        max_pages=crawl.max_pages,
-        max_depth=crawl.max_depth,
-        deadline=to_datetime(crawl.deadline),
-        created_by=crawl.created_by,
-        created_at=to_datetime(crawl.created_at),
-        claimed=crawl.claimed,
-        pages=dict(progress.pages),
-    )

@@ -19,14 +19,11 @@ from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import may, may_be_told, needs, receipt, source_of
 from switchyard.api.middleware.uploads import UploadForm
-from switchyard.api.models.base import moment
 from switchyard.api.models.documents import (
     ClassField,
-    ClassView,
     DocumentList,
     DocumentSummary,
     DocumentView,
-    FailureView,
     FigureList,
     FigureView,
     PageView,
@@ -131,7 +128,8 @@ async def send_document(
     submitted = await documents.submit(upload, about)
     status = submitted.status
     response.headers["Location"] = f"/documents/{status.document_id}"
-    view = receipt(request, _view(status, duplicate=submitted.duplicate), is_own=submitted.is_own)
+    view = DocumentView.from_record(status, duplicate=submitted.duplicate)
+    view = receipt(request, view, is_own=submitted.is_own)
     if documents.inbox.is_inline and status.has_ended:
         response.status_code = 201
         if may_be_told(request, is_own=submitted.is_own):
@@ -170,22 +168,7 @@ async def list_documents(
     page = await documents.documents(
         state=state, source=source, classes=classes or (), limit=limit, cursor=cursor
     )
-    items = [
-        DocumentSummary(
-            document_id=status.document_id,
-            state=status.state,
-            current_stage=status.current_stage,
-            title=status.title,
-            filename=status.filename,
-            source=status.source,
-            media_type=status.media_type,
-            size=status.size,
-            created_at=moment(status.created_at),
-            updated_at=moment(status.updated_at),
-            classes=_classes(status),
-        )
-        for status in page.items
-    ]
+    items = [DocumentSummary.from_record(status) for status in page.items]
     return DocumentList(documents=items, next_cursor=page.next_cursor)
 
 
@@ -201,7 +184,7 @@ async def document_status(
     status = await documents.status(document_id)
     if not status.has_ended:
         response.headers["Retry-After"] = POLL_AFTER
-    return _view(status)
+    return DocumentView.from_record(status)
 
 
 @router.get(
@@ -248,13 +231,7 @@ async def document_page(
     documents: DocumentsOf,
 ) -> PageView:
     """Show the text of one page as Markdown, as soon as it is extracted or read by OCR."""
-    page = await documents.page(document_id, number)
-    return PageView(
-        document_id=page.document_id,
-        page=page.page,
-        page_count=page.page_count,
-        text=page.text,
-    )
+    return PageView.from_record(await documents.page(document_id, number))
 
 
 @router.get(
@@ -298,40 +275,3 @@ async def _result(
     if may_be_told(request, is_own=False):
         return await documents.result(status.document_id)
     return await documents.own_result(status.document_id)
-
-
-def _view(status: DocumentStatus, *, duplicate: bool = False) -> DocumentView:
-    error = status.error
-    return DocumentView(
-        document_id=status.document_id,
-        state=status.state,
-        current_stage=status.current_stage,
-        completed_stages=list(status.completed_stages),
-        job_id=status.job_id,
-        error=None
-        if error is None
-        else FailureView(
-            reason=error.reason,
-            error_type=error.error_type,
-            message=error.message,
-            job_id=error.job_id,
-            attempts=error.attempts,
-        ),
-        title=status.title,
-        filename=status.filename,
-        source=status.source,
-        media_type=status.media_type,
-        size=status.size,
-        created_at=moment(status.created_at),
-        updated_at=moment(status.updated_at),
-        classes=_classes(status),
-        unreadable_pages=list(status.unreadable_pages),
-        duplicate=duplicate,
-    )
-
-
-def _classes(status: DocumentStatus) -> list[ClassView]:
-    return [
-        ClassView(kind=each.kind, label=each.label, score=each.score, why=dict(each.why))
-        for each in status.classes
-    ]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import Query
 
@@ -11,7 +10,6 @@ from switchyard.api.http.problems import Problem, responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import needs
 from switchyard.api.models import graph as models
-from switchyard.api.models.base import moment
 from switchyard.api.state import Shared
 from switchyard.broker import patterns
 from switchyard.services.engine.access.api_keys import Scope
@@ -25,10 +23,7 @@ from switchyard.services.pipeline.ledger.graph_walks import (
 from switchyard.services.pipeline.records.graph import (
     Direction,
     EdgeKind,
-    GraphEdge,
-    GraphNode,
     NodeKind,
-    RelatedWorks,
 )
 
 router = Routes(prefix="/graph", tags=["graph"], dependencies=[needs(Scope.READ)])
@@ -62,27 +57,14 @@ async def summary(state: Shared) -> models.GraphView:
     them again.
     """
     found = await PipelineLedger(state.ledger).graph_reads.graph_summary()
-    ranking = found.ranking
-    return models.GraphView(
-        nodes=found.nodes,
-        edges=found.edges,
-        ranking=None
-        if ranking is None
-        else models.RankingView(
-            finished_at=moment(ranking.finished_at),
-            nodes=ranking.nodes,
-            edges=ranking.edges,
-            communities=ranking.communities,
-            seconds=ranking.seconds,
-        ),
-    )
+    return models.GraphView.from_record(found)
 
 
 @router.get("/node", responses=NODE_PROBLEMS)
 async def show_node(node: NodeKey, state: Shared) -> models.NodeDetailView:
     """Show a node with all its keys."""
     found = _require(await PipelineLedger(state.ledger).graph_reads.graph_node(node), node)
-    return models.NodeDetailView(**asdict(found))
+    return models.NodeDetailView.from_record(found)
 
 
 @router.get("/neighbours", responses=NODE_PROBLEMS)
@@ -101,10 +83,7 @@ async def neighbours(
         ),
         node,
     )
-    listed = [
-        models.NeighbourView(node=_node(each.node), edge=_edge(each.edge), direction=each.direction)
-        for each in page.items
-    ]
+    listed = [models.NeighbourView.from_record(each) for each in page.items]
     return models.NeighbourList(neighbours=listed, next_cursor=page.next_cursor)
 
 
@@ -125,11 +104,10 @@ async def neighbourhood(
         node,
     )
     nodes = [
-        models.NearNodeView(**_values(each), distance=distance)
+        models.NearNodeView.from_record(each, distance=distance)
         for each, distance in zip(found.nodes, found.distances, strict=True)
     ]
-    edges = [_edge(each) for each in found.edges]
-    return models.NeighbourhoodView(nodes=nodes, edges=edges, truncated=found.truncated)
+    return models.NeighbourhoodView.from_record(found, nodes=nodes)
 
 
 @router.get("/paths", responses=NODE_PROBLEMS)
@@ -148,32 +126,21 @@ async def paths(
     found = await PipelineLedger(state.ledger).graph_walks.graph_paths(
         start, end, kinds=kind or (), direction=direction, longest=longest, limit=limit
     )
-    ways = _require(found, f"{start}, or {end}")
-    return models.PathsView(
-        paths=[
-            models.PathView(
-                nodes=[_node(each) for each in way.nodes], edges=[_edge(each) for each in way.edges]
-            )
-            for way in ways.paths
-        ],
-        complete=ways.complete,
-    )
+    return models.PathsView.from_record(_require(found, f"{start}, or {end}"))
 
 
 @router.get("/cocited", responses=NODE_PROBLEMS)
 async def cocited(node: NodeKey, state: Shared, limit: LimitOf = 20) -> models.RelatedList:
     """List works that are cited together with a work, most frequent first."""
-    return _related(
-        _require(await PipelineLedger(state.ledger).graph_reads.graph_cocited(node, limit), node)
-    )
+    found = await PipelineLedger(state.ledger).graph_reads.graph_cocited(node, limit)
+    return models.RelatedList.from_record(_require(found, node))
 
 
 @router.get("/coupled", responses=NODE_PROBLEMS)
 async def coupled(node: NodeKey, state: Shared, limit: LimitOf = 20) -> models.RelatedList:
     """List works that share references with a work, by number of shared references."""
-    return _related(
-        _require(await PipelineLedger(state.ledger).graph_reads.graph_coupled(node, limit), node)
-    )
+    found = await PipelineLedger(state.ledger).graph_reads.graph_coupled(node, limit)
+    return models.RelatedList.from_record(_require(found, node))
 
 
 @router.get("/cited", responses=PROBLEMS)
@@ -194,29 +161,10 @@ async def most_cited(
     page = await PipelineLedger(state.ledger).graph_reads.graph_cited(
         kind=kind, community=community, by_rank=by_rank, limit=limit, cursor=cursor
     )
-    return models.NodeList(nodes=[_node(each) for each in page.items], next_cursor=page.next_cursor)
+    return models.NodeList.from_record(page, nodes=page.items)
 
 
 def _require(value: T | None, key: str) -> T:
     if value is None:
         raise Problem("not-found", f"the graph has no node {key}")
     return value
-
-
-def _values(node: GraphNode) -> dict[str, Any]:
-    values = asdict(node)
-    del values["keys"]
-    return values
-
-
-def _node(node: GraphNode) -> models.NodeView:
-    return models.NodeView(**_values(node))
-
-
-def _edge(edge: GraphEdge) -> models.EdgeView:
-    return models.EdgeView(**asdict(edge))
-
-
-def _related(found: RelatedWorks) -> models.RelatedList:
-    works = [models.RelatedView(node=_node(each.node), shared=each.shared) for each in found.works]
-    return models.RelatedList(works=works, sampled=found.sampled)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fastapi import Request
 
 from switchyard.api.dependencies import DocumentsOf
@@ -17,7 +15,6 @@ from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.publishing.requests import RequestFieldError
 from switchyard.services.pipeline.index.chunk_index import IndexMismatch, IndexUnavailable
-from switchyard.services.pipeline.index.ranking import Hit
 from switchyard.services.pipeline.index.searching import Filters, UnknownWork, search_documents
 
 router = Routes(tags=["search"])
@@ -62,18 +59,8 @@ async def search(
         what = "index" if isinstance(error, IndexUnavailable) else "embedder"
         raise try_later("search-away", f"the {what} does not answer; try again later") from error
     unreadable = await documents.unreadable_pages({hit.document_id for hit in hits})
-    views = [_view(hit, unreadable.get(hit.document_id, ())) for hit in hits]
+    views = [
+        HitView.from_record(hit, unreadable_pages=unreadable.get(hit.document_id, ()))
+        for hit in hits
+    ]
     return SearchAnswer(mode=body.mode, hits=views)
-
-
-def _view(hit: Hit, unreadable_pages: Sequence[int]) -> HitView:
-    return HitView(
-        document_id=hit.document_id,
-        title=hit.title,
-        page=hit.page,
-        snippet=hit.snippet,
-        highlights=list(hit.highlights),
-        score=hit.score,
-        chunk_id=hit.chunk_id,
-        unreadable_pages=list(unreadable_pages),
-    )

@@ -1,24 +1,21 @@
 """Printing: results to stdout, everything else to stderr, and the two shapes of a listing.
 
-A table is for people; `--json` is for programs, and its keys stand in docs/cli.md. Commands print
-by nothing but what is here, so whatever they print has passed `services/common/printable.py`: ruff
-knows no other way out (`banned-api` in pyproject.toml).
+A table is for people; `--json` is for programs: it prints models of `api/models/`, made in
+`api/views/`. Commands print by nothing but what is here, so whatever they print has passed
+`services/common/printable.py`: ruff knows no other way out (`banned-api` in pyproject.toml).
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from switchyard.broker.times import to_datetime
-from switchyard.services.common.printable import printable, printable_json
+from switchyard.services.common.printable import printable, printable_json, to_json
 
 if TYPE_CHECKING:
     from rich.console import Console  # noqa: TID251
@@ -162,40 +159,31 @@ def cell(text: str | None) -> str:
     return escape(printable(" ".join((text or "").split())))
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON has it: dataclasses as objects, times named `…_at` as ISO 8601 in UTC."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain({each.name: getattr(value, each.name) for each in fields(value)})
-    if isinstance(value, Mapping):
-        return {
-            str(key): _moment(each) if _is_time(str(key), each) else plain(each)
-            for key, each in value.items()
-        }
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(each) for each in value]
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return value
-
-
 def print_json(value: Any) -> None:
-    """Print one JSON document."""
-    echo(shown_json(plain(value)))
+    """Print one JSON document: a model of `api/models/` as the HTTP API answers it, a list of them,
+    or plain JSON."""
+    echo(shown_json(_dump_models(value)))
+
+
+def _dump_models(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_dump_models(each) for each in value]
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
 
 
 def shown_json(value: Any) -> str:
     """A JSON document over several lines, for people and programs: valid, whatever it contains."""
-    return printable_json(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    return printable_json(to_json(value, indent=2, default=str))
 
 
 def inline_json(value: Any) -> str:
     """The same in one line."""
-    return printable_json(json.dumps(value, ensure_ascii=False))
+    return printable_json(to_json(value))
 
 
 def print_json_line(value: Any) -> None:
-    """Print one line of JSON Lines."""
-    echo(inline_json(plain(value)))
+    """Print one line of JSON Lines; the value as for `print_json`."""
+    echo(inline_json(_dump_models(value)))
 
 
 def print_rows(pairs: Iterable[tuple[str, str]]) -> None:
@@ -223,11 +211,3 @@ def page_ranges(pages: Sequence[int]) -> str:
     written = [f"{first}–{last}" if first < last else str(first) for first, last in ranges]
     name = "pages " if len(pages) > 1 else "page "
     return name + ", ".join(written) if written else ""
-
-
-def _is_time(key: str, value: Any) -> bool:
-    return key.endswith("_at") and isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _moment(seconds: float) -> str:
-    return to_datetime(seconds).isoformat(timespec="milliseconds")

@@ -25,7 +25,6 @@ from switchyard.cli.base.output import (
     cell,
     console,
     echo,
-    plain,
     print_json,
     say,
     table,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.llm.answer_stream import LlmText
     from switchyard.services.llm.llm_queue import LlmResult
-    from switchyard.services.llm.records.llm_spend import SpendRow
+    from switchyard.services.llm.records.llm_spend import BudgetState, SpendRow
 
 
 app = typer.Typer(
@@ -143,7 +142,9 @@ def ask(
     )
     result, printed = run(asking)
     if as_json:
-        print_json(_result_json(result))
+        from switchyard.api.views.llm import view_answer
+
+        print_json(view_answer(result))
     elif printed is not None and printed == result.text:
         return
     elif result.result is not None:
@@ -165,7 +166,9 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     """
     result, raw = run(_look_up(load_settings(), job_id))
     if as_json:
-        print_json({**plain(result), "raw_answers": raw})
+        from switchyard.api.views.llm import view_answer
+
+        print_json(view_answer(result, raw))
     elif result.result is not None:
         if result.value is None:
             echo(result.text or "")
@@ -229,15 +232,6 @@ async def _print(events: AsyncIterator[LlmText | LlmResult]) -> tuple[LlmResult,
     raise CommandFailed("the request is gone: somebody has removed its record")
 
 
-def _result_json(result: LlmResult) -> dict[str, Any]:
-    return {
-        "job_id": result.job_id,
-        "status": result.status,
-        "result": result.result,
-        "error": result.error,
-    }
-
-
 app.command()(status)
 app.command()(resume)
 
@@ -268,19 +262,20 @@ def spend(
 
     settings = load_settings()
 
-    async def read() -> list[SpendRow]:
+    async def read() -> tuple[list[SpendRow], list[BudgetState]]:
         async with open_ledger(settings) as ledger:
             first = since.date().isoformat() if since else first_day(ledger)
             last = until.date().isoformat() if until else None
-            return await LlmLedger(ledger).spending.llm_spend(
-                by.value, since=first, until=last, limit=limit
-            )
+            spending = LlmLedger(ledger).spending
+            rows = await spending.llm_spend(by.value, since=first, until=last, limit=limit)
+            return rows, await spending.llm_budgets(per_day=settings.llm_budget_per_day)
 
-    found = run(read())
+    found, budgets = run(read())
     currency = settings.prices.currency
     if as_json:
-        rows = [{"currency": currency, "by": by.value, **plain(each)} for each in found]
-        print_json(rows)
+        from switchyard.api.views.llm import view_spending
+
+        print_json(view_spending(found, budgets, by=by.value, currency=currency))
     elif found:
         _print_spend(found, by.value, currency)
     else:

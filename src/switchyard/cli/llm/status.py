@@ -4,7 +4,7 @@ which ends the pause of a server."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +17,6 @@ from switchyard.cli.base.output import (
     cell,
     console,
     echo,
-    plain,
     print_json,
     say,
     table,
@@ -55,22 +54,17 @@ def status(as_json: JsonOption = False) -> None:
     servers = _with_those_not_called(called, settings)
     most = {each.name: settings.most_calls(each) for each in settings.model_servers}
     if as_json:
-        print_json(
-            {
-                "servers": [_server_shown(each, most) for each in servers],
-                "time_limits": [
-                    {"job_type": name, "attempt": attempt, "call": call}
-                    for name, attempt, call in limits
-                ],
-                "budgets": [each.as_json() for each in budgets],
-                "currency": settings.prices.currency,
-                "batches": [plain(each) for each in batches],
-                "batched_questions": [
-                    {"server": server, "state": state, "questions": number}
-                    for (server, state), number in counts.items()
-                ],
-            }
+        from switchyard.api.views.llm import view_model_server, view_model_status
+
+        shown = view_model_status(
+            servers=[view_model_server(each, _limit(each, most)) for each in servers],
+            time_limits=limits,
+            budgets=budgets,
+            currency=settings.prices.currency,
+            batches=batches,
+            batched_questions=counts,
         )
+        print_json(shown)
         return
     if servers:
         _print_servers(servers, most)
@@ -130,18 +124,6 @@ def _limit(report: LlmServerReport, most: Mapping[str, int]) -> int:
     """`most`: by name, what the settings allow each of their servers."""
     state = report.state
     return state.calls(most[report.name]) if report.name in most else int(state.allowed)
-
-
-def _server_shown(report: LlmServerReport, most: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "name": report.name,
-        "in_flight": report.in_flight,
-        "limit": _limit(report, most),
-        "paused_for": report.paused_for,
-        "pause_reason": report.state.pause_reason if report.paused_for else None,
-        "on_trial": report.state.is_on_trial,
-        "failures": report.state.failures,
-    }
 
 
 def _print_servers(found: list[LlmServerReport], most: Mapping[str, int]) -> None:
@@ -206,7 +188,9 @@ def resume(
     if ended is None:
         raise CommandFailed(f"no model server {server!r} was called: see `jobctl llm status`")
     if as_json:
-        print_json({"server": server, **plain(ended)})
+        from switchyard.api.views.llm import view_ended_pause
+
+        print_json(view_ended_pause(server, ended))
     elif not ended.paused_for:
         echo(f"{server} is not paused")
     else:

@@ -78,7 +78,7 @@ def classify(
                 payload={"document_id": "{document_id}"},
             )
             if as_json:
-                print_json_line(backfill.model_dump(mode="json"))
+                print_json_line(backfill)
             else:
                 echo(backfill.id)
                 say(f"`jobctl backfill watch {backfill.id}` shows how far it is")
@@ -88,7 +88,7 @@ def classify(
         for document_id in documents or ():
             job = client.publish("hot.classify_document", {"document_id": document_id})
             if as_json:
-                print_json_line(job.model_dump(mode="json"))
+                print_json_line(job)
             else:
                 echo(job.job_id)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from switchyard.broker.times import format_local
-from switchyard.broker.times import to_datetime as moment
 from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
 from switchyard.cli.base.durations import age, parse_duration
 from switchyard.cli.base.output import (
@@ -17,7 +16,6 @@ from switchyard.cli.base.output import (
     cell,
     console,
     echo,
-    plain,
     print_json,
     say,
     styled,
@@ -102,7 +100,9 @@ def start(
     if waits:
         say("The backfill lane is full (`jobctl lanes`): its pages wait until there is room.")
     if as_json:
-        print_json(_crawl_json(progress))
+        from switchyard.api.views.pipeline import view_crawl
+
+        print_json(view_crawl(progress))
         return
     echo(progress.crawl.id)
     say(f"The scheduler publishes its pages; see `jobctl crawl show {progress.crawl.id}`.")
@@ -133,7 +133,9 @@ def list_crawls(
     """List crawls, newest first."""
     found = _with_desk(lambda desk: desk.all(limit=limit)).items
     if as_json:
-        print_json([_crawl_json(each) for each in found])
+        from switchyard.api.views.pipeline import view_crawl
+
+        print_json([view_crawl(each) for each in found])
         return
     if not found:
         say("No crawls: `jobctl crawl start URL`.")
@@ -168,7 +170,9 @@ def show(
     progress, listed = _with_desk(work)
     shown = listed.items[:pages]
     if as_json:
-        print_json(_crawl_json(progress) | {"last_pages": [plain(each) for each in shown]})
+        from switchyard.api.views.pipeline import view_crawl_details
+
+        print_json(view_crawl_details(progress, shown))
         return
     _print_crawl(progress)
     if not shown:
@@ -191,7 +195,9 @@ def cancel(crawl_id: IdArgument, as_json: JsonOption = False) -> None:
     """Cancel a crawl: it visits no more pages. Results are kept."""
     progress = _with_desk(lambda desk: desk.cancel(crawl_id))
     if as_json:
-        print_json(_crawl_json(progress))
+        from switchyard.api.views.pipeline import view_crawl
+
+        print_json(view_crawl(progress))
         return
     _print_crawl(progress)
 
@@ -208,12 +214,6 @@ def _count_ended(progress: CrawlProgress) -> int:
     from switchyard.services.engine.records.states import FINISHED, State
 
     return sum(number for state, number in progress.pages.items() if State(state) in FINISHED)
-
-
-def _crawl_json(progress: CrawlProgress) -> dict[str, Any]:
-    shown: dict[str, Any] = plain(progress.crawl)
-    shown["deadline"] = moment(progress.crawl.deadline).isoformat(timespec="milliseconds")
-    return shown | {"state": progress.state, "pages": dict(progress.pages)}
 
 
 def _with_desk(work: Callable[[Crawls], Awaitable[T]]) -> T:

@@ -144,7 +144,7 @@ def list_documents(
         hint = "" if found or as_json else hint_of(client, classes)
     more, found = len(found) > limit, found[:limit]
     if as_json:
-        print_json([document.model_dump(mode="json") for document in found])
+        print_json(found)
         return
     if not found:
         say(f"No documents.{hint}")
@@ -218,7 +218,7 @@ def page(
     with api_client() as client:
         found = client.document_page(document_id, number)
     if as_json:
-        print_json(found.model_dump(mode="json"))
+        print_json(found)
     else:
         echo(found.text)
 
@@ -249,7 +249,7 @@ def _wait(
     """Print the document as soon as nothing happens to it any more; whether it is well."""
     document = client.wait_for_document(document_id, timeout=timeout)
     if as_json:
-        print_json_line(document.model_dump(mode="json"))
+        print_json_line(document)
     else:
         name = "" if path is None else f"  {one_line(str(path))}"
         echo(f"{document.document_id}  {document.state}{name}")
@@ -264,7 +264,7 @@ def _refusal(path: Path, error: ApiError | OSError) -> str:
 
 def _print_sent(document: DocumentView, path: Path, as_json: bool) -> None:
     if as_json:
-        print_json_line(document.model_dump(mode="json"))
+        print_json_line(document)
         return
     echo(f"{document.document_id}  {one_line(str(path))}")
     if document.duplicate:
@@ -273,7 +273,7 @@ def _print_sent(document: DocumentView, path: Path, as_json: bool) -> None:
 
 def _print_status(document: DocumentView, as_json: bool) -> None:
     if as_json:
-        print_json(document.model_dump(mode="json"))
+        print_json(document)
         return
     print_rows(
         (

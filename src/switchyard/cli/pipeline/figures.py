@@ -34,7 +34,7 @@ def figures(
                 name = f"figure-{each.figure}.{_SUFFIXES.get(each.media_type, 'bin')}"
                 (out / name).write_bytes(client.document_figure(document_id, each.figure))
     if as_json:
-        print_json([each.model_dump(mode="json") for each in found])
+        print_json(found)
         return
     if not found:
         say("It has no figures.")

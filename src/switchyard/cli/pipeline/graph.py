@@ -26,7 +26,6 @@ from switchyard.services.pipeline.records.graph import Direction, EdgeKind
 
 if TYPE_CHECKING:
     from switchyard.api.models import graph as models
-    from switchyard.services.pipeline.records.graph import Neighbourhood
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -73,7 +72,7 @@ def show(
             return
         found = client.graph_node(node)
     if as_json:
-        print_json(found.model_dump(mode="json"))
+        print_json(found)
         return
     print_rows(
         (
@@ -122,7 +121,7 @@ def neighbours(
         found = list(islice(listing, limit + 1))
     more, found = len(found) > limit, found[:limit]
     if as_json:
-        print_json([each.model_dump(mode="json") for each in found])
+        print_json(found)
         return
     if not found:
         say("No neighbours found.")
@@ -163,7 +162,7 @@ def path(
             start, end, kinds=kinds, direction=direction, longest=longest, limit=limit
         )
     if as_json:
-        print_json(found.model_dump(mode="json"))
+        print_json(found)
         return
     out = console()
     for number, way in enumerate(found.paths):
@@ -226,7 +225,7 @@ def cited(
         )
         found = list(islice(listing, limit))
     if as_json:
-        print_json([each.model_dump(mode="json") for each in found])
+        print_json(found)
         return
     if not found:
         say(
@@ -269,7 +268,7 @@ def draw(
         found = client.neighbourhood(
             node, depth=depth, kinds=kinds, direction=direction, limit=limit
         )
-        out.write_text(drawn(_as_records(found)), encoding="utf-8")
+        out.write_text(drawn(found, [each.distance for each in found.nodes]), encoding="utf-8")
     say(f"{out}: {pluralize(len(found.nodes), 'node')}, {pluralize(len(found.edges), 'edge')}")
 
 
@@ -302,31 +301,9 @@ def export(
     )
 
 
-def _as_records(view: models.NeighbourhoodView) -> Neighbourhood:
-    from switchyard.services.pipeline.records.graph import GraphEdge, GraphNode, Neighbourhood
-
-    nodes = [
-        GraphNode(
-            key=each.key,
-            kind=each.kind,
-            label=each.label,
-            year=each.year,
-            provenance=each.provenance,
-            cited=each.cited,
-        )
-        for each in view.nodes
-    ]
-    return Neighbourhood(
-        nodes=nodes,
-        distances=[each.distance for each in view.nodes],
-        edges=[GraphEdge(**each.model_dump()) for each in view.edges],
-        truncated=view.truncated,
-    )
-
-
 def _print_summary(found: models.GraphView, as_json: bool) -> None:
     if as_json:
-        print_json(found.model_dump(mode="json"))
+        print_json(found)
         return
     ranking = found.ranking
     print_rows(
@@ -343,7 +320,7 @@ def _print_summary(found: models.GraphView, as_json: bool) -> None:
 
 def _print_near(found: models.NeighbourhoodView, as_json: bool) -> None:
     if as_json:
-        print_json(found.model_dump(mode="json"))
+        print_json(found)
         return
     rows = table("AWAY", "KIND", "NODE", "YEAR", "LABEL", flexible=("NODE", "LABEL"))
     for each in found.nodes:
@@ -356,7 +333,7 @@ def _print_near(found: models.NeighbourhoodView, as_json: bool) -> None:
 
 def _print_related(found: models.RelatedList, heading: str, as_json: bool) -> None:
     if as_json:
-        print_json(found.model_dump(mode="json"))
+        print_json(found)
         return
     if not found.works:
         say("No works.")

@@ -20,6 +20,7 @@ from switchyard.cli.base.output import JsonOption, echo, print_json, print_rows,
 from switchyard.cli.base.shared_options import TimeoutOption, seconds_to_wait
 
 if TYPE_CHECKING:
+    from switchyard.api.models.lanes import IndexView
     from switchyard.cli.engine.jobs.publishing import Options
 
 app = typer.Typer(
@@ -40,17 +41,17 @@ class OfflineName(StrEnum):
 def show(as_json: JsonOption = False) -> None:
     """Show the location of the index, its embedder, and the progress of a rebuild."""
     quiet_logs()
-    told = run(_read_index())
+    found = run(_read_index())
     if as_json:
-        print_json(told)
+        print_json(found)
         return
-    print_rows([("where", told["where"]), ("embedder of the settings", told["wanted"])])
-    for each in told["generations"]:
-        chunks = "" if each["chunks"] is None else f", {pluralize(each['chunks'], 'chunk')}"
-        echo(f"{each['role']}: {each['embedder']}{chunks} ({each['table']})")
-    active = told["generations"][0]["embedder"]
-    building = [each for each in told["generations"] if each["role"] == "building"]
-    if active != told["wanted"] and not building:
+    print_rows([("where", found.where), ("embedder of the settings", found.wanted)])
+    for each in found.generations:
+        chunks = "" if each.chunks is None else f", {pluralize(each.chunks, 'chunk')}"
+        echo(f"{each.role}: {each.embedder}{chunks} ({each.table})")
+    active = found.generations[0].embedder
+    building = [each for each in found.generations if each.role == "building"]
+    if active != found.wanted and not building:
         say(f"It keeps {active} until `jobctl index rebuild`.")
 
 
@@ -119,24 +120,12 @@ def abandon() -> None:
         echo(f"The index for {given_up} is given up.")
 
 
-async def _read_index() -> dict[str, Any]:
+async def _read_index() -> IndexView:
+    from switchyard.api.views.pipeline import view_index
     from switchyard.services.pipeline.index.opening import open_index, report
 
     async with open_index(load_settings()) as index:
-        return {
-            "where": index.store.location,
-            "wanted": index.configured.embedder,
-            "generations": [
-                {
-                    "role": each.role,
-                    "table": each.generation.table,
-                    "embedder": each.generation.embedder,
-                    "dimensions": each.generation.dimensions,
-                    "chunks": each.chunks,
-                }
-                for each in await report(index)
-            ],
-        }
+        return view_index(index, await report(index))
 
 
 async def _abandon() -> str | None:

@@ -109,7 +109,7 @@ def generate_documents(
     with api_client() as client:
         made = client.generate_documents(count, seed=seed, kinds=kind, languages=language)
     if as_json:
-        print_json(made.model_dump(mode="json"))
+        print_json(made)
         return
     if made.documents is None:
         echo(made.job_id)

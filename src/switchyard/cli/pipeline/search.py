@@ -101,7 +101,7 @@ def search(
         )
         hint = "" if answer.hits or as_json else hint_of(client, classes)
     if as_json:
-        print_json([hit.model_dump(mode="json") for hit in answer.hits])
+        print_json(answer.hits)
         return
     if not answer.hits:
         say(f"Nothing found.{hint}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -62,7 +62,9 @@ def list_keys(as_json: JsonOption = False) -> None:
     quiet_logs()
     found = run(_list(load_settings()))
     if as_json:
-        print_json([_key_json(key) for key in found])
+        from switchyard.api.views.system import view_key
+
+        print_json([view_key(key) for key in found])
         return
     if not found:
         say("No keys: make one with `jobctl keys create NAME`.")
@@ -100,11 +102,6 @@ def _scopes(names: list[str]) -> list[Scope]:
         return sorted({Scope(name) for name in names})
     except ValueError as error:
         raise WrongUsage(f"{error}: use {', '.join(Scope)}") from error
-
-
-def _key_json(key: ApiKeyRecord) -> dict[str, Any]:
-    names = ("id", "name", "scopes", "created_at", "last_used_at", "revoked_at")
-    return {name: getattr(key, name) for name in names}
 
 
 async def _create(settings: Settings, name: str, scopes: list[Scope]) -> NewKey:

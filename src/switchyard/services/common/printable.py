@@ -8,7 +8,10 @@ its way to the terminal in cli/base/output.py, on its way to the log in services
 
 from __future__ import annotations
 
+import json
+import math
 import re
+from typing import Any
 
 _STEERING = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, but tab and line feed; C1 as well
@@ -36,6 +39,25 @@ def printable_json(text: str) -> str:
     JSON has them only within strings, where they may stand so.
     """
     return _TEXT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def to_json(value: Any, **options: Any) -> str:
+    """Return a value as JSON; NaN and infinite numbers, which JSON can't say, become null.
+    `options` are those of `json.dumps`."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, **options)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, **options)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -18,9 +18,13 @@ from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import JsonOption, print_json, say
 from switchyard.cli.engine.backfill import sources
 from switchyard.cli.engine.backfill.view import BackfillDisplay
-from switchyard.cli.engine.bulk.commands import IdArgument, add_commands
+from switchyard.cli.engine.bulk.commands import (
+    IdArgument,
+    add_commands,
+    change,
+    change_limits,
+)
 from switchyard.cli.engine.bulk.rates import NewRateOption, new_rate
-from switchyard.cli.engine.bulk.records import change, change_limits, limits
 
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
@@ -47,7 +51,7 @@ def resume(operation_id: IdArgument, as_json: JsonOption = False) -> None:
 
         return await bulk_control.resume(ledger, operation_id, kind=KIND)
 
-    change(work, "goes on as soon as a scheduler takes it", limits, as_json=as_json)
+    change(VIEW, work, "goes on as soon as a scheduler takes it", as_json=as_json)
 
 
 @app.command(name="set")
@@ -90,7 +94,7 @@ def set_limits(
         changes["budget"] = budget or None
     if not changes:
         raise WrongUsage("name --rate, --max-open or --budget")
-    change_limits(VIEW.kind, operation_id, changes, as_json=as_json)
+    change_limits(VIEW, operation_id, changes, as_json=as_json)
 
 
 @app.command()
@@ -122,6 +126,10 @@ def cancel(
 
     operation_id, number = run(work())
     if as_json:
-        print_json({"id": operation_id, "state": "cancelled", "cancelled_jobs": number})
+        from switchyard.api.models.backfills import CancelledBackfill
+        from switchyard.services.engine.records.bulk import BulkState
+
+        state = BulkState.CANCELLED
+        print_json(CancelledBackfill(id=operation_id, state=state, cancelled_jobs=number))
     else:
         say(f"{operation_id} is cancelled" + (f", and {number:,} of its jobs" if jobs else ""))

@@ -20,7 +20,7 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import FAILED, CommandFailed
-from switchyard.cli.base.output import echo, inline_json, plain, print_json, say
+from switchyard.cli.base.output import echo, inline_json, print_json, say
 
 if TYPE_CHECKING:
     from switchyard.cli.engine.backfill.options import CommonOptions
@@ -144,31 +144,17 @@ async def _parts(path: str) -> AsyncIterator[bytes]:
 
 
 def _print_preview(preview: Preview, *, as_json: bool) -> None:
-    jobs = [
-        {
-            "routing_key": job.routing_key,
-            "priority": job.message.priority,
-            "payload": job.message.payload,
-        }
-        for job in preview.jobs
-    ]
     if as_json:
-        print_json(
-            {
-                "title": preview.title,
-                "total": preview.total,
-                "jobs": jobs,
-                "unusable": list(preview.unusable),
-                "cost": plain(preview.cost),
-            }
-        )
+        from switchyard.api.views.backfills import view_preview
+
+        print_json(view_preview(preview))
         return
     items = (
         "an unknown number of items" if preview.total is None else pluralize(preview.total, "item")
     )
     say(f"{preview.title}: {items}. The first jobs would be:")
-    for job in jobs:
-        echo(f"{job['routing_key']}  {inline_json(job['payload'])}")
+    for job in preview.jobs:
+        echo(f"{job.routing_key}  {inline_json(job.message.payload)}")
     for why in preview.unusable:
         say(f"skipped: {why}")
     if preview.cost is not None:

@@ -9,17 +9,16 @@ from switchyard.cli.base.durations import age, duration
 from switchyard.cli.base.output import (
     cell,
     console,
-    plain,
     print_rows,
     styled,
     table,
 )
-from switchyard.cli.engine.bulk.records import record_of
 from switchyard.cli.engine.bulk.view import BulkDisplay
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from switchyard.api.models.backfills import BackfillView
     from switchyard.services.engine.backfill.progress import BackfillProgress
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.bulk import BulkOperation
@@ -48,35 +47,11 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
 
         return await progress_of(ledger, operation)
 
-    def public(self, progress: BackfillProgress) -> dict[str, Any]:
+    def public(self, progress: BackfillProgress) -> BackfillView:
         """Return a backfill as `--json` prints it."""
-        operation = progress.operation
-        shown: dict[str, Any] = plain(
-            {
-                **record_of(operation),
-                "note": progress.note,
-                "rate_limit": operation.rate,
-                "max_open": operation.max_open,
-                "budget": operation.budget,
-                "total": progress.total,
-                "read": progress.read,
-                "published": progress.published,
-                "skipped": progress.skipped,
-                "repeated": progress.repeated,
-                "exhausted": progress.exhausted,
-                "notes": progress.notes,
-                "jobs": progress.jobs,
-                "followers": progress.followers,
-                "jobs_per_second": progress.rate,
-                "seconds_to_go": progress.eta,
-                "seconds": progress.seconds,
-                "dead": progress.deaths,
-                "then_id": progress.then_id,
-            }
-        )
-        if progress.dead:
-            shown["redrive"] = redrive_command(progress)
-        return shown
+        from switchyard.api.views.backfills import view_backfill
+
+        return view_backfill(progress)
 
     def row(self, progress: BackfillProgress) -> Sequence[str]:
         total = "" if progress.total is None else f"/{progress.total - progress.repeated:,}"

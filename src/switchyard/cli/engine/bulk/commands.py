@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -20,7 +20,6 @@ from switchyard.cli.base.output import (
     say,
     table,
 )
-from switchyard.cli.engine.bulk.records import change, limits
 from switchyard.cli.engine.bulk.view import BulkDisplay, BulkListing
 
 if TYPE_CHECKING:
@@ -79,7 +78,46 @@ def add_commands(app: typer.Typer, view: BulkDisplay[Any]) -> None:
             return await bulk_control.pause(ledger, operation_id, kind=view.kind)
 
         done = f"is paused; go on with `{view.command} resume {{id}}`"
-        change(work, done, limits, as_json=as_json)
+        change(view, work, done, as_json=as_json)
+
+
+def change(
+    view: BulkDisplay[T],
+    work: Callable[[Ledger], Awaitable[BulkOperation]],
+    done: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Change an operation, and print it as JSON, or its id and what was done (`{id}` in it is the
+    id, too)."""
+
+    async def act() -> tuple[BulkOperation, T]:
+        async with open_ledger(load_settings()) as ledger:
+            operation = await work(ledger)
+            return operation, await view.read(ledger, operation)
+
+    operation, seen = run(act())
+    if as_json:
+        print_json(view.public(seen))
+    else:
+        say(f"{operation.id} {done.format(id=operation.id)}")
+
+
+def change_limits(
+    view: BulkDisplay[T],
+    operation_id: str,
+    changes: Mapping[str, float | int | None],
+    *,
+    as_json: bool,
+) -> None:
+    """Change the limits of an operation, and print it."""
+
+    async def work(ledger: Ledger) -> BulkOperation:
+        from switchyard.services.engine.bulk.control import set_limits
+
+        return await set_limits(ledger, operation_id, changes, kind=view.kind)
+
+    change(view, work, "has its new limits", as_json=as_json)
 
 
 def list_operations(view: BulkListing[T], limit: int, *, as_json: bool) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from switchyard.api.models.base import ApiModel
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.bulk import BulkOperation
 
@@ -36,7 +37,7 @@ class BulkListing(ABC, Generic[T]):
         """Read how far an operation is. Raises LedgerUnavailable."""
 
     @abstractmethod
-    def public(self, operation: T) -> dict[str, Any]:
+    def public(self, operation: T) -> ApiModel:
         """Return an operation as `--json` prints it."""
 
     @abstractmethod

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,7 +21,6 @@ from switchyard.cli.base.output import (
     add_row,
     cell,
     console,
-    plain,
     print_json,
     say,
     table,
@@ -29,8 +28,11 @@ from switchyard.cli.base.output import (
 from switchyard.cli.engine.dead.letters import bring_up_to_date, known_state
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from rich.table import Table
 
+    from switchyard.api.models.dead import DeadGroupView
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.records.results import DeadGroup
@@ -69,18 +71,21 @@ def groups(
 
     settings = load_settings()
     found = run(read(settings, load_registry(settings)))
+    from switchyard.api.views.dead import view_group
+
+    described = [view_group(group) for group in found]
     if as_json:
-        print_json([group_json(group) for group in found])
+        print_json(described)
         return
     if not found:
         say("No dead letters." if state == "waiting" else f"No dead letters ({state}).")
         return
     screen = console()
-    screen.print(listing(found, screen.width))
+    screen.print(groups_table(described, screen.width))
     say("One of them: `jobctl dead list --group GROUP`; back: `jobctl dead redrive --group GROUP`.")
 
 
-def listing(found: Sequence[DeadGroup], width: int) -> Table:
+def groups_table(found: Sequence[DeadGroupView], width: int) -> Table:
     """The groups on a terminal of that many columns. What is left out on a narrow one is the bar,
     the first time and the reason where an error says more: the cause is what one looks for."""
     if width < WIDE_COLUMNS:
@@ -88,38 +93,40 @@ def listing(found: Sequence[DeadGroup], width: int) -> Table:
             "GROUP", "COUNT", "LAST", "CAUSE", flexible=("CAUSE",), right=("COUNT", "LAST")
         )
         for group in found:
-            described = group_json(group)
-            cause = error_of(described) or described["reason"]
-            last, number = age(group.last_at), f"{group.count:,}"
-            what = f"{described['job_type']}: {cause}" if described["job_type"] else cause
-            add_row(rows, group.fingerprint, number, last, cell(what))
+            cause = error_of(group) or group.reason
+            last, number = _age(group.last_at), f"{group.count:,}"
+            what = f"{group.job_type}: {cause}" if group.job_type else cause
+            add_row(rows, group.group, number, last, cell(what))
         return rows
     rows = table(
         "GROUP", "COUNT", "FIRST", "LAST", "24 H", "JOB", "REASON", "ERROR",
         flexible=("JOB", "ERROR"), right=("COUNT", "FIRST", "LAST"),
     )  # fmt: skip
     for group in found:
-        described = group_json(group)
         add_row(
             rows,
-            group.fingerprint,
+            group.group,
             f"{group.count:,}",
-            age(group.first_at),
-            age(group.last_at),
+            _age(group.first_at),
+            _age(group.last_at),
             sparkline(group.trend),
-            cell(described["job_type"]),
-            cell(described["reason"]),
-            cell(error_of(described)),
+            cell(group.job_type),
+            cell(group.reason),
+            cell(error_of(group)),
         )
     return rows
 
 
-def error_of(described: Mapping[str, Any]) -> str:
-    """The error of a group in one line, and where it was raised; empty where there was none."""
-    error = ": ".join(part for part in (described["error_type"], described["message"]) if part)
-    if example := _example(described["message"] or "", described["sample_message"] or ""):
+def _age(moment: datetime | None) -> str:
+    return "" if moment is None else age(moment.timestamp())
+
+
+def error_of(group: DeadGroupView) -> str:
+    """Return the error of a group in one line, and where it was raised; empty if there was none."""
+    error = ": ".join(part for part in (group.error_type, group.message) if part)
+    if example := _example(group.message or "", group.sample_message or ""):
         error += f", for example {example}"
-    return f"{error} ({described['location']})" if described["location"] else error
+    return f"{error} ({group.location})" if group.location else error
 
 
 def _example(cause: str, message: str) -> str:
@@ -129,37 +136,8 @@ def _example(cause: str, message: str) -> str:
     return "" if says_more or not cause else " ".join(message.split())[:EXAMPLE_LENGTH]
 
 
-def group_json(group: DeadGroup) -> dict[str, Any]:
-    """A group as `--json` prints it."""
-    from switchyard.services.engine.dead.causes import cause_of
-
-    sample = group.sample
-    cause = cause_of(
-        sample.reason, sample.job_type, sample.error_type, sample.error_message, sample.traceback
-    )
-    shown: dict[str, Any] = plain(
-        {
-            "group": group.fingerprint,
-            "count": group.count,
-            "first_at": group.first_at,
-            "last_at": group.last_at,
-            "last_hour": group.trend[-1],
-            "hour_before": group.trend[-2],
-            "trend": list(group.trend),
-            "job_type": cause.job_type or None,
-            "reason": cause.reason,
-            "error_type": cause.error_type or None,
-            "message": cause.message or None,
-            "location": cause.location or None,
-            "sample_id": sample.id,
-            "sample_message": sample.error_message,
-        }
-    )
-    return shown
-
-
-def sparkline(numbers: tuple[int, ...]) -> str:
-    """Numbers as a row of bars; nothing where there is nothing."""
+def sparkline(numbers: Sequence[int]) -> str:
+    """Draw numbers as a row of bars; nothing where there is nothing."""
     most = max(numbers, default=0)
     if not most:
         return ""

@@ -27,7 +27,6 @@ from switchyard.cli.base.output import (
     console,
     echo,
     inline_json,
-    plain,
     print_json,
     print_rows,
     say,
@@ -75,7 +74,9 @@ def list_dead(
     settings = load_settings()
     letters = run(read(settings, load_registry(settings)))
     if as_json:
-        print_json([_letter_json(letter, in_full=False) for letter in letters])
+        from switchyard.api.views.dead import view_letter
+
+        print_json([view_letter(letter) for letter in letters])
         return
     if not letters:
         say("No dead letters." if state == WAITING else f"No dead letters ({state}).")
@@ -135,9 +136,9 @@ def show(
     if letter is None:
         raise CommandFailed(f"there is no dead letter {letter_id!r}: see `jobctl dead list`")
     if as_json:
-        timeline = plain(job.timeline) if job is not None else []
-        shown = [_public_edit(edit) for edit in edits]
-        print_json(_letter_json(letter, in_full=True) | {"timeline": timeline, "edits": shown})
+        from switchyard.api.views.dead import view_letter_details
+
+        print_json(view_letter_details(letter, job, edits))
         return
     _print_letter(letter, job, edits)
 
@@ -170,39 +171,6 @@ def error_of(letter: DeadLetter) -> str:
     return ": ".join(parts)
 
 
-def _letter_json(letter: DeadLetter, *, in_full: bool) -> dict[str, Any]:
-    shown: dict[str, Any] = plain(letter)
-    if in_full:
-        shown["message"] = _json_or_none(letter.body)
-    else:
-        for long in ("body", "headers", "traceback"):
-            del shown[long]
-    return shown
-
-
-def _json_or_none(body: bytes) -> Any:
-    # `json.loads` has no limit to nesting but Python's own, and lets through what can't be printed.
-    from pydantic_core import from_json
-
-    try:
-        return from_json(body, allow_inf_nan=False)
-    except ValueError:
-        return None
-
-
-def _public_edit(edit: LetterEdit) -> dict[str, Any]:
-    return {
-        "redrive": edit.operation_id,
-        "redrives": edit.redrives,
-        "routing_key": edit.routing_key,
-        "edited_by": edit.edited_by,
-        "edited_at": edit.edited_at,
-        "undone_at": edit.undone_at,
-        "original": _json_or_none(edit.original),
-        "edited": _json_or_none(edit.edited),
-    }
-
-
 def _print_letter(letter: DeadLetter, job: JobRecord | None, edits: Sequence[LetterEdit]) -> None:
     print_rows(
         [
@@ -232,8 +200,10 @@ def _print_letter(letter: DeadLetter, job: JobRecord | None, edits: Sequence[Let
             f"  edited by {cell(edit.edited_by)} {age(edit.edited_at)} ago "
             f"({edit.operation_id}{undone})"
         )
+    from switchyard.api.views.dead import parse_message
+
     _section("Body")
-    message = _json_or_none(letter.body)
+    message = parse_message(letter.body)
     if message is None:
         echo(letter.body.decode("utf-8", "backslashreplace"))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,19 +28,18 @@ from switchyard.cli.base.output import (
     cell,
     confirm,
     echo,
-    plain,
     print_json,
     say,
     styled,
 )
 from switchyard.cli.engine.bulk.commands import LimitOption, list_operations
 from switchyard.cli.engine.bulk.rates import WhyOption
-from switchyard.cli.engine.bulk.records import record_of
 from switchyard.cli.engine.bulk.view import BulkListing
 from switchyard.cli.engine.dead.letters import bring_up_to_date
 from switchyard.cli.engine.dead.options import AllOption, IdsArgument, chosen, filtered
 
 if TYPE_CHECKING:
+    from switchyard.api.models.dead import PurgeView
     from switchyard.services.engine.dead.letters import LetterFilter
     from switchyard.services.engine.dead.purge import PurgeProgress
     from switchyard.services.engine.ledger import Ledger
@@ -82,8 +82,9 @@ def purge(
     progress, operation = run(_purge(which, include, why=why, dry_run=dry_run, yes=yes))
     missing = max(0, len(which.ids) - progress.purged) if which.ids else 0
     if as_json:
-        shown = progress.to_json() if operation is None else PurgeListing().public(operation)
-        print_json(shown | {"missing": missing, "dry_run": dry_run})
+        from switchyard.api.views.dead import view_purge, view_purge_plan
+
+        print_json(view_purge_plan(progress) if operation is None else view_purge(operation))
     else:
         echo(f"{progress.purged:,} {'would be purged' if dry_run else 'purged'}")
     if operation is not None and operation.state != "completed":
@@ -155,14 +156,11 @@ class PurgeListing(BulkListing["BulkOperation"]):
     async def read(self, ledger: Ledger, operation: BulkOperation) -> BulkOperation:
         return operation
 
-    def public(self, operation: BulkOperation) -> dict[str, Any]:
+    def public(self, operation: BulkOperation) -> PurgeView:
         """Return a purge as `--json` prints it."""
-        from switchyard.services.engine.dead.purge import PurgeProgress
+        from switchyard.api.views.dead import view_purge
 
-        shown: dict[str, Any] = plain(
-            {**record_of(operation), **PurgeProgress.from_operation(operation).to_json()}
-        )
-        return shown
+        return view_purge(operation)
 
     def row(self, operation: BulkOperation) -> Sequence[str]:
         return (
@@ -197,7 +195,7 @@ def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:
 
     done = run(work())
     if as_json:
-        print_json(plain(done))
+        print_json(asdict(done))
         return
     echo(
         f"{pluralize(done.letters, 'letter')} in {pluralize(done.messages, 'message')} of "

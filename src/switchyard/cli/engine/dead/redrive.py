@@ -250,8 +250,7 @@ def report(spec: RedriveSpec, operation: BulkOperation, *, as_json: bool) -> Non
     seen = progress.redriven + progress.dropped + progress.invalid
     missing = max(0, len(spec.which.ids) - seen) if spec.which.ids else 0
     if as_json:
-        done = {"done": progress.redriven, "missing": missing, "dry_run": False}
-        print_json(RedriveDisplay().public(operation) | done)
+        print_json(RedriveDisplay().public(operation))
     else:
         for note in progress.notes:
             say(note)
@@ -272,19 +271,9 @@ def report_plan(spec: RedriveSpec, tally: RedriveCounts, *, as_json: bool) -> No
     """Say what would go where. Raises CommandFailed for what could not go."""
     missing = max(0, len(spec.which.ids) - tally.matched) if spec.which.ids else 0
     if as_json:
-        print_json(
-            {
-                "matched": tally.matched,
-                "done": tally.done,
-                "dropped": tally.dropped,
-                "invalid": tally.invalid,
-                "routes": tally.routes,
-                "notes": tally.notes,
-                "differences": tally.differences,
-                "missing": missing,
-                "dry_run": True,
-            }
-        )
+        from switchyard.api.views.dead import view_redrive_plan
+
+        print_json(view_redrive_plan(spec, tally))
     else:
         for note in tally.notes:
             say(note)

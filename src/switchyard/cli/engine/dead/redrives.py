@@ -17,9 +17,13 @@ from switchyard.cli.base.common import (
 )
 from switchyard.cli.base.errors import WrongUsage
 from switchyard.cli.base.output import JsonOption, print_json, say
-from switchyard.cli.engine.bulk.commands import IdArgument, add_commands
+from switchyard.cli.engine.bulk.commands import (
+    IdArgument,
+    add_commands,
+    change,
+    change_limits,
+)
 from switchyard.cli.engine.bulk.rates import NewRateOption, new_rate
-from switchyard.cli.engine.bulk.records import change, change_limits, limits
 from switchyard.cli.engine.dead.view import RedriveDisplay
 
 if TYPE_CHECKING:
@@ -89,7 +93,7 @@ def cancel(operation_id: IdArgument, as_json: JsonOption = False) -> None:
 
         return await bulk_control.cancel(ledger, operation_id, kind=KIND)
 
-    change(work, "is cancelled", limits, as_json=as_json)
+    change(VIEW, work, "is cancelled", as_json=as_json)
 
 
 @app.command(name="set")
@@ -99,4 +103,4 @@ def set_rate(
     """Change the rate of a redrive, also while it runs."""
     if rate is None:
         raise WrongUsage("name --rate")
-    change_limits(VIEW.kind, operation_id, {"rate": new_rate(rate)}, as_json=as_json)
+    change_limits(VIEW, operation_id, {"rate": new_rate(rate)}, as_json=as_json)

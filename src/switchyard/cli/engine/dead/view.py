@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from switchyard.cli.base.durations import age
-from switchyard.cli.base.output import cell, inline_json, plain, print_rows, say, styled
-from switchyard.cli.engine.bulk.records import record_of
+from switchyard.cli.base.output import cell, inline_json, print_rows, say, styled
 from switchyard.cli.engine.bulk.view import BulkDisplay
 
 if TYPE_CHECKING:
+    from switchyard.api.models.dead import RedriveView
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.bulk import BulkOperation
 
@@ -35,18 +35,11 @@ class RedriveDisplay(BulkDisplay["BulkOperation"]):
 
         return await settled(ledger, operation)
 
-    def public(self, operation: BulkOperation) -> dict[str, Any]:
+    def public(self, operation: BulkOperation) -> RedriveView:
         """Return a redrive as `--json` prints it."""
-        from switchyard.services.engine.redrive.spec import RedriveProgress
+        from switchyard.api.views.dead import view_redrive
 
-        shown: dict[str, Any] = plain(
-            {
-                **record_of(operation),
-                "rate": operation.rate,
-                **RedriveProgress.from_operation(operation).to_json(),
-            }
-        )
-        return shown
+        return view_redrive(operation)
 
     def row(self, operation: BulkOperation) -> Sequence[str]:
         return (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.jobs.registry import Registry
+    from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.monitoring.lane_report import LaneReport, QueueReport, Report
 
 WATCH_INTERVAL = 1.0
@@ -77,20 +77,19 @@ async def _show(settings: Settings, registry: Registry, *, watch: bool, as_json:
     from switchyard.services.engine.monitoring.lane_report import lane_report
 
     async with open_ledger(settings) as ledger:
+        if as_json:
+            await _print_json(settings, registry, ledger, watch=watch)
+            return
         report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
-        if report.management:
-            say(f"unacknowledged, age and limits in force are not known: {report.management}")
+        _tell_missing(report)
         if not watch:
-            _print(report, as_json=as_json)
+            console().print(lanes_table(report))
             return
         screen = console()
-        if as_json or not screen.is_terminal:
+        if not screen.is_terminal:
             while True:
-                if as_json:
-                    print_json_line(report_json(report))
-                else:
-                    _print(report, as_json=False)
-                    echo()
+                screen.print(lanes_table(report))
+                echo()
                 await asyncio.sleep(WATCH_INTERVAL)
                 report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
         with Live(lanes_table(report), console=screen, auto_refresh=False) as live:
@@ -100,26 +99,30 @@ async def _show(settings: Settings, registry: Registry, *, watch: bool, as_json:
                 report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
 
 
-def _print(report: Report, *, as_json: bool) -> None:
-    if as_json:
-        print_json(report_json(report))
-    else:
-        console().print(lanes_table(report))
+async def _print_json(
+    settings: Settings, registry: Registry, ledger: Ledger, *, watch: bool
+) -> None:
+    import asyncio
+
+    from switchyard.api.views.system import view_lane_reports
+    from switchyard.services.engine.monitoring.lane_pressure import LanePressure
+    from switchyard.services.engine.monitoring.lane_report import lane_report
+
+    async with LanePressure(settings, registry, ledger=ledger) as pressure:
+        while True:
+            report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
+            lanes = view_lane_reports(report, await pressure.snapshot())
+            if not watch:
+                _tell_missing(report)
+                print_json(lanes)
+                return
+            print_json_line(lanes)
+            await asyncio.sleep(WATCH_INTERVAL)
 
 
-def report_json(report: Report) -> list[dict[str, Any]]:
-    """The report as `--json` prints it."""
-    return [
-        {
-            "lane": lane.name,
-            "priority": lane.priority,
-            "queues": [
-                asdict(queue) | {"percent_full": queue.percent_full} for queue in lane.queues
-            ],
-            "jobs": dict(lane.jobs),
-        }
-        for lane in report.lanes
-    ]
+def _tell_missing(report: Report) -> None:
+    if report.management:
+        say(f"unacknowledged, age and limits in force are not known: {report.management}")
 
 
 def lanes_table(report: Report) -> Table:

@@ -12,7 +12,6 @@ from switchyard.cli.base.output import (
     add_row,
     cell,
     console,
-    plain,
     print_json,
     say,
     table,
@@ -40,7 +39,9 @@ def limits(
 
     found = [each for each in run(read(load_settings())) if each.waiting or not waiting]
     if as_json:
-        print_json([plain(each) for each in found])
+        from switchyard.api.views.system import view_limit
+
+        print_json([view_limit(each) for each in found])
         return
     if not found:
         say(

@@ -13,7 +13,6 @@ from switchyard.cli.base.output import (
     add_row,
     cell,
     console,
-    plain,
     print_json,
     say,
     styled,
@@ -35,7 +34,8 @@ def workers(
     as_json: JsonOption = False,
 ) -> None:
     """List workers: alive, silent (no heartbeat: dead, or without the ledger), or stopped."""
-    from switchyard.services.engine.monitoring.worker_status import is_current, status_of
+    from switchyard.api.views.system import view_workers
+    from switchyard.services.engine.monitoring.worker_status import is_current
 
     settings = load_settings()
 
@@ -45,23 +45,12 @@ def workers(
             return found, lacking, ledger.clock.time()
 
     found, lacking, now = run(read(settings))
-    lacks: dict[str, list[str]] = {}
-    for each in lacking:
-        lacks.setdefault(each.worker_id, []).append(each.job_type)
-    shown = [
-        (status_of(worker, takeover_after=settings.takeover_after, now=now), worker)
-        for worker in found
-        if everything or is_current(worker, now)
-    ]
+    listed = [worker for worker in found if everything or is_current(worker, now)]
+    views = view_workers(listed, lacking, takeover_after=settings.takeover_after, now=now)
     if as_json:
-        print_json(
-            [
-                {"status": status, **plain(worker), "lacks": lacks.get(worker.worker_id, [])}
-                for status, worker in shown
-            ]
-        )
+        print_json(views)
         return
-    if not shown:
+    if not listed:
         say("No workers: start one with `jobctl worker all`.")
         return
     rows = table(
@@ -74,11 +63,11 @@ def workers(
         "UP",
         flexible=("WORKER", "KINDS", "LANES"),
     )
-    for status, worker in shown:
+    for worker, view in zip(listed, views, strict=True):
         add_row(
             rows,
             cell(worker.worker_id),
-            styled(status),
+            styled(view.status),
             cell(",".join(worker.kinds)),
             cell(",".join(worker.lanes)),
             str(worker.concurrency),
@@ -87,9 +76,10 @@ def workers(
             duration(max(0, round(worker.beat_at - worker.started_at))),
         )
     console().print(rows)
-    for _, worker in shown:
-        if types := lacks.get(worker.worker_id):
+    for view in views:
+        if view.unknown_types:
+            types = ", ".join(view.unknown_types)
             say(
-                f"{worker.worker_id} gets jobs of types that it does not know: {', '.join(types)}; "
+                f"{view.worker_id} gets jobs of types that it does not know: {types}; "
                 "start it with their modules in JOBS_MODULES"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from switchyard.cli.base.common import (
     load_settings,
@@ -30,10 +30,13 @@ def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     Exit code 1: the job has already ended, or has not stopped within 5 s. The request is kept.
     """
     quiet_logs()
-    job_id, was, state = run(_cancel(load_settings(), job_id))
-    shown: dict[str, Any] = {"job_id": job_id, "was_running": was, "state": state}
+    from switchyard.services.engine.records.states import FINISHED
+
+    job_id, state = run(_cancel(load_settings(), job_id))
     if as_json:
-        print_json(shown)
+        from switchyard.api.models.jobs import CancelledJob
+
+        print_json(CancelledJob(job_id=job_id, state=state, stopping=state not in FINISHED))
     elif state == "cancelled":
         echo(f"{job_id} cancelled")
     if state != "cancelled":
@@ -43,8 +46,9 @@ def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
         )
 
 
-async def _cancel(settings: Settings, job_id: str) -> tuple[str, bool, str]:
+async def _cancel(settings: Settings, job_id: str) -> tuple[str, State]:
     from switchyard.services.engine.records.results import AlreadyFinished, NoSuchJob, Running
+    from switchyard.services.engine.records.states import State
 
     async with open_ledger(settings) as ledger:
         job_id = await full_job_id(ledger, job_id)
@@ -52,17 +56,15 @@ async def _cancel(settings: Settings, job_id: str) -> tuple[str, bool, str]:
         if isinstance(answer, NoSuchJob):
             raise unknown_job(job_id)
         if isinstance(answer, AlreadyFinished):
-            if answer.state == "cancelled":
-                return job_id, False, "cancelled"
+            if answer.state is State.CANCELLED:
+                return job_id, answer.state
             raise CommandFailed(f"job {job_id} has ended already: it is {answer.state}")
         if not isinstance(answer, Running):
-            return job_id, False, "cancelled"
-        return job_id, True, str(await _stop_running(settings, ledger, job_id, answer.worker_id))
+            return job_id, State.CANCELLED
+        return job_id, await _stop_running(settings, ledger, job_id, answer.worker_id)
 
 
-async def _stop_running(
-    settings: Settings, ledger: Ledger, job_id: str, worker_id: str
-) -> State | str:
+async def _stop_running(settings: Settings, ledger: Ledger, job_id: str, worker_id: str) -> State:
     from switchyard.broker.publish.publisher import Publisher
     from switchyard.cli.base.waiting import wait_for_end
     from switchyard.services.engine.runtime.control import send_cancel
@@ -74,4 +76,7 @@ async def _stop_running(
     try:
         return (await wait_for_end(ledger, [job_id], timeout=STOP_TIMEOUT))[job_id]
     except CommandFailed:
-        return (await ledger.job_reads.states([job_id])).get(job_id, "unknown")
+        states = await ledger.job_reads.states([job_id])
+    if job_id not in states:
+        raise unknown_job(job_id)
+    return states[job_id]

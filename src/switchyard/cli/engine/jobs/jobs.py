@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,7 +27,6 @@ from switchyard.cli.base.output import (
     console,
     echo,
     inline_json,
-    plain,
     print_json,
     print_json_line,
     print_rows,
@@ -45,6 +44,7 @@ from switchyard.cli.base.shared_options import (
 from switchyard.cli.engine.jobs import cancel, republish
 
 if TYPE_CHECKING:
+    from switchyard.api.models.jobs import JobDetails
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.records.joins import JoinRecord
     from switchyard.services.engine.records.limits import PendingPermit
@@ -119,7 +119,9 @@ def list_jobs(
 
     jobs, more = run(read(load_settings()))
     if as_json:
-        print_json([_job_json(job) for job in jobs])
+        from switchyard.api.views.jobs import view_job
+
+        print_json([view_job(job) for job in jobs])
         return
     if not jobs:
         say("No jobs.")
@@ -143,20 +145,12 @@ def list_jobs(
 @app.command()
 def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     """Show a job: payload, result, attempts, error, and the jobs of its pipeline."""
-    known = run(_look_up(load_settings(), job_id))
-    if known is None:
-        raise unknown_job(job_id)
-    job, pipeline, join, dead, wait = known
-    followers = [each for each in pipeline if each.id != job.id]
+    settings = load_settings()
     if as_json:
-        others = [
-            {"id": each.id, "job_type": each.job_type, "state": each.state} for each in followers
-        ]
-        joins = None if join is None else plain(join)
-        room = None if wait is None else plain(wait)
-        waits = {"join": joins, "waits_for_room": room}
-        print_json(_job_json(job) | waits | {"pipeline_jobs": others})
+        print_json(run(_read_details(settings, job_id)))
         return
+    job, pipeline, join, dead, wait = run(_look_up(settings, job_id))
+    followers = [each for each in pipeline if each.id != job.id]
     _print_job(job, join)
     if wait is not None:
         whose = f" of {wait.key}" if wait.key else ""
@@ -200,17 +194,23 @@ async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
     from switchyard.cli.base.waiting import wait_for_end
     from switchyard.services.engine.records.states import State
 
+    def print_change(changed_id: str, **change: object) -> None:
+        from switchyard.api.models.jobs import ObservedChange
+
+        made = {"seen_at": time.time(), "job_id": changed_id, **change}
+        print_json_line(ObservedChange.model_validate(made))
+
     def show_change(changed_id: str, state: State) -> None:
         moment = time.time()
         if as_json:
-            print_json_line({"seen_at": moment, "job_id": changed_id, "state": state})
+            print_change(changed_id, state=state)
         else:
             clock = time.strftime("%H:%M:%S", time.localtime(moment))
             console().print(f"{clock}  {styled(state)}")
 
     def show_progress(changed_id: str, said: ProgressRecord) -> None:
         if as_json:
-            print_json_line({"seen_at": time.time(), "job_id": changed_id, "progress": said})
+            print_change(changed_id, progress=said)
         else:
             at = time.strftime("%H:%M:%S", time.localtime(said.reported_at))
             console().print(f"{at}  {cell(progress_text(said))}")
@@ -228,9 +228,19 @@ async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
         raise CommandFailed(f"job {job_id} is {ends[job_id]}{why}")
 
 
+async def _read_details(settings: Settings, job_id: str) -> JobDetails:
+    from switchyard.api.views.jobs import view_job_details
+
+    async with open_ledger(settings) as ledger:
+        job = await ledger.job_reads.get(await full_job_id(ledger, job_id))
+        if job is None:
+            raise unknown_job(job_id)
+        return await view_job_details(ledger, job)
+
+
 async def _look_up(
     settings: Settings, job_id: str
-) -> tuple[JobRecord, list[JobSummary], JoinRecord | None, list[str], PendingPermit | None] | None:
+) -> tuple[JobRecord, list[JobSummary], JoinRecord | None, list[str], PendingPermit | None]:
     """The job, its pipeline, how far its join is, some dead jobs that it waits for, and the limit
     in which it waits for room."""
     from switchyard.services.engine.records.states import State
@@ -239,7 +249,7 @@ async def _look_up(
         job_id = await full_job_id(ledger, job_id)
         job = await ledger.job_reads.get(job_id)
         if job is None:
-            return None
+            raise unknown_job(job_id)
         pipeline = await ledger.job_reads.pipeline(job.pipeline or job.id)
         wait = await ledger.limits.limit_wait(job_id)
         if not job.joins:
@@ -291,13 +301,6 @@ def _running_at(job: JobSummary) -> str:
     if said is None or said.fraction is None or job.state != "running":
         return ""
     return f" {_percent(said.fraction)}"
-
-
-def _job_json(job: JobSummary) -> dict[str, Any]:
-    shown: dict[str, Any] = plain(job)
-    if "envelope" in shown:  # the payload stands beside it; the rest is metadata
-        shown["metadata"] = shown.pop("envelope").get("metadata", {})
-    return shown
 
 
 def _print_job(job: JobRecord, join: JoinRecord | None) -> None:

@@ -151,16 +151,10 @@ def _account_for(
             account.published += not outcome.duplicate
             account.pending += outcome.state is State.PENDING
             if options.as_json:
-                print_json_line(
-                    {
-                        "line": number,
-                        "job_id": outcome.job_id,
-                        "routing_key": outcome.routing_key,
-                        "state": outcome.state,
-                        "duplicate": outcome.duplicate,
-                        "pressure": outcome.pressure,
-                    }
-                )
+                from switchyard.api.views.jobs import view_accepted_job
+
+                accepted = view_accepted_job(outcome).model_dump(mode="json")
+                print_json_line({"line": number, **accepted})
             elif options.wait is None:
                 echo(outcome.job_id)
             continue

@@ -124,7 +124,9 @@ async def publish_one(
     tell_slow(published)
     if options.wait is None:
         if options.as_json:
-            print_json(_job_json(published))
+            from switchyard.api.views.jobs import view_accepted_job
+
+            print_json(view_accepted_job(published))
         else:
             echo(published.job_id)
     elif options.wait is WaitMode.JOB:
@@ -153,16 +155,6 @@ def tell_slow(published: Published) -> None:
         )
 
 
-def _job_json(published: Published) -> dict[str, Any]:
-    return {
-        "job_id": published.job_id,
-        "routing_key": published.routing_key,
-        "state": published.state,
-        "duplicate": published.duplicate,
-        "pressure": published.pressure,
-    }
-
-
 async def _wait_for_job(options: Options, ledger: Ledger, published: Published) -> None:
     from switchyard.cli.base.waiting import wait_for_end
     from switchyard.services.engine.records.states import State
@@ -170,7 +162,9 @@ async def _wait_for_job(options: Options, ledger: Ledger, published: Published) 
     await wait_for_end(ledger, [published.job_id], timeout=options.timeout)
     record = await _read_record(ledger, published)
     if options.as_json:
-        print_json(_job_json(published) | _end(record))
+        from switchyard.api.views.jobs import view_ended_job
+
+        print_json(view_ended_job(published, record, None))
     elif record.state is State.SUCCEEDED:
         print_json(record.result or {})
     if record.state is not State.SUCCEEDED:
@@ -184,11 +178,9 @@ async def _wait_for_pipeline(options: Options, ledger: Ledger, published: Publis
     found = await wait_for_pipelines(ledger, [published.job_id], timeout=options.timeout)
     jobs = found[published.job_id]
     if options.as_json:
-        others = [
-            {"id": each.id, "job_type": each.job_type, "state": each.state} for each in jobs[1:]
-        ]
-        record = await _read_record(ledger, published)
-        print_json(_job_json(published) | _end(record) | {"pipeline_jobs": others})
+        from switchyard.api.views.jobs import view_ended_job
+
+        print_json(view_ended_job(published, await _read_record(ledger, published), jobs[1:]))
     else:
         for each in jobs:
             echo(f"{each.id} {each.job_type} {each.state}")
@@ -203,16 +195,6 @@ async def _read_record(ledger: Ledger, published: Published) -> JobRecord:
     if record is None:
         raise CommandFailed(f"the ledger has lost job {published.job_id}")
     return record
-
-
-def _end(record: JobRecord) -> dict[str, Any]:
-    return {
-        "state": record.state,
-        "result": record.result,
-        "reason": record.reason,
-        "error_type": record.error_type,
-        "error_message": record.error_message,
-    }
 
 
 def failure(job: JobSummary) -> str:

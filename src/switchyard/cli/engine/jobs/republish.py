@@ -66,7 +66,9 @@ def release(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     """
     job_id, join = run(_release(load_settings(), job_id))
     if as_json:
-        print_json({"job_id": job_id, "open": join.open, "dead": join.dead})
+        from switchyard.api.models.jobs import ReleasedJob
+
+        print_json(ReleasedJob.from_record(join, job_id=job_id))
     elif join.fulfilled_at is not None:
         echo(f"{job_id} goes on without {join.dead:,} dead jobs: the scheduler publishes it soon")
     else:

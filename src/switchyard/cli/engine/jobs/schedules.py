@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -31,7 +31,7 @@ from switchyard.cli.base.output import (
 )
 
 if TYPE_CHECKING:
-    from switchyard.services.engine.records.schedules import Firing, ScheduleRecord
+    from switchyard.services.engine.records.schedules import ScheduleRecord
     from switchyard.services.engine.schedules.service import Schedules
 
 T = TypeVar("T")
@@ -49,9 +49,9 @@ def list_schedules(as_json: JsonOption = False) -> None:
     """List schedules, with the next due time and the result of the last one."""
     found = _with_book(None, lambda book: book.all())
     if as_json:
-        print_json(
-            [_schedule_json(record) | {"last": _firing_json(last)} for record, last in found]
-        )
+        from switchyard.api.views.system import view_schedule
+
+        print_json([view_schedule(record, last) for record, last in found])
         return
     if not found:
         say("No schedules: `jobctl schedules add NAME CRON JOB`, or a file at JOBS_SCHEDULES.")
@@ -182,7 +182,9 @@ def run_now(name: NameArgument, include: IncludeOption = None, as_json: JsonOpti
 
     firing = _with_book(include or [], lambda book: book.run(name, current_user()))
     if as_json:
-        print_json(_firing_json(firing))
+        from switchyard.api.views.system import view_firing
+
+        print_json(view_firing(firing))
         return
     echo(firing.job_id or "")
     say(f"A scheduler publishes it; see `jobctl schedules history {name}`.")
@@ -197,7 +199,9 @@ def history(
     """List the results of a schedule's due times, newest first."""
     found = _with_book(None, lambda book: book.history(name, limit))
     if as_json:
-        print_json([_firing_json(each) for each in found])
+        from switchyard.api.views.system import view_firing
+
+        print_json([view_firing(each) for each in found])
         return
     if not found:
         say(f"{name} has not been due yet.")
@@ -234,23 +238,8 @@ def _with_book(include: list[str] | None, work: Callable[[Schedules], Awaitable[
 
 def _print_schedule(record: ScheduleRecord, text: str, as_json: bool) -> None:
     if as_json:
-        print_json(_schedule_json(record))
+        from switchyard.api.views.system import view_schedule
+
+        print_json(view_schedule(record))
     else:
         echo(text)
-
-
-def _schedule_json(record: ScheduleRecord) -> dict[str, Any]:
-    from switchyard.cli.base.output import plain
-
-    shown: dict[str, Any] = plain(record)
-    shown["job"] = shown.pop("routing_key")
-    return shown
-
-
-def _firing_json(firing: Firing | None) -> dict[str, Any] | None:
-    from switchyard.cli.base.output import plain
-
-    if firing is None:
-        return None
-    shown: dict[str, Any] = plain(firing)
-    return shown

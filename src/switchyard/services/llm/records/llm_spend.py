@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 SpentBy = Literal["day", "model", "provider", "type", "source", "document", "job", "backfill"]
 SPENT_BY: tuple[SpentBy, ...] = get_args(SpentBy)
@@ -69,17 +69,6 @@ class BudgetState:
     @property
     def left(self) -> float:
         return max(0.0, self.limit - self.spent - self.reserved)
-
-    def as_json(self) -> dict[str, Any]:
-        """As it is shown to programs."""
-        return {
-            "of": self.key,
-            "limit": self.limit,
-            "spent": self.spent,
-            "set_aside": self.reserved,
-            "left": self.left,
-            "too_little_left": self.is_short,
-        }
 
     @property
     def name(self) -> str:

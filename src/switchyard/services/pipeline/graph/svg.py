@@ -7,18 +7,13 @@ files; the XML library writes them, as text.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from xml.etree import ElementTree as ET
 
 from switchyard.services.pipeline.graph.descriptions import tidy
-from switchyard.services.pipeline.records.graph import (
-    EdgeKind,
-    GraphEdge,
-    GraphNode,
-    Neighbourhood,
-    NodeKind,
-)
+from switchyard.services.pipeline.records.graph import EdgeKind, NodeKind
 
 LINE = 24
 """Pixels from one label to the next."""
@@ -75,9 +70,49 @@ class _Place:
         return 8 + LETTER * _text_width(self.label)
 
 
-def draw(around: Neighbourhood) -> str:
-    """The picture, as a text that stands in a file of its own."""
-    columns = _columns(around)
+class DrawnNode(Protocol):
+    """A node, from the ledger or as the HTTP API answers it."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def kind(self) -> NodeKind: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def year(self) -> int | None: ...
+    @property
+    def cited(self) -> int: ...
+
+
+class DrawnEdge(Protocol):
+    """An edge between the keys of two nodes."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def target(self) -> str: ...
+    @property
+    def kind(self) -> EdgeKind: ...
+    @property
+    def weight(self) -> float: ...
+
+
+class DrawnGraph(Protocol):
+    """A node, which is the first, and what is around it."""
+
+    @property
+    def nodes(self) -> Sequence[DrawnNode]: ...
+    @property
+    def edges(self) -> Sequence[DrawnEdge]: ...
+    @property
+    def truncated(self) -> bool: ...
+
+
+def draw(around: DrawnGraph, distances: Sequence[int]) -> str:
+    """Return the picture as the text of an SVG file. `distances` are those of the nodes from the
+    first, in edges."""
+    columns = _columns(around, distances)
     rows = max(len(each) for each in columns.values())
     to_left, to_right = -min(columns), max(columns)
     centre = MARGIN + max(to_left * (GAP + ROOM), ROOM / 2)
@@ -117,10 +152,10 @@ def draw(around: Neighbourhood) -> str:
     return ET.tostring(svg, encoding="unicode")
 
 
-def _columns(around: Neighbourhood) -> dict[int, list[GraphNode]]:
+def _columns(around: DrawnGraph, distances: Sequence[int]) -> dict[int, list[DrawnNode]]:
     """Nodes by column: 0 the middle one, to the left what leads there, to the right the rest."""
     centre = around.nodes[0]
-    distance = dict(zip((node.key for node in around.nodes), around.distances, strict=True))
+    distance = dict(zip((node.key for node in around.nodes), distances, strict=True))
     side: dict[str, int] = {centre.key: 0}
     joined: dict[str, list[tuple[str, int]]] = {}
     for edge in around.edges:
@@ -133,7 +168,7 @@ def _columns(around: Neighbourhood) -> dict[int, list[GraphNode]]:
             if other in side and distance[other] == distance[node.key] - 1
         ]
         side[node.key] = 1 if not ways or max(ways) > 0 else -1
-    columns: dict[int, list[GraphNode]] = {}
+    columns: dict[int, list[DrawnNode]] = {}
     for node in around.nodes:
         columns.setdefault(side[node.key] * distance[node.key], []).append(node)
     for nodes in columns.values():
@@ -141,7 +176,7 @@ def _columns(around: Neighbourhood) -> dict[int, list[GraphNode]]:
     return columns
 
 
-def _line(lines: ET.Element, edge: GraphEdge, places: Mapping[str, _Place]) -> None:
+def _line(lines: ET.Element, edge: DrawnEdge, places: Mapping[str, _Place]) -> None:
     start, end = places[edge.source], places[edge.target]
     colour, dashes = STROKES[edge.kind]
     if start.column == end.column:
@@ -163,7 +198,7 @@ def _line(lines: ET.Element, edge: GraphEdge, places: Mapping[str, _Place]) -> N
     ET.SubElement(line, "title").text = f"{edge.kind.replace('_', ' ')} ({edge.weight:.3g})"
 
 
-def _dot(svg: ET.Element, node: GraphNode, place: _Place) -> None:
+def _dot(svg: ET.Element, node: DrawnNode, place: _Place) -> None:
     group = ET.SubElement(svg, "g")
     about = f"{tidy(node.label)}\n{node.key}\ncited by {node.cited}"
     ET.SubElement(group, "title").text = about
@@ -187,7 +222,7 @@ def _dot(svg: ET.Element, node: GraphNode, place: _Place) -> None:
     _text(group, x, y, place.label, fill="#1c2730", **more)
 
 
-def _legend(svg: ET.Element, around: Neighbourhood) -> None:
+def _legend(svg: ET.Element, around: DrawnGraph) -> None:
     x = float(MARGIN)
     for kind in NodeKind:
         if any(node.kind is kind for node in around.nodes):

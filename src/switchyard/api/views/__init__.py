@@ -1,0 +1,1 @@
+"""The JSON of the API and of `jobctl … --json`: records as the models of `api/models/`."""

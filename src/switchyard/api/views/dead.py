@@ -1,0 +1,116 @@
+"""Dead letters, redrives and purges as the API answers and `jobctl … --json` prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import from_json
+
+from switchyard.api.models.dead import (
+    DeadGroupView,
+    DeadLetterDetails,
+    DeadLetterView,
+    LetterEditView,
+    PurgePlan,
+    PurgeView,
+    RedriveDifference,
+    RedrivePlan,
+    RedriveView,
+)
+from switchyard.services.engine.dead.causes import cause_of
+from switchyard.services.engine.dead.purge import PurgeProgress
+from switchyard.services.engine.redrive.spec import RedriveProgress, RedriveSpec, settled
+
+if TYPE_CHECKING:
+    from switchyard.services.engine.ledger import Ledger
+    from switchyard.services.engine.records.bulk import BulkOperation
+    from switchyard.services.engine.records.requests import LetterEdit
+    from switchyard.services.engine.records.results import DeadGroup, DeadLetter, JobRecord
+    from switchyard.services.engine.redrive.sending import RedriveCounts
+
+
+def view_letter(letter: DeadLetter) -> DeadLetterView:
+    """Show a dead letter as in the index."""
+    return DeadLetterView.from_record(letter, group=letter.fingerprint)
+
+
+def view_letter_details(
+    letter: DeadLetter, job: JobRecord | None, edits: Sequence[LetterEdit]
+) -> DeadLetterDetails:
+    """Show a dead letter with body and headers, the attempts of its job, and its edits."""
+    return DeadLetterDetails.from_record(
+        letter,
+        group=letter.fingerprint,
+        body=letter.body.decode("utf-8", "replace"),
+        timeline=job.timeline if job is not None else (),
+        edits=[_view_edit(each) for each in edits],
+    )
+
+
+def view_group(group: DeadGroup) -> DeadGroupView:
+    """Show the dead letters of one cause."""
+    sample = group.sample
+    cause = cause_of(
+        sample.reason, sample.job_type, sample.error_type, sample.error_message, sample.traceback
+    )
+    return DeadGroupView.from_record(
+        group,
+        group=group.fingerprint,
+        job_type=cause.job_type or None,
+        reason=cause.reason,
+        error_type=cause.error_type or None,
+        message=cause.message or None,
+        location=cause.location or None,
+        sample_id=sample.id,
+        sample_message=sample.error_message,
+    )
+
+
+def parse_message(body: bytes) -> Any:
+    """Return a letter's body as JSON; None if it is none."""
+    # `json.loads` has no limit to nesting but Python's own, and lets through what can't be printed.
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError:
+        return None
+
+
+def view_redrive(operation: BulkOperation) -> RedriveView:
+    """Show a redrive with its results as far as they are counted in its record."""
+    progress = RedriveProgress.from_operation(operation)
+    return RedriveView.from_record(operation, **progress.to_json())
+
+
+async def view_settled_redrive(ledger: Ledger, operation: BulkOperation) -> RedriveView:
+    """Show a redrive with what has become of its letters by now. Raises LedgerUnavailable."""
+    return view_redrive(await settled(ledger, operation))
+
+
+def view_redrive_plan(spec: RedriveSpec, counts: RedriveCounts) -> RedrivePlan:
+    """Show what a redrive would do."""
+    return RedrivePlan.from_record(
+        counts,
+        redriven=counts.done,
+        missing=max(0, len(spec.which.ids) - counts.matched),
+        differences=[RedriveDifference.from_record(each) for each in counts.differences],
+    )
+
+
+def view_purge(operation: BulkOperation) -> PurgeView:
+    """Show a purge."""
+    return PurgeView.from_record(operation, **PurgeProgress.from_operation(operation).to_json())
+
+
+def view_purge_plan(progress: PurgeProgress) -> PurgePlan:
+    """Show what a purge would do."""
+    return PurgePlan.from_record(progress)
+
+
+def _view_edit(edit: LetterEdit) -> LetterEditView:
+    return LetterEditView.from_record(
+        edit,
+        redrive=edit.operation_id,
+        original=parse_message(edit.original),
+        edited=parse_message(edit.edited),
+    )
