@@ -14,14 +14,26 @@ The second job is a dead letter, since a page that is missing is not asked for a
 succeeds within seconds. `jobctl limits` shows what runs now, for each host.
 """
 
+from typing import Annotated
+
 import httpx
 from pydantic import BaseModel, HttpUrl
 
-from switchyard import Done, JobContext, Limit, Outcome, PermanentError, RetryableError, job
+from switchyard import (
+    Done,
+    JobContext,
+    Limit,
+    LocalOnly,
+    Outcome,
+    PermanentError,
+    RetryableError,
+    job,
+)
 
 
 class Link(BaseModel):
-    url: HttpUrl
+    # A worker reaches servers that a stranger can't: nobody may set this over HTTP.
+    url: Annotated[HttpUrl, LocalOnly()]
 
 
 def host_of(link: Link) -> str:

@@ -39,6 +39,7 @@ from tests.support.commands import commands, write_jobctl
 from tests.support.eventually import PATIENCE, eventually
 from tests.support.ledgers import make_ledger
 
+pytestmark = pytest.mark.timeout(240)  # on a busy machine the processes take a while to start
 FOLDER = ROOT / "examples"
 PORTS = ("9000", "9001", "9002")
 """Those that the comments name."""
