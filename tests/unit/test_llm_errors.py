@@ -19,7 +19,7 @@ from switchyard.services.llm.llm_errors import (
     translate,
 )
 from switchyard.services.llm.records.llm_servers import WAIT_FOR_SERVER
-from switchyard.services.llm.server_quota import ServerQuota
+from switchyard.services.llm.server_quota import quota_wait
 
 REQUEST: Any = type("Request", (), {"url": "http://there/v1"})()
 PERMANENT = {400, 401, 403, 404, 405, 410, 413, 415, 422, 451}
@@ -136,7 +136,7 @@ def test_a_time_out_is_one() -> None:
     ],
 )
 def test_what_is_left_is_read_from_the_headers(headers: dict[str, str], wait: float) -> None:
-    assert ServerQuota.from_headers(headers).wait == wait
+    assert quota_wait(headers) == wait
 
 
 def test_errors_of_requests_that_wait_for_a_server_are_known_by_name() -> None:

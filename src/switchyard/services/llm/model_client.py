@@ -258,9 +258,9 @@ class ModelClient:
 
 
 def _from_answer(said: ModelResponse) -> CallOutcome:
-    spent = said.quota.wait
+    wait = said.quota_wait
     return CallOutcome(
-        Ended.ANSWERED, said.timing, pause=spent, reason="its limits are used up" if spent else ""
+        Ended.ANSWERED, said.timing, pause=wait, reason="its limits are used up" if wait else ""
     )
 
 
@@ -282,14 +282,19 @@ def outcome_of_error(error: LlmUnavailable | InvalidLlmResponse | LlmRefused) ->
 
 
 @asynccontextmanager
-async def model_client_of(ctx: JobContext) -> AsyncIterator[ModelClient]:
-    """The lane of the process that runs the job; one of its own where nothing is shared."""
+async def model_client_of(
+    ctx: JobContext,
+    settings: Settings | None = None,
+    client_class: type[ModelClient] = ModelClient,
+) -> AsyncIterator[ModelClient]:
+    """Give the client of that class of the process that runs the job; one of the job's own where
+    nothing is shared. It asks the servers of `settings`, of the job's where these are None."""
 
-    def opening() -> Any:
-        return ModelClient.open(ctx.settings, ctx.ledger)
+    def open_client() -> Any:
+        return client_class.open(settings or ctx.settings, ctx.ledger)
 
     if ctx.shared is not None:
-        yield await ctx.shared.get(ModelClient, opening)
+        yield await ctx.shared.get(client_class, open_client)
         return
-    async with opening() as lane:
-        yield lane
+    async with open_client() as client:
+        yield client

@@ -26,7 +26,7 @@ from switchyard.services.llm.llm_errors import (
     translate,
 )
 from switchyard.services.llm.parameters import MAX_REPEATS, Parameters
-from switchyard.services.llm.server_quota import ServerQuota
+from switchyard.services.llm.server_quota import quota_wait
 
 if TYPE_CHECKING:
     import openai
@@ -44,8 +44,8 @@ class ModelResponse:
 
     answer: Completion
     timing: Timing | None
-    quota: ServerQuota
-    """What the server says is left of its limits."""
+    quota_wait: float
+    """Seconds until the server takes requests again, by its own limits; 0 while it does."""
 
 
 class LlmClient:
@@ -174,10 +174,9 @@ class LlmClient:
             stream=True,
             stream_cls=openai.AsyncStream[object],
         ) as stream:
-            quota = ServerQuota.from_headers(stream.response.headers)
             answer = await reading.read(stream.response)
             self._begins_within = self._begins_within or reading.began_within
-            return ModelResponse(answer, reading.timing, quota)
+            return ModelResponse(answer, reading.timing, quota_wait(stream.response.headers))
 
 
 @asynccontextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 MAX_WAIT = 120.0
 """Seconds that a header is believed: limits are by the minute, and clocks differ."""
@@ -13,22 +12,15 @@ _PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-@dataclass(frozen=True, slots=True)
-class ServerQuota:
-    """What is left until the limits begin anew."""
-
-    wait: float = 0.0
-    """Seconds until the server has room again; 0 while it has."""
-
-    @classmethod
-    def from_headers(cls, headers: Mapping[str, str]) -> ServerQuota:
-        """By requests and by tokens; what makes no sense says nothing."""
-        waits = [
-            _seconds(headers.get(f"x-ratelimit-reset-{what}", ""))
-            for what in ("requests", "tokens")
-            if headers.get(f"x-ratelimit-remaining-{what}", "").strip() == "0"
-        ]
-        return cls(min(max(waits, default=0.0), MAX_WAIT))
+def quota_wait(headers: Mapping[str, str]) -> float:
+    """Return the seconds until a server takes requests and tokens again, by the headers of its
+    answer; 0 while it does, or where the headers make no sense."""
+    waits = [
+        _seconds(headers.get(f"x-ratelimit-reset-{what}", ""))
+        for what in ("requests", "tokens")
+        if headers.get(f"x-ratelimit-remaining-{what}", "").strip() == "0"
+    ]
+    return min(max(waits, default=0.0), MAX_WAIT)
 
 
 def _seconds(text: str) -> float:

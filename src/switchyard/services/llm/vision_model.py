@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.llm.llm_requests import framed
-from switchyard.services.llm.model_client import ModelClient
+from switchyard.services.llm.model_client import ModelClient, model_client_of
 
 VISION_VERSION = "vision-1"
 _DESCRIBE = """\
@@ -40,21 +40,10 @@ def require_vision(ctx: JobContext) -> None:
         )
 
 
-@asynccontextmanager
-async def vision_model_of(ctx: JobContext) -> AsyncIterator[ModelClient]:
-    """The lane of the process that runs the job; one of its own where nothing is shared. Raises
-    VisionNotSet."""
+def vision_model_of(ctx: JobContext) -> AbstractAsyncContextManager[ModelClient]:
+    """Give the client of the vision model as `model_client_of` does. Raises VisionNotSet."""
     require_vision(ctx)
-    settings = ctx.settings.for_vision
-
-    def opening() -> Any:
-        return VisionModel.open(settings or ctx.settings, ctx.ledger)
-
-    if ctx.shared is not None:
-        yield await ctx.shared.get(VisionModel, opening)
-        return
-    async with opening() as lane:
-        yield lane
+    return model_client_of(ctx, ctx.settings.for_vision, VisionModel)
 
 
 def asked_of(

@@ -188,16 +188,15 @@ class LlmBatchRepository(Repository):
         connection.execute(update(llm_batches).where(mine).values(questions=len(taken)))
         return _batch(connection.execute(select(llm_batches).where(mine)).one())
 
-    async def llm_batches(self) -> list[LlmBatch]:
+    @read
+    def llm_batches(self, connection: Connection) -> list[LlmBatch]:
         """Those that are not done, the oldest first."""
         query = (
             select(llm_batches)
             .where(batches.state != BatchState.DONE)
             .order_by(batches.created_at, batches.id)
         )
-        return await self._database.read(
-            lambda connection: [_batch(row) for row in connection.execute(query)]
-        )
+        return [_batch(row) for row in connection.execute(query)]
 
     @write
     def fence_llm_batch(self, connection: Connection, batch_id: str, seconds: float) -> bool:
@@ -225,13 +224,12 @@ class LlmBatchRepository(Repository):
         mine = (batches.id == batch.id) & (batches.state == batch.state.value)
         return await self._changes(update(llm_batches).where(mine).values(values))
 
-    async def llm_batch_items(self, batch: LlmBatch) -> dict[str, BatchItem]:
+    @read
+    def llm_batch_items(self, connection: Connection, batch: LlmBatch) -> dict[str, BatchItem]:
         """Its questions that have no end yet, by their keys; none where it is not as it was
         read."""
         query = select(llm_batch_items).where(_open_in(batch)).order_by(items.key)
-        return await self._database.read(
-            lambda connection: {row.key: _item(row) for row in connection.execute(query)}
-        )
+        return {row.key: _item(row) for row in connection.execute(query)}
 
     async def conclude_llm_item(self, key: str, batch: LlmBatch, state: ItemState) -> bool:
         """A batch has ended for one of its questions. False where it had before, or is not as it
@@ -239,10 +237,9 @@ class LlmBatchRepository(Repository):
         mine = (items.key == key) & _open_in(batch)
         return await self._changes(update(llm_batch_items).where(mine).values(state=state.value))
 
-    async def _changes(self, statement: Update) -> bool:
-        return await self._database.write(
-            lambda connection: connection.execute(statement).rowcount > 0
-        )
+    @write
+    def _changes(self, connection: Connection, statement: Update) -> bool:
+        return connection.execute(statement).rowcount > 0
 
     # --- those who wait -----------------------------------------------------------------------
 
@@ -284,14 +281,13 @@ class LlmBatchRepository(Repository):
         )
         return [_call(row.call) for row in gone if row.state == ItemState.COLLECTED]
 
-    async def llm_batch_counts(self) -> Mapping[tuple[str, str], int]:
+    @read
+    def llm_batch_counts(self, connection: Connection) -> Mapping[tuple[str, str], int]:
         """Questions by provider and state."""
         query = select(items.provider, items.state, func.count()).group_by(
             items.provider, items.state
         )
-        return await self._database.read(
-            lambda connection: {(row[0], row[1]): int(row[2]) for row in connection.execute(query)}
-        )
+        return {(row[0], row[1]): int(row[2]) for row in connection.execute(query)}
 
 
 def _wait(connection: Connection, key: str, job_id: str) -> None:

@@ -158,8 +158,15 @@ class LlmSpendRepository(Repository):
             )
         return rows
 
-    async def llm_spend(
-        self, by: SpentBy, *, since: str | None = None, until: str | None = None, limit: int = 100
+    @read
+    def llm_spend(
+        self,
+        connection: Connection,
+        by: SpentBy,
+        *,
+        since: str | None = None,
+        until: str | None = None,
+        limit: int = 100,
     ) -> list[SpendRow]:
         """What was spent, by one thing that calls have in common: on the days from `since` to
         `until` (`2026-11-22`), both included. Days in their order, all others with what has cost
@@ -169,11 +176,7 @@ class LlmSpendRepository(Repository):
             query = query.where(llm_calls.c.day >= since)
         if until is not None:
             query = query.where(llm_calls.c.day <= until)
-
-        def work(connection: Connection) -> list[SpendRow]:
-            return [SpendRow(**row._mapping) for row in connection.execute(query)]
-
-        return await self._database.read(work)
+        return [SpendRow(**row._mapping) for row in connection.execute(query)]
 
     @write
     def drop_llm_calls(self, connection: Connection, *, max_age: float, limit: int = 5000) -> int:

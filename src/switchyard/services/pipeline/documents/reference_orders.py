@@ -66,7 +66,7 @@ class ReferenceService:
         self, order: Order, payload: Mapping[str, Any], about: UploadMetadata
     ) -> str:
         """Start the job on what the payload has, else the same. Raises InvalidPayload."""
-        job_id = (await self.inbox.start_without_upload(_request(order, about, payload))).job_id
+        job_id = (await self.inbox.publish(_request(order, about, payload))).job_id
         await self.inbox.wait_for(job_id)
         return job_id
 

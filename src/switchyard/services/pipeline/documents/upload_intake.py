@@ -178,10 +178,6 @@ class UploadIntake:
             await self.discard(upload)
             raise
 
-    async def start_without_upload(self, request: JobRequest) -> Published:
-        """Start a job that reads no upload. Raises as `start` does."""
-        return await self._starter.publish(request)
-
     async def add_notice(self, about: UploadMetadata, job_id: str) -> None:
         """Tell a sender of the end of a run that another has started: of the errors only one who
         may read. Raises as `start` does."""

@@ -210,8 +210,9 @@ class CrawlRepository(Repository):
         )
         return Page(tuple(_progress(connection, each) for each in found.items), found.next_cursor)
 
-    async def crawl_pages(
-        self, crawl_id: str, *, limit: int = 50, cursor: str | None = None
+    @read
+    def crawl_pages(
+        self, connection: Connection, crawl_id: str, *, limit: int = 50, cursor: str | None = None
     ) -> Page[ListedPage]:
         """Pages of a crawl, the last due first. Raises ValueError as `list_jobs` does."""
         query = (
@@ -219,29 +220,36 @@ class CrawlRepository(Repository):
             .select_from(crawl_pages.outerjoin(jobs, jobs.c.id == crawl_pages.c.job_id))
             .where(crawl_pages.c.crawl_id == crawl_id, crawl_pages.c.main == 1)
         )
-        return await self._database.read(
-            lambda connection: fetch_page(
-                connection,
-                query,
-                crawl_pages.c.due_at,
-                crawl_pages.c.job_id,
-                _listed,
-                limit,
-                cursor,
-            )
+        return fetch_page(
+            connection,
+            query,
+            crawl_pages.c.due_at,
+            crawl_pages.c.job_id,
+            _listed,
+            limit,
+            cursor,
         )
 
     async def cancel_crawl(self, crawl_id: str, now: float) -> int | None:
-        """Visit no more pages: those that wait are called off, those that are visited take up no
-        others. How many were called off; None where there is no such crawl."""
-
-        def end(connection: Connection) -> bool:
-            change = update(crawls).where(crawls.c.id == crawl_id)
-            done = connection.execute(change.values(cancelled_at=func.coalesce(_AT, now)))
-            return done.rowcount > 0
-
-        if not await self._database.write(end):
+        """Cancel a crawl: jobs of pages that wait are cancelled, pages that are visited just now
+        take up no others. Return how many jobs were cancelled; None where there is no such crawl.
+        """
+        if not await self._note_cancelled(crawl_id, now):
             return None
+        number = 0
+        while job_ids := await self._waiting_jobs(crawl_id):
+            await self._committer.submit_many([Cancel(each, now) for each in job_ids])
+            number += len(job_ids)
+        return number
+
+    @write
+    def _note_cancelled(self, connection: Connection, crawl_id: str, now: float) -> bool:
+        cancelled_at = func.coalesce(crawls.c.cancelled_at, now)
+        change = update(crawls).where(crawls.c.id == crawl_id).values(cancelled_at=cancelled_at)
+        return connection.execute(change).rowcount > 0
+
+    @read
+    def _waiting_jobs(self, connection: Connection, crawl_id: str) -> list[str]:
         waiting = (
             select(jobs.c.id)
             .join(crawl_pages, crawl_pages.c.job_id == jobs.c.id)
@@ -252,49 +260,56 @@ class CrawlRepository(Repository):
             )
             .limit(CANCEL_BATCH_SIZE)
         )
-        number = 0
-        while True:
-            ids = await self._database.read(
-                lambda connection: list(connection.execute(waiting).scalars())
-            )
-            if not ids:
-                return number
-            await self._committer.submit_many([Cancel(each, now) for each in ids])
-            number += len(ids)
+        return list(connection.scalars(waiting))
 
     async def drop_old_crawls(self, age: float) -> int:
-        """Forget crawls that began so many seconds ago, and whose pages have all ended; how many.
+        """Delete crawls that began so many seconds ago, and whose pages have all ended. Return how
+        many.
 
-        One stays as long as a page of it may still be visited, as by a redrive: its job would have
-        lost its crawl. Their jobs and documents stay. Safe to interrupt: the pages go first.
+        A crawl stays as long as a page of it may still be visited, as by a redrive: that job would
+        have lost its crawl. Jobs and documents stay. Safe to interrupt: the pages go first.
         """
         number = 0
         began = self.clock.time() - age
-        while True:
-            crawl_id = await self._database.read(
-                lambda connection: connection.scalar(_next_old(began, self.clock.time()))
-            )
-            if crawl_id is None:
-                return number
+        while (crawl_id := await self._oldest_ended_crawl(began)) is not None:
+            while await self._drop_some_pages(crawl_id):
+                pass
             number += await self._drop_crawl(crawl_id)
+        return number
 
-    async def _drop_crawl(self, crawl_id: str) -> int:
+    @read
+    def _oldest_ended_crawl(self, connection: Connection, began: float) -> str | None:
+        """Return the oldest crawl from before `began` that nothing needs any more."""
+        letters = select(dead_letters.c.job_id).where(
+            dead_letters.c.state == DeadLetterState.WAITING
+        )
+        redrivable = or_(
+            jobs.c.updated_at > self.clock.time() - DEAD_TTL_SECONDS,
+            jobs.c.id.in_(letters.where(dead_letters.c.job_id.is_not(None))),
+        )
+        dead = and_(jobs.c.state == State.DEAD, redrivable)
+        needed = (
+            select(jobs.c.id)
+            .join(crawl_pages, crawl_pages.c.job_id == jobs.c.id)
+            .where(
+                crawl_pages.c.crawl_id == crawls.c.id,
+                or_(jobs.c.state.not_in(FINISHED), dead),
+            )
+            .exists()
+        )
+        query = select(crawls.c.id).where(crawls.c.created_at < began, ~needed)
+        return connection.scalar(query.order_by(crawls.c.created_at, crawls.c.id).limit(1))
+
+    @write
+    def _drop_some_pages(self, connection: Connection, crawl_id: str) -> int:
         mine = crawl_pages.c.crawl_id == crawl_id
         some = select(crawl_pages.c.address).where(mine).limit(DROP_BATCH_SIZE)
         pages = delete(crawl_pages).where(mine, crawl_pages.c.address.in_(some))
+        return connection.execute(pages).rowcount
 
-        def drop_some(connection: Connection) -> int:
-            return connection.execute(pages).rowcount
-
-        def drop_crawl(connection: Connection) -> int:
-            return connection.execute(delete(crawls).where(crawls.c.id == crawl_id)).rowcount
-
-        while await self._database.write(drop_some):
-            continue
-        return await self._database.write(drop_crawl)
-
-
-_AT = crawls.c.cancelled_at
+    @write
+    def _drop_crawl(self, connection: Connection, crawl_id: str) -> int:
+        return connection.execute(delete(crawls).where(crawls.c.id == crawl_id)).rowcount
 
 
 def _of_key(key: str) -> Select[Any]:
@@ -350,24 +365,3 @@ def _listed(row: Row[Any]) -> ListedPage:
         outcome = result.get("skipped") or (document and f"document {document}")
     shown = None if outcome is None else str(outcome)[:_OUTCOME]
     return ListedPage(_page(row), str(row.state or "gone"), shown)
-
-
-def _next_old(began: float, now: float) -> Select[Any]:
-    """The oldest crawl from before then that is needed no more."""
-    letters = select(dead_letters.c.job_id).where(dead_letters.c.state == DeadLetterState.WAITING)
-    redrivable = or_(
-        jobs.c.updated_at > now - DEAD_TTL_SECONDS,
-        jobs.c.id.in_(letters.where(dead_letters.c.job_id.is_not(None))),
-    )
-    dead = and_(jobs.c.state == State.DEAD, redrivable)
-    needed = (
-        select(jobs.c.id)
-        .join(crawl_pages, crawl_pages.c.job_id == jobs.c.id)
-        .where(
-            crawl_pages.c.crawl_id == crawls.c.id,
-            or_(jobs.c.state.not_in(FINISHED), dead),
-        )
-        .exists()
-    )
-    query = select(crawls.c.id).where(crawls.c.created_at < began, ~needed)
-    return query.order_by(crawls.c.created_at, crawls.c.id).limit(1)

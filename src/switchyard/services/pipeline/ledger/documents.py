@@ -99,8 +99,10 @@ class DocumentRepository(Repository):
         row = connection.execute(query).one_or_none()
         return None if row is None else _document(row)
 
-    async def list_documents(
+    @read
+    def list_documents(
         self,
+        connection: Connection,
         *,
         state: str | None = None,
         not_states: Collection[str] = (),
@@ -121,20 +123,23 @@ class DocumentRepository(Repository):
             query = query.where(documents.c.source == source)
         if classes:
             query = query.where(in_classes(documents.c.id, classes))
-        return await self._database.read(
-            lambda connection: fetch_page(
-                connection,
-                query,
-                documents.c.created_at,
-                documents.c.id,
-                _document,
-                limit,
-                cursor,
-            )
+        return fetch_page(
+            connection,
+            query,
+            documents.c.created_at,
+            documents.c.id,
+            _document,
+            limit,
+            cursor,
         )
 
-    async def documents_after(
-        self, wanted: DocumentFilter, after: tuple[float, str] | None, limit: int
+    @read
+    def documents_after(
+        self,
+        connection: Connection,
+        wanted: DocumentFilter,
+        after: tuple[float, str] | None,
+        limit: int,
     ) -> list[Document]:
         """Documents, oldest first, from behind that `(created_at, id)` on."""
         key = tuple_(documents.c.created_at, documents.c.id)
@@ -142,19 +147,19 @@ class DocumentRepository(Repository):
         if after is not None:
             query = query.where(key > tuple_(*after))
         query = query.order_by(documents.c.created_at, documents.c.id).limit(limit)
-        return await self._database.read(
-            lambda connection: [_document(row) for row in connection.execute(query)]
-        )
+        return [_document(row) for row in connection.execute(query)]
 
-    async def document_ids(self, wanted: DocumentFilter) -> set[str]:
+    @read
+    def document_ids(self, connection: Connection, wanted: DocumentFilter) -> set[str]:
         """The ids of these documents."""
         query = _filtered(select(documents.c.id), wanted)
-        return await self._database.read(lambda connection: set(connection.scalars(query)))
+        return set(connection.scalars(query))
 
-    async def count_documents(self, wanted: DocumentFilter) -> int:
+    @read
+    def count_documents(self, connection: Connection, wanted: DocumentFilter) -> int:
         """How many there are."""
         query = _filtered(select(func.count()).select_from(documents), wanted)
-        return await self._database.read(lambda connection: connection.scalar(query) or 0)
+        return connection.scalar(query) or 0
 
     @write
     def set_stage(

@@ -8,19 +8,20 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, select
+from sqlalchemy import Connection, Row, Select, select
 
 from switchyard.services.engine.ledger.sql.dialect import among
 from switchyard.services.engine.ledger.sql.paging import MAX_PAGE
 from switchyard.services.engine.records.errors import InvalidCursor
-from switchyard.services.pipeline.ledger.graph_rankings import current_generation
+from switchyard.services.pipeline.ledger.graph_rankings import is_current_rank
 from switchyard.services.pipeline.ledger.pipeline_tables import (
     graph_documents,
+    graph_edges,
     graph_keys,
     graph_nodes,
     graph_ranks,
 )
-from switchyard.services.pipeline.records.graph import GraphNode, NodeKind
+from switchyard.services.pipeline.records.graph import EdgeKind, GraphEdge, GraphNode, NodeKind
 
 
 def node_of(connection: Connection, key: str) -> int | None:
@@ -43,14 +44,10 @@ def nodes_of(
     """Nodes by their ids; those that are there."""
     if not ids:
         return {}
-    ranked = and_(
-        graph_ranks.c.node_id == graph_nodes.c.id,
-        graph_ranks.c.generation == current_generation(),
-    )
     query: Select[Any] = (
         select(graph_nodes, graph_ranks.c.rank, graph_ranks.c.community)
         .select_from(graph_nodes)
-        .outerjoin(graph_ranks, ranked)
+        .outerjoin(graph_ranks, is_current_rank())
         .where(among(connection, graph_nodes.c.id, ids))
     )
     here = select(graph_documents.c.node_id, graph_documents.c.document_id).where(
@@ -88,6 +85,16 @@ def keys_of(connection: Connection, ids: Iterable[int]) -> dict[int, str]:
     query = select(graph_nodes.c.id, graph_nodes.c.key)
     rows = connection.execute(query.where(among(connection, graph_nodes.c.id, ids)))
     return {row.id: row.key for row in rows}
+
+
+def of_kinds(query: Select[Any], kinds: Collection[EdgeKind]) -> Select[Any]:
+    """Return the query for edges of these kinds; of all where there are none."""
+    return query.where(graph_edges.c.kind.in_(sorted(map(str, kinds)))) if kinds else query
+
+
+def edge_between(source: str, target: str, row: Row[Any]) -> GraphEdge:
+    """Return the edge that a row describes, between the keys of two nodes."""
+    return GraphEdge(source, target, EdgeKind(row.kind), row.weight, row.provenance)
 
 
 def check_limit(limit: int) -> None:

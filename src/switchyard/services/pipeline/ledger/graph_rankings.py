@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
-from sqlalchemy import Connection, ScalarSelect, delete, func, insert, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    and_,
+    delete,
+    func,
+    insert,
+    select,
+    tuple_,
+    update,
+)
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.pipeline.ledger.pipeline_tables import (
     graph_edges,
+    graph_nodes,
     graph_rankings,
     graph_ranks,
 )
@@ -22,16 +35,25 @@ EdgeMark = tuple[int, str, int, int]
 
 
 def current_generation() -> ScalarSelect[int]:
-    """The ranking that is shown, as a part of any query."""
+    """Return the ranking that is shown, as a part of any query."""
     done = graph_rankings.c.finished_at.is_not(None)
     return select(func.max(graph_rankings.c.generation)).where(done).scalar_subquery()
+
+
+def is_current_rank() -> ColumnElement[bool]:
+    """Return the condition that joins a node with its rank in the ranking that is shown."""
+    return and_(
+        graph_ranks.c.node_id == graph_nodes.c.id,
+        graph_ranks.c.generation == current_generation(),
+    )
 
 
 class GraphRankings(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def edges_to_rank(
-        self, after: EdgeMark | None, limit: int
+    @read
+    def edges_to_rank(
+        self, connection: Connection, after: EdgeMark | None, limit: int
     ) -> tuple[list[tuple[int, int, bool, float]], EdgeMark | None]:
         """Source, target, whether it is a citation, and weight of the edges between works, some of
         them; and the mark to go on from, None behind the last."""
@@ -42,82 +64,71 @@ class GraphRankings(Repository):
         if after is not None:
             query = query.where(mark > tuple_(*after))
         query = query.order_by(*mark.clauses).limit(limit)
-
-        def work(
-            connection: Connection,
-        ) -> tuple[list[tuple[int, int, bool, float]], EdgeMark | None]:
-            rows = connection.execute(query).all()
-            last = (rows[-1][0], rows[-1][1], rows[-1][2], rows[-1][3]) if rows else None
-            more = last if len(rows) == limit else None
-            return [(row[0], row[2], row[1] == EdgeKind.CITES, row[4]) for row in rows], more
-
-        return await self._database.read(work)
+        rows = connection.execute(query).all()
+        last = (rows[-1][0], rows[-1][1], rows[-1][2], rows[-1][3]) if rows else None
+        more = last if len(rows) == limit else None
+        return [(row[0], row[2], row[1] == EdgeKind.CITES, row[4]) for row in rows], more
 
     async def begin_ranking(self) -> int:
-        """The number of a new ranking, which nobody sees. What others left unfinished goes."""
-
-        def work(connection: Connection) -> int:
-            last = connection.scalar(select(func.max(graph_rankings.c.generation))) or 0
-            unfinished = delete(graph_rankings).where(graph_rankings.c.finished_at.is_(None))
-            connection.execute(unfinished)
-            generation = last + 1
-            row = {"generation": generation, "nodes": 0, "edges": 0, "communities": 0, "seconds": 0}
-            connection.execute(insert(graph_rankings).values(row))
-            return generation
-
-        generation = await self._database.write(work)
+        """Return the number of a new ranking, which nobody sees; unfinished ones are deleted."""
+        generation = await self._replace_unfinished()
         await self._drop_ranks()
         return generation
+
+    @write
+    def _replace_unfinished(self, connection: Connection) -> int:
+        last = connection.scalar(select(func.max(graph_rankings.c.generation))) or 0
+        connection.execute(delete(graph_rankings).where(graph_rankings.c.finished_at.is_(None)))
+        row = {"generation": last + 1, "nodes": 0, "edges": 0, "communities": 0, "seconds": 0}
+        connection.execute(insert(graph_rankings).values(row))
+        return last + 1
 
     async def put_ranks(self, generation: int, ranks: Sequence[tuple[int, float, int]]) -> None:
         """Add node, PageRank and community of some nodes."""
         for start in range(0, len(ranks), BATCH_SIZE):
-            rows = [
-                {"generation": generation, "node_id": node, "rank": rank, "community": community}
-                for node, rank, community in ranks[start : start + BATCH_SIZE]
-            ]
+            await self._insert_ranks(generation, ranks[start : start + BATCH_SIZE])
 
-            def work(connection: Connection, rows: list[dict[str, float]] = rows) -> None:
-                connection.execute(insert(graph_ranks), rows)
-
-            await self._database.write(work)
+    @write
+    def _insert_ranks(
+        self, connection: Connection, generation: int, ranks: Sequence[tuple[int, float, int]]
+    ) -> None:
+        rows = [
+            {"generation": generation, "node_id": node, "rank": rank, "community": community}
+            for node, rank, community in ranks
+        ]
+        connection.execute(insert(graph_ranks), rows)
 
     async def finish_ranking(self, ranking: Ranking) -> bool:
-        """Show it from now on, all at once, in the place of the one before. False where another
-        has begun meanwhile: this one is not shown."""
-        values = {
-            "finished_at": ranking.finished_at,
-            "nodes": ranking.nodes,
-            "edges": ranking.edges,
-            "communities": ranking.communities,
-            "seconds": ranking.seconds,
-        }
-        mine = graph_rankings.c.generation == ranking.generation
-
-        def work(connection: Connection) -> bool:
-            shown = update(graph_rankings).where(mine).values(values)
-            if connection.execute(shown.returning(graph_rankings.c.generation)).first() is None:
-                return False
-            before = graph_rankings.c.generation < ranking.generation
-            connection.execute(delete(graph_rankings).where(before))
-            return True
-
-        shown = await self._database.write(work)
+        """Show a ranking from now on, all at once, in the place of the one before. Return False
+        where another has begun meanwhile: then this one is not shown."""
+        is_shown = await self._show_ranking(ranking)
         await self._drop_ranks()
-        return shown
+        return is_shown
+
+    @write
+    def _show_ranking(self, connection: Connection, ranking: Ranking) -> bool:
+        generation = graph_rankings.c.generation
+        values = asdict(ranking)
+        finished = (
+            update(graph_rankings)
+            .where(generation == values.pop("generation"))
+            .values(values)
+            .returning(generation)
+        )
+        if connection.execute(finished).first() is None:
+            return False
+        connection.execute(delete(graph_rankings).where(generation < ranking.generation))
+        return True
 
     async def _drop_ranks(self) -> None:
         """Delete the ranks of rankings that are not there any more."""
-        key = tuple_(graph_ranks.c.generation, graph_ranks.c.node_id)
-        there = select(graph_rankings.c.generation)
-        some = (
-            select(graph_ranks.c.generation, graph_ranks.c.node_id)
-            .where(graph_ranks.c.generation.not_in(there))
-            .limit(BATCH_SIZE)
-        )
-
-        def work(connection: Connection) -> int:
-            return connection.execute(delete(graph_ranks).where(key.in_(some))).rowcount
-
-        while await self._database.write(work):
+        while await self._drop_some_ranks():
             pass
+
+    @write
+    def _drop_some_ranks(self, connection: Connection) -> int:
+        columns = graph_ranks.c
+        unranked = columns.generation.not_in(select(graph_rankings.c.generation))
+        some = select(columns.generation, columns.node_id).where(unranked).limit(BATCH_SIZE)
+        key = tuple_(columns.generation, columns.node_id)
+        return connection.execute(delete(graph_ranks).where(key.in_(some))).rowcount

@@ -8,7 +8,6 @@ from typing import Any
 from sqlalchemy import (
     Connection,
     Row,
-    and_,
     func,
     literal,
     select,
@@ -22,12 +21,14 @@ from switchyard.services.engine.records.results import Page
 from switchyard.services.pipeline.ledger.graph_lookup import (
     check_limit,
     decode_place,
+    edge_between,
     encode_place,
     keys_of,
     node_of,
     nodes_of,
+    of_kinds,
 )
-from switchyard.services.pipeline.ledger.graph_rankings import current_generation
+from switchyard.services.pipeline.ledger.graph_rankings import current_generation, is_current_rank
 from switchyard.services.pipeline.ledger.pipeline_tables import (
     graph_documents,
     graph_edges,
@@ -94,8 +95,10 @@ class GraphReads(Repository):
             next_cursor=encode_place(rows[-1].way, rows[-1].kind, rows[-1].other) if more else None,
         )
 
-    async def graph_cited(
+    @read
+    def graph_cited(
         self,
+        connection: Connection,
         *,
         kind: NodeKind | None = None,
         community: int | None = None,
@@ -108,12 +111,8 @@ class GraphReads(Repository):
         check_limit(limit)
         by = graph_ranks.c.rank if by_rank else graph_nodes.c.cited
         query = select(graph_nodes.c.id, by.label("by")).select_from(graph_nodes)
-        ranked = and_(
-            graph_ranks.c.node_id == graph_nodes.c.id,
-            graph_ranks.c.generation == current_generation(),
-        )
         if by_rank or community is not None:
-            query = query.join(graph_ranks, ranked)
+            query = query.join(graph_ranks, is_current_rank())
         if not by_rank:
             query = query.where(graph_nodes.c.cited > 0)
         if community is not None:
@@ -125,17 +124,13 @@ class GraphReads(Repository):
                 tuple_(by, graph_nodes.c.id) < tuple_(*decode_place(cursor, (float, int)))
             )
         query = query.order_by(by.desc(), graph_nodes.c.id.desc()).limit(limit + 1)
-
-        def work(connection: Connection) -> Page[GraphNode]:
-            rows = connection.execute(query).all()
-            more, rows = len(rows) > limit, rows[:limit]
-            nodes = nodes_of(connection, [row.id for row in rows])
-            return Page(
-                items=tuple(nodes[row.id] for row in rows if row.id in nodes),
-                next_cursor=encode_place(rows[-1].by, rows[-1].id) if more else None,
-            )
-
-        return await self._database.read(work)
+        rows = connection.execute(query).all()
+        more, rows = len(rows) > limit, rows[:limit]
+        nodes = nodes_of(connection, [row.id for row in rows])
+        return Page(
+            items=tuple(nodes[row.id] for row in rows if row.id in nodes),
+            next_cursor=encode_place(rows[-1].by, rows[-1].id) if more else None,
+        )
 
     async def graph_cocited(self, key: str, limit: int = 20) -> RelatedWorks | None:
         """Works that are cited together with one, by how many. Raises ValueError as above."""
@@ -201,8 +196,9 @@ class GraphReads(Repository):
         ids = list(connection.scalars(query))
         return sorted(nodes_of(connection, ids).items())
 
-    async def graph_edges_after(
-        self, after: Sequence[Any] | None, limit: int
+    @read
+    def graph_edges_after(
+        self, connection: Connection, after: Sequence[Any] | None, limit: int
     ) -> tuple[list[GraphEdge], Sequence[Any] | None]:
         """All edges in one order, some of them; and where to go on, None behind the last."""
         edges = graph_edges.c
@@ -210,14 +206,14 @@ class GraphReads(Repository):
         query = select(graph_edges).order_by(*place).limit(limit)
         if after is not None:
             query = query.where(tuple_(*place) > tuple_(*after))
-
-        def work(connection: Connection) -> tuple[list[GraphEdge], Sequence[Any] | None]:
-            rows = connection.execute(query).all()
-            keys = keys_of(connection, {end for row in rows for end in (row.source, row.target)})
-            more = tuple(rows[-1][:4]) if len(rows) == limit else None
-            return [edge for row in rows if (edge := _edge(keys, row)) is not None], more
-
-        return await self._database.read(work)
+        rows = connection.execute(query).all()
+        keys = keys_of(connection, {end for row in rows for end in (row.source, row.target)})
+        more = tuple(rows[-1][:4]) if len(rows) == limit else None
+        return [
+            edge_between(keys[row.source], keys[row.target], row)
+            for row in rows
+            if row.source in keys and row.target in keys  # else merged just now
+        ], more
 
     @read
     def _related(
@@ -282,8 +278,7 @@ def _neighbour_rows(
             func.max(graph_edges.c.weight).label("weight"),
             func.min(graph_edges.c.provenance).label("provenance"),
         ).where(mine == node_id)
-        if kinds:
-            query = query.where(graph_edges.c.kind.in_(sorted(map(str, kinds))))
+        query = of_kinds(query, kinds)
         if after is not None and after[0] == way:
             query = query.where(tuple_(graph_edges.c.kind, theirs) > tuple_(*after[1:]))
         grouped = query.group_by(graph_edges.c.kind, theirs).order_by(graph_edges.c.kind, theirs)
@@ -298,12 +293,5 @@ def _neighbour_rows(
 def _neighbour(nodes: dict[int, GraphNode], node_id: int, row: Row[Any]) -> Neighbour:
     here, there = nodes[node_id].key, nodes[row.other].key
     source, target = (there, here) if row.way else (here, there)
-    edge = GraphEdge(source, target, EdgeKind(row.kind), row.weight, row.provenance)
+    edge = edge_between(source, target, row)
     return Neighbour(nodes[row.other], edge, Direction.IN if row.way else Direction.OUT)
-
-
-def _edge(keys: dict[int, str], row: Row[Any]) -> GraphEdge | None:
-    if row.source not in keys or row.target not in keys:
-        return None  # merged just now
-    kind = EdgeKind(row.kind)
-    return GraphEdge(keys[row.source], keys[row.target], kind, row.weight, row.provenance)

@@ -9,9 +9,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.base import Repository, read
 from switchyard.services.engine.ledger.sql.dialect import among
-from switchyard.services.pipeline.ledger.graph_lookup import node_of, nodes_of
+from switchyard.services.pipeline.ledger.graph_lookup import (
+    edge_between,
+    node_of,
+    nodes_of,
+    of_kinds,
+)
 from switchyard.services.pipeline.ledger.pipeline_tables import graph_edges
 from switchyard.services.pipeline.records.graph import (
     Direction,
@@ -45,8 +50,10 @@ class GraphWalks(Repository):
     """All raise LedgerUnavailable when the database is away, and give None where there is no such
     node. `kinds` are the kinds of edges that are followed, all where there are none."""
 
-    async def graph_neighbourhood(
+    @read
+    def graph_neighbourhood(
         self,
+        connection: Connection,
         key: str,
         *,
         depth: int = 1,
@@ -60,26 +67,24 @@ class GraphWalks(Repository):
             raise ValueError(f"depth must be 1 to {MAX_DEPTH}")
         if not 1 <= limit <= MAX_NEARBY:
             raise ValueError(f"limit must be 1 to {MAX_NEARBY}")
+        start = node_of(connection, key)
+        if start is None:
+            return None
+        distances, truncated = _around(connection, start, depth, kinds, direction, limit)
+        nodes = nodes_of(connection, distances)
+        order = [each for each in distances if each in nodes]
+        rows = _between(connection, nodes, kinds)
+        return Neighbourhood(
+            nodes=[nodes[each] for each in order],
+            distances=[distances[each] for each in order],
+            edges=[_edge(nodes, row) for row in rows[:MAX_SHOWN_EDGES]],
+            truncated=truncated or len(rows) > MAX_SHOWN_EDGES,
+        )
 
-        def work(connection: Connection) -> Neighbourhood | None:
-            start = node_of(connection, key)
-            if start is None:
-                return None
-            distances, truncated = _around(connection, start, depth, kinds, direction, limit)
-            nodes = nodes_of(connection, distances)
-            order = [each for each in distances if each in nodes]
-            rows = _between(connection, nodes, kinds)
-            return Neighbourhood(
-                nodes=[nodes[each] for each in order],
-                distances=[distances[each] for each in order],
-                edges=[_edge(nodes, row) for row in rows[:MAX_SHOWN_EDGES]],
-                truncated=truncated or len(rows) > MAX_SHOWN_EDGES,
-            )
-
-        return await self._database.read(work)
-
-    async def graph_paths(
+    @read
+    def graph_paths(
         self,
+        connection: Connection,
         start: str,
         end: str,
         *,
@@ -95,19 +100,15 @@ class GraphWalks(Repository):
             raise ValueError(f"longest must be 1 to {MAX_PATH}")
         if not 1 <= limit <= MAX_PATHS:
             raise ValueError(f"limit must be 1 to {MAX_PATHS}")
-
-        def work(connection: Connection) -> GraphPaths | None:
-            ends = node_of(connection, start), node_of(connection, end)
-            if ends[0] is None or ends[1] is None:
-                return None
-            search = _Search(connection, kinds, direction)
-            ways = search.between(ends[0], ends[1], longest, limit)
-            nodes = nodes_of(connection, {each for way in ways for each in way})
-            edges = _joining(connection, nodes, ways, kinds, direction)
-            paths = [path for way in ways if (path := _path(nodes, edges, way)) is not None]
-            return GraphPaths(paths, complete=not search.given_up and len(paths) == len(ways))
-
-        return await self._database.read(work)
+        ends = node_of(connection, start), node_of(connection, end)
+        if ends[0] is None or ends[1] is None:
+            return None
+        search = _Search(connection, kinds, direction)
+        ways = search.between(ends[0], ends[1], longest, limit)
+        nodes = nodes_of(connection, {each for way in ways for each in way})
+        edges = _joining(connection, nodes, ways, kinds, direction)
+        paths = [path for way in ways if (path := _path(nodes, edges, way)) is not None]
+        return GraphPaths(paths, complete=not search.given_up and len(paths) == len(ways))
 
 
 class _Search:
@@ -216,9 +217,7 @@ def _steps(
     ):
         if direction not in (way, Direction.BOTH):
             continue
-        query = select(here, there).where(among(connection, here, nodes))
-        if kinds:
-            query = query.where(edges.kind.in_(sorted(map(str, kinds))))
+        query = of_kinds(select(here, there).where(among(connection, here, nodes)), kinds)
         found += [(row[0], row[1]) for row in connection.execute(query.limit(limit))]
     return found
 
@@ -240,11 +239,9 @@ def _between(
         # A sum has no index: a work that a million others cite is not read from that end.
         among(connection, edges.target + 0, nodes),
     )
-    if kinds:
-        query = query.where(edges.kind.in_(sorted(map(str, kinds))))
     place = (edges.source, edges.kind, edges.target)
-    query = query.group_by(*place).order_by(*place).limit(MAX_SHOWN_EDGES + 1)
-    return list(connection.execute(query))
+    grouped = of_kinds(query, kinds).group_by(*place).order_by(*place).limit(MAX_SHOWN_EDGES + 1)
+    return list(connection.execute(grouped))
 
 
 def _joining(
@@ -277,13 +274,7 @@ def _path(
 
 
 def _edge(nodes: dict[int, GraphNode], row: Row[Any]) -> GraphEdge:
-    return GraphEdge(
-        nodes[row.source].key,
-        nodes[row.target].key,
-        EdgeKind(row.kind),
-        row.weight,
-        row.provenance,
-    )
+    return edge_between(nodes[row.source].key, nodes[row.target].key, row)
 
 
 def _turned(direction: Direction, side: int) -> Direction:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from switchyard.services.engine.ledger.sql.base import Repository, write
+from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import among, insert_into
 from switchyard.services.pipeline.ledger.graph_nodes import GraphNodes
 from switchyard.services.pipeline.ledger.pipeline_tables import (
@@ -25,8 +25,12 @@ _WORK_ITSELF = 0
 class GraphWrites(Repository):
     """All raise LedgerUnavailable when the database is away."""
 
-    async def put_in_graph(
-        self, document: NodeDescription, edges: Mapping[EdgeKind, Sequence[NewEdge]]
+    @write
+    def put_in_graph(
+        self,
+        connection: Connection,
+        document: NodeDescription,
+        edges: Mapping[EdgeKind, Sequence[NewEdge]],
     ) -> None:
         """The document is in the graph as it is described, and has these edges of these kinds, and
         no others of them; its edges of other kinds stay. Twice is the same as once.
@@ -38,44 +42,38 @@ class GraphWrites(Repository):
         if document_id is None:
             raise ValueError("describe a document: one with a document_id")
         kinds = {str(kind): each for kind, each in edges.items()}
-
-        def work(connection: Connection) -> None:
-            told = [edge for each in kinds.values() for edge in each]
-            nodes = GraphNodes(connection)
-            targets = [edge.target for edge in told]
-            nodes.load(
-                [document, *targets, *(edge.target for each in targets for edge in each.edges)]
-            )
-            owner, source, left = _place(connection, nodes, document, document_id)
-            rows: dict[tuple[str, int], dict[str, Any]] = {}
-            found = [
-                (kind, edge, _find(connection, nodes, edge.target))
-                for kind, each in kinds.items()
-                for edge in each
-            ]
-            _update_works(connection, nodes)
-            nodes.flush()
-            source = nodes.now(source)
-            for kind, edge, node_id in found:
-                target = nodes.now(node_id)
-                known = rows.get((kind, target))
-                if target != source and (known is None or known["weight"] < edge.weight):
-                    rows[kind, target] = _edge(source, kind, target, owner, edge)
-            before = _cited(connection, source)
-            mine = (graph_edges.c.source == source) & graph_edges.c.kind.in_(list(kinds))
-            removed = connection.scalars(
-                delete(graph_edges)
-                .where(mine, graph_edges.c.owner == owner)
-                .returning(graph_edges.c.target)
-            )
-            left |= set(removed)
-            if rows:
-                connection.execute(insert(graph_edges), list(rows.values()))
-                left |= _without_hearsay(connection, source, {kind for kind, _ in rows})
-            _count(connection, before, _cited(connection, source))
-            nodes.drop_idle(left - {target for _, target in rows})
-
-        await self._database.write(work)
+        told = [edge for each in kinds.values() for edge in each]
+        nodes = GraphNodes(connection)
+        targets = [edge.target for edge in told]
+        nodes.load([document, *targets, *(edge.target for each in targets for edge in each.edges)])
+        owner, source, left = _place(connection, nodes, document, document_id)
+        rows: dict[tuple[str, int], dict[str, Any]] = {}
+        found = [
+            (kind, edge, _find(connection, nodes, edge.target))
+            for kind, each in kinds.items()
+            for edge in each
+        ]
+        _update_works(connection, nodes)
+        nodes.flush()
+        source = nodes.now(source)
+        for kind, edge, node_id in found:
+            target = nodes.now(node_id)
+            known = rows.get((kind, target))
+            if target != source and (known is None or known["weight"] < edge.weight):
+                rows[kind, target] = _edge(source, kind, target, owner, edge)
+        before = _cited(connection, source)
+        mine = (graph_edges.c.source == source) & graph_edges.c.kind.in_(list(kinds))
+        removed = connection.scalars(
+            delete(graph_edges)
+            .where(mine, graph_edges.c.owner == owner)
+            .returning(graph_edges.c.target)
+        )
+        left |= set(removed)
+        if rows:
+            connection.execute(insert(graph_edges), list(rows.values()))
+            left |= _without_hearsay(connection, source, {kind for kind, _ in rows})
+        _count(connection, before, _cited(connection, source))
+        nodes.drop_idle(left - {target for _, target in rows})
 
     @write
     def drop_from_graph(self, connection: Connection, document_id: str) -> bool:
@@ -101,11 +99,12 @@ class GraphWrites(Repository):
         nodes.drop_idle(left)
         return True
 
-    async def graph_strays(self, limit: int = 100) -> list[str]:
+    @read
+    def graph_strays(self, connection: Connection, limit: int = 100) -> list[str]:
         """Documents that the graph has and the ledger has not: they were deleted."""
         here = select(documents.c.id).where(documents.c.id == graph_documents.c.document_id)
         query = select(graph_documents.c.document_id).where(~here.exists()).limit(limit)
-        return await self._database.read(lambda connection: list(connection.scalars(query)))
+        return list(connection.scalars(query))
 
 
 def _place(

@@ -9,13 +9,10 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from switchyard.services.common.errors import RetryableError
 from switchyard.services.engine.backfill.sources import (
     Cursor,
     Item,
     Source,
-    SourceAway,
-    SourceFailed,
     Unusable,
 )
 from switchyard.services.pipeline.sources.arxiv.arxiv_client import (
@@ -26,7 +23,7 @@ from switchyard.services.pipeline.sources.arxiv.arxiv_client import (
 from switchyard.services.pipeline.sources.arxiv.arxiv_client import (
     Cursor as ListingCursor,
 )
-from switchyard.services.pipeline.sources.source_errors import SourceRefused
+from switchyard.services.pipeline.sources.source_client import backfill_errors
 
 PAGE_SIZE = 200
 
@@ -80,13 +77,9 @@ class ArxivSource(Source):
 
     async def total(self) -> int | None:
         begin, end = self._dates
-        try:
+        with backfill_errors():
             async with self._client() as client:
                 feed = await client.search(self.options.query, 0, 1, since=begin, until=end)
-        except SourceRefused as error:
-            raise SourceFailed(str(error)) from error
-        except RetryableError as error:
-            raise SourceAway(str(error)) from error
         return feed.total
 
     async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
@@ -94,7 +87,7 @@ class ArxivSource(Source):
         place = ListingCursor.parse(cursor["page"]) if cursor else None
         done = cursor["done"] if cursor else 0
         options = {"full_text": True} if self.options.full_text else {}
-        try:
+        with backfill_errors():
             async with self._client() as client:
                 pages = client.pages(
                     self.options.query,
@@ -110,10 +103,6 @@ class ArxivSource(Source):
                         values = payload_of(entry, **options)
                         yield Item(entry.id, values, {"page": str(page.window), "done": number})
                     done = 0
-        except SourceRefused as error:
-            raise SourceFailed(str(error)) from error
-        except RetryableError as error:
-            raise SourceAway(str(error)) from error
 
     def _client(self) -> AbstractAsyncContextManager[ArxivClient]:
         context = self.context

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -28,8 +28,7 @@ from urllib.parse import urlsplit
 from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.libraries import load
-from switchyard.services.engine.backfill.sources import SourceAway as BackfillSourceAway
-from switchyard.services.engine.backfill.sources import SourceContext, SourceFailed
+from switchyard.services.engine.backfill.sources import SourceAway, SourceContext, SourceFailed
 from switchyard.services.pipeline.sources.rate_headers import nothing_left, refused_for_now
 from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
@@ -283,21 +282,28 @@ class SourceClient:
         return str(bare)
 
 
+@contextmanager
+def backfill_errors() -> Iterator[None]:
+    """Raise errors as those of a backfill's source: SourceAway for a request that can be repeated
+    later, SourceFailed for any other."""
+    try:
+        yield
+    except PermanentError as error:
+        raise SourceFailed(str(error)) from error
+    except RetryableError as error:
+        raise SourceAway(str(error)) from error
+
+
 @asynccontextmanager
 async def backfill_client(
     server: SourceServer, context: SourceContext
 ) -> AsyncIterator[SourceClient]:
-    """Open a client whose errors become those of a backfill's source: what can be asked again
-    later, SourceAway; what can't, SourceFailed."""
-    try:
+    """Open a client for a backfill's source, with its errors (`backfill_errors`)."""
+    with backfill_errors():
         async with SourceClient.connect(
             server, context.settings, context.ledger, patience=context.patience
         ) as client:
             yield client
-    except PermanentError as error:
-        raise SourceFailed(str(error)) from error
-    except RetryableError as error:
-        raise BackfillSourceAway(str(error)) from error
 
 
 def _joined(url: str, target: str) -> str:

@@ -1,11 +1,12 @@
 """What can go wrong between a job and a server that it asks for something.
 
 RetryableError
-├── SourceUnavailable   can't be reached, too slow, 5xx, cut off
-├── InvalidSourceResponse      an answer that is none: another content type, broken, empty, without
-an end └── SourceBusy          not now: the fleet's next request is due later, or the server said so
-PermanentError ├── SourceRefused       the server refuses the request: a malformed id or query, no
-right to it └── SourceNotFound      there is no such thing
+├── SourceUnavailable       can't be reached, too slow, 5xx, cut off
+├── InvalidSourceResponse   not an answer: another content type, broken, empty, without an end
+└── SourceBusy              the fleet's next request is due later, or the server says so
+PermanentError
+├── SourceRefused           the server refuses the request: a malformed id or query, no right
+└── SourceNotFound          there is no such thing
 """
 
 from __future__ import annotations

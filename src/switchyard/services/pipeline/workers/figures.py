@@ -109,7 +109,10 @@ async def _described(
     from switchyard.services.pipeline.text.figures import MEDIA_TYPES, MEMORY_MB, cut
 
     pictures: Sequence[Picture] = await ctx.in_process(
-        cut, _original(ctx, files, original), timeout=CUT_TIMEOUT, memory_limit_mb=MEMORY_MB
+        cut,
+        files.source_file(original.result, original.content, ctx.settings),
+        timeout=CUT_TIMEOUT,
+        memory_limit_mb=MEMORY_MB,
     )
     described: list[dict[str, Any]] = []
     for start in range(0, len(pictures), _AT_ONCE):
@@ -157,7 +160,7 @@ async def analyze_image(payload: AnalyzeImage, ctx: JobContext) -> Outcome:
     if payload.figure is None:
         pieces: Sequence[Picture] = await ctx.in_process(
             page_pictures,
-            _original(ctx, files, original),
+            files.source_file(original.result, original.content, ctx.settings),
             payload.page,
             timeout=CUT_TIMEOUT,
             memory_limit_mb=MEMORY_MB,
@@ -189,19 +192,6 @@ async def _figure(files: DocumentFiles, original: StageOutput, number: int) -> M
 
 def _no_figure(payload: AnalyzeImage) -> NoSuchFigure:
     return NoSuchFigure(f"the picture of figure {payload.figure} was removed: describe them again")
-
-
-def _original(ctx: JobContext, files: DocumentFiles, original: StageOutput) -> Any:
-    from switchyard.services.pipeline.text.ocr import SourceFile
-
-    about = original.result
-    return SourceFile(
-        files.storage,
-        about["key"],
-        original.content or "",
-        about["media_type"],
-        ctx.settings.pdf_extractor,
-    )
 
 
 async def _answer_or_refusal(

@@ -214,7 +214,7 @@ class _Pages:
         about: Mapping[str, Any],
         content: str | None,
     ) -> None:
-        from switchyard.services.pipeline.text.ocr import OCR_VERSION, SourceFile, require_ocr
+        from switchyard.services.pipeline.text.ocr import OCR_VERSION, require_ocr
 
         if about["media_type"] not in (PDF, *IMAGES):
             raise UnsupportedDocument("plain text has no pages that OCR could read")
@@ -223,13 +223,7 @@ class _Pages:
         self._payload = payload
         self._files = files
         self._content = content
-        self._original = SourceFile(
-            files.storage,
-            about["key"],
-            content or "",
-            about["media_type"],
-            ctx.settings.pdf_extractor,
-        )
+        self._original = files.source_file(about, content, ctx.settings)
         self._hash = content_hash([content, OCR_VERSION, payload.language])
         self._last_start = time.monotonic() + TIME_BUDGET
         self.fresh = 0

@@ -27,6 +27,8 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST, ContentReplaced, Stage
 
 if TYPE_CHECKING:  # imported where a PDF is read
+    from switchyard.services.common.settings import Settings
+    from switchyard.services.pipeline.text.ocr import SourceFile
     from switchyard.services.pipeline.text.partial_results import Drafts
 
 _log = logging.getLogger(__name__)
@@ -162,6 +164,17 @@ class DocumentFiles:
         key = result_key(self.document_id)
         await self.storage.put_async(key, encoded(result))
         return key
+
+    def source_file(
+        self, about: Mapping[str, Any], content: str | None, settings: Settings
+    ) -> SourceFile:
+        """Return the original, for a process of its own that reads pictures of its pages. `about`
+        is the result of the first stage."""
+        from switchyard.services.pipeline.text.ocr import SourceFile
+
+        return SourceFile(
+            self.storage, about["key"], content or "", about["media_type"], settings.pdf_extractor
+        )
 
     async def figures(self, content: str | None) -> list[dict[str, Any]]:
         """The figures that were described of this content; none where they were not."""

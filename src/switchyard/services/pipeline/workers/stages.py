@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import Annotated, TypeVar
+from typing import Annotated, Protocol, TypeVar
 from uuid import UUID, uuid5
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -45,7 +45,14 @@ class DocumentJob(BaseModel):
     were paid for are reused nevertheless."""
 
 
-PayloadT = TypeVar("PayloadT", bound=DocumentJob)
+class _NamesDocument(Protocol):
+    """A payload that may name a document."""
+
+    @property
+    def document_id(self) -> str | None: ...
+
+
+PayloadT = TypeVar("PayloadT", bound=_NamesDocument)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +103,15 @@ class ContentReplaced(Exception):
     """The document has got other content meanwhile; the run that brought it does the rest."""
 
 
-def superseded(document_id: str) -> Done:
-    """The answer of a stage whose run has been superseded."""
-    return Done({"document_id": document_id, "superseded": True})
+def superseded(document_id: str | None) -> Done:
+    """Return the outcome of a stage whose run has been superseded."""
+    return Done({"document_id": document_id or "", "superseded": True})
 
 
 def ends_when_superseded(
     handler: Callable[[PayloadT, JobContext], Awaitable[Outcome]],
 ) -> Callable[[PayloadT, JobContext], Awaitable[Outcome]]:
-    """A handler whose job is done, with nothing to follow, where it raises ContentReplaced."""
+    """Make a handler whose job is done, with nothing to follow, where it raises ContentReplaced."""
 
     @wraps(handler)
     async def handle(payload: PayloadT, ctx: JobContext) -> Outcome:

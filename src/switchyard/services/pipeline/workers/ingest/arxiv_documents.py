@@ -11,7 +11,7 @@ from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.media import MARKDOWN, PDF
 from switchyard.services.common.files.uploads import FileIdentity, identify
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import Outcome, Snooze
+from switchyard.services.engine.jobs.outcomes import Outcome
 from switchyard.services.pipeline.sources.arxiv.arxiv_client import ArxivClient
 from switchyard.services.pipeline.sources.arxiv.arxiv_feed import ArxivId, Entry
 from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
@@ -21,11 +21,10 @@ from switchyard.services.pipeline.workers.ingest.incoming_document import (
     extract_next,
     is_taken,
     known_already,
+    source_lease,
 )
 from switchyard.services.pipeline.workers.stages import document_id_of
 
-RECHECK_INTERVAL = 1.0
-"""Seconds until a job looks again at a paper that another one has taken up meanwhile."""
 DOWNLOAD_TIMEOUT = 180.0
 """Seconds for a PDF."""
 
@@ -88,23 +87,15 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
         entry=entry.model_dump(mode="json")
         | {"withdrawn": entry.withdrawn, "full_text": offered.full_text},
     )
-    document_id = known.id if known else document_id_of(source)
+    document_id = document_id_of(source)
     if ctx.ledger is None:
         await arrival.store(ctx, document_id)
     else:
-        # One at a time, or the files of one version could end under the record of another.
-        async with ctx.ledger.leases.holding_lease(f"document {document_id}"):
-            if known is not None:
-                mine = await arrival.renew(ctx.ledger, known)
-            else:
-                mine = await arrival.place(ctx, claim)
-                if mine is not None and mine.pipeline != ctx.pipeline:
-                    return known_already(mine)
-            if mine is None:
-                # Another job was faster, perhaps with an older version.
-                return Snooze(RECHECK_INTERVAL, f"{source} is being taken in by another job")
-            document_id = mine.id
-            await arrival.store(ctx, document_id)
+        async with source_lease(ctx.ledger, source):
+            placed = await arrival.take_place(ctx, ctx.ledger, known, claim)
+        if not isinstance(placed, str):
+            return placed
+        document_id = placed
     again = known is not None and known.pipeline != ctx.pipeline
     return extract_next(
         document_id,

@@ -7,13 +7,14 @@ What is the same document, and which content wins, differs: of a file its conten
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from switchyard.services.common.files.keys import content_hash, upload_key
 from switchyard.services.common.files.uploads import FileIdentity
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import Done, Job, Next
+from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Snooze
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.records.documents import FINISHED_STATES
 from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles
@@ -28,6 +29,10 @@ from switchyard.services.pipeline.workers.stages import (
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.results import Document
+
+
+RECHECK_INTERVAL = 1.0
+"""Seconds until a job looks again at what another one has taken up meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,25 @@ class IncomingDocument:
         return await PipelineLedger(ledger).documents.renew_document(
             document, self.identity.sha256, source=self.source, **self._described()
         )
+
+    async def take_place(
+        self, ctx: JobContext, ledger: Ledger, known: Document | None, claim: Document | None
+    ) -> str | Done | Snooze:
+        """Renew the `known` document of the source, or make it, in the place of a `claim`; then run
+        the first stage. Hold the source's lease (`source_lease`) meanwhile.
+
+        Returns the document's id; or the job's outcome where nothing is to follow.
+        """
+        if known is not None:
+            mine = await self.renew(ledger, known)
+        else:
+            mine = await self.place(ctx, claim)
+            if mine is not None and mine.pipeline != ctx.pipeline:
+                return known_already(mine)
+        if mine is None:  # another job was faster, perhaps with an older version
+            return taken_by_another(self.source)
+        await self.store(ctx, mine.id)
+        return mine.id
 
     def _described(self) -> dict[str, Any]:
         return {
@@ -147,6 +171,17 @@ async def is_taken(ctx: JobContext, document: Document) -> bool:
         return False
     jobs = await ctx.ledger.job_reads.pipeline(document.pipeline)
     return any(job.state not in FINISHED for job in jobs)
+
+
+def source_lease(ledger: Ledger, source: str) -> AbstractAsyncContextManager[None]:
+    """Take in the documents of one source one at a time: else the files of one version could end
+    under the record of another."""
+    return ledger.leases.holding_lease(f"document {document_id_of(source)}")
+
+
+def taken_by_another(source: str | None) -> Snooze:
+    """Return the outcome of a job whose source another job is taking in: it looks again soon."""
+    return Snooze(RECHECK_INTERVAL, f"{source} is being taken in by another job")
 
 
 def known_already(document: Document) -> Done:

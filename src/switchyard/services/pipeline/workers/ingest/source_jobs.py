@@ -21,7 +21,7 @@ from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.media import JPEG, MARKDOWN, PDF, PNG, TIFF, WEBP
 from switchyard.services.common.files.uploads import FileIdentity, identify
 from switchyard.services.engine.jobs.context import JobContext
-from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome, Snooze
+from switchyard.services.engine.jobs.outcomes import Outcome, Snooze
 from switchyard.services.engine.jobs.registry import RegistryError, hint_of, job
 from switchyard.services.pipeline.sources.document_source import DocumentSource, FoundDocument
 from switchyard.services.pipeline.sources.github import GithubSource
@@ -34,11 +34,11 @@ from switchyard.services.pipeline.workers.ingest.incoming_document import (
     extract_next,
     is_taken,
     known_already,
+    source_lease,
+    taken_by_another,
 )
 from switchyard.services.pipeline.workers.stages import document_id_of
 
-RECHECK_INTERVAL = 1.0
-"""Seconds until a job looks again at what another one has taken up meanwhile."""
 MAX_SNOOZE = 80.0
 """Seconds, unless the server asks for more."""
 
@@ -116,13 +116,12 @@ async def take_in(
     *,
     asked_at: float,
     force: bool = False,
-    also: Sequence[Job] = (),
 ) -> Outcome:
     """Make the document of that source, or bring it up to date, and start the pipeline.
 
     What the document has already is a duplicate: nothing runs then, unless its pipeline has not
     come to an end. `asked_at` is when the source was asked, by the ledger's clock: what somebody
-    else has taken in since then may be newer. `also` are other jobs that follow.
+    else has taken in since then may be newer.
     """
     data = found.data if found.data is not None else found.text.encode("utf-8", "replace")
     identity = (
@@ -145,46 +144,31 @@ async def take_in(
     if ctx.ledger is None:
         await arrival.store(ctx, document_id)
     else:
-        # One at a time, or the files of one state could end under the record of another.
-        async with ctx.ledger.leases.holding_lease(f"document {document_id}"):
+        async with source_lease(ctx.ledger, source):
             known, claim = await document_of(ctx, source)
             if known is not None:
-                document_id = known.id
                 same = f"@{mark}." in (known.filename or "")
                 if same and not force and await is_taken(ctx, known):
-                    return _with(known_already(known), also)
+                    return known_already(known)
                 resumed = known.pipeline == ctx.pipeline
                 if not same and not resumed and known.updated_at > asked_at:
-                    return Snooze(RECHECK_INTERVAL, f"{source} is being taken in by another job")
+                    return taken_by_another(source)
                 renewed = not same
-                mine = await arrival.renew(ctx.ledger, known)
-            else:
-                mine = await arrival.place(ctx, claim)
-                if mine is not None and mine.pipeline != ctx.pipeline:
-                    return _with(known_already(mine), also)
-            if mine is None:
-                return Snooze(RECHECK_INTERVAL, f"{source} is being taken in by another job")
-            document_id = mine.id
-            await arrival.store(ctx, document_id)
-    following = extract_next(
+            placed = await arrival.take_place(ctx, ctx.ledger, known, claim)
+        if not isinstance(placed, str):
+            return placed
+        document_id = placed
+    return extract_next(
         document_id,
         force=force,
         duplicate=False,
         source=source,
         updated=renewed and not resumed,
     )
-    return _with(following, also)
 
 
 def _slug(name: str) -> str:
     return re.sub(r"[^\w-]+", ".", name).strip(".")[:100]
-
-
-def _with(outcome: Done | Next, also: Sequence[Job]) -> Done | Next:
-    if not also:
-        return outcome
-    jobs = outcome.jobs if isinstance(outcome, Next) else ()
-    return Next([*jobs, *also], outcome.result)
 
 
 def _now(ctx: JobContext) -> float:

@@ -21,9 +21,8 @@ from switchyard.services.pipeline.workers.references.payloads import LinkCitatio
 from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, encoded
 from switchyard.services.pipeline.workers.stages import (
     LINK_CITATIONS,
-    ContentReplaced,
+    ends_when_superseded,
     note_beside,
-    superseded,
 )
 
 TIME_BUDGET = 240.0
@@ -38,15 +37,13 @@ class NothingToLink(PermanentError):
 
 
 @job("link_citations", worker="link", lanes=("hot", "maintenance"), timeout=LINK_TIMEOUT)
+@ends_when_superseded
 async def link_citations(payload: LinkCitations, ctx: JobContext) -> Outcome:
     """Link a document's references, or those of the payload, to works. What catalogues have
     answered is kept for all, so a repeat, or a job that goes on, asks nothing again."""
     if payload.document_id is None:
         return await _link_alone(payload.references or [], ctx)
-    try:
-        return await _link_document(payload.document_id, ctx)
-    except ContentReplaced:
-        return superseded(payload.document_id)
+    return await _link_document(payload.document_id, ctx)
 
 
 async def _link_document(document_id: str, ctx: JobContext) -> Outcome:

@@ -32,23 +32,20 @@ from switchyard.services.pipeline.workers.stages import (
     LINK_CITATIONS,
     PARSE_REFERENCES,
     PROCESS_REFERENCES,
-    ContentReplaced,
+    ends_when_superseded,
     note_beside,
-    superseded,
 )
 
 LANES = ("hot", "maintenance")
 
 
 @job("extract_references", worker="link", lanes=LANES, timeout=300)
+@ends_when_superseded
 async def extract_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
     """Find the references of a document, a text or an upload, and cut the list into single ones;
     each keeps its label and its page."""
-    try:
-        source = await source_of(payload, ctx)
-        made = await _found(source, payload, ctx)
-    except ContentReplaced:
-        return superseded(payload.document_id or "")
+    source = await source_of(payload, ctx)
+    made = await _found(source, payload, ctx)
     references = made.result["references"]
     return await _done(source, ctx, {"references": references}, reused=made.reused)
 
@@ -65,30 +62,27 @@ async def parse_references(payload: ParseReferences, ctx: JobContext) -> Outcome
 
 
 @job("process_references", worker="link", lanes=LANES, timeout=600)
+@ends_when_superseded
 async def process_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
     """Find the references of a document, a text or an upload, cut them into fields, and tie the
     text's markers to them."""
-    try:
-        source = await source_of(payload, ctx)
-        found = await _found(source, payload, ctx)
-        raw = found.result["references"]
-        fields = await _parsed(source, raw, ctx, force=payload.force)
-        body = found.result["body"]
-        made = await ctx.compute(
-            reference_lists.put_together,
-            raw,
-            fields.result["references"],
-            body,
-            characters=sum(map(len, body)),
-        )
-        if payload.document_id is not None:
-            await source.files.require_async(source.text.content)
-        reused = found.reused and fields.reused
-        if payload.document_id is None:
-            return await _done(source, ctx, made, reused=reused)
-        return await _done_with_document(source, payload.document_id, ctx, made, reused=reused)
-    except ContentReplaced:
-        return superseded(payload.document_id or "")
+    source = await source_of(payload, ctx)
+    found = await _found(source, payload, ctx)
+    raw = found.result["references"]
+    fields = await _parsed(source, raw, ctx, force=payload.force)
+    body = found.result["body"]
+    made = await ctx.compute(
+        reference_lists.put_together,
+        raw,
+        fields.result["references"],
+        body,
+        characters=sum(map(len, body)),
+    )
+    reused = found.reused and fields.reused
+    if payload.document_id is None:
+        return await _done(source, ctx, made, reused=reused)
+    await source.files.require_async(source.text.content)
+    return await _done_with_document(source, payload.document_id, ctx, made, reused=reused)
 
 
 async def _found(source: ReferenceSource, payload: ReferencesOf, ctx: JobContext) -> StageOutput:
