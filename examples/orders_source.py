@@ -46,7 +46,7 @@ class Orders(Source):
         try:
             async with aiosqlite.connect(self.options.database) as database:
                 return list(await database.execute_fetchall(query, values))
-        except sqlite3.Error as error:  # SourceAway instead would have it called again by itself
+        except sqlite3.Error as error:  # SourceUnreachable would have it called again by itself
             raise SourceFailed(f"{self.options.database}: {error}") from error
 
 

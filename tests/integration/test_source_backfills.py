@@ -14,10 +14,10 @@ from switchyard.services.engine.backfill.sources import (
     InvalidBackfill,
     Item,
     Source,
-    SourceAway,
     SourceContext,
     SourceFailed,
     Sources,
+    SourceUnreachable,
     Unusable,
 )
 from switchyard.services.engine.jobs.registry import Registry
@@ -132,13 +132,13 @@ async def test_a_source_that_is_away_is_asked_again_and_one_that_refuses_is_not(
 ) -> None:
     options = {"org": "psf"} if name == "github" else {"author": "psf"}
     for behaviour, error in (
-        (server.fails(500), SourceAway),
-        (server.cut(), SourceAway),
-        (server.says({"items": 7}), SourceAway),
-        (server.says("<html>"), SourceAway),
+        (server.fails(500), SourceUnreachable),
+        (server.cut(), SourceUnreachable),
+        (server.says({"items": 7}), SourceUnreachable),
+        (server.says("<html>"), SourceUnreachable),
         (server.fails(404), SourceFailed),
         (server.fails(422), SourceFailed),
-        (server.throttled(100), SourceAway),
+        (server.throttled(100), SourceUnreachable),
     ):
         site.next(behaviour)
         with pytest.raises(error):
@@ -159,7 +159,7 @@ async def test_a_next_page_elsewhere_is_not_followed(context: SourceContext, sit
     with Site() as elsewhere:
         link = {"Link": f'<{elsewhere.origin}/api/models>; rel="next"'}
         site.next(server.says([model("a/b")], headers=link))
-        with pytest.raises(SourceAway, match="elsewhere"):
+        with pytest.raises(SourceUnreachable, match="elsewhere"):
             await read(opened(context, "huggingface", author="a"))
         assert elsewhere.requests == []
 

@@ -18,8 +18,8 @@ from switchyard.services.engine.backfill.sources import (
     Cursor,
     Item,
     Source,
-    SourceAway,
     Sources,
+    SourceUnreachable,
     Unusable,
 )
 from switchyard.services.engine.backfill.spec import parse_spec
@@ -60,7 +60,7 @@ class Numbers(Source):
     async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
         for number in range(cursor["n"] if cursor else 0, self.options.to):
             if number == self.options.away_at and cursor is None:
-                raise SourceAway("the numbers have gone out")
+                raise SourceUnreachable("the numbers have gone out")
             if number == self.options.hangs_at:
                 await asyncio.Event().wait()
             if number == self.options.broken_at:

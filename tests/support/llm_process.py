@@ -47,7 +47,7 @@ async def ask_all(questions: list[str]) -> list[str]:
 
 async def call_all(questions: list[str]) -> list[str]:
     """The same by an LLMQueue, which says how each ended."""
-    async with LLMQueue.opened() as queue:
+    async with LLMQueue.open() as queue:
 
         async def call(question: str) -> str:
             asked = {"messages": [{"role": "user", "content": question}]}

@@ -34,7 +34,7 @@ from switchyard.services.common.files.storage_errors import (
     NotStored,
     StorageError,
 )
-from switchyard.services.engine.backfill.sources import InvalidBackfill, SourceAway
+from switchyard.services.engine.backfill.sources import InvalidBackfill, SourceUnreachable
 from switchyard.services.engine.bulk.control import BulkConflict, UnknownBulkOperation
 from switchyard.services.engine.dead.changes import InvalidRedrive
 from switchyard.services.engine.dead.scan import ScanBusy
@@ -172,7 +172,7 @@ def test_every_error_of_the_broker_is_mapped_as_well(name: str) -> None:
         (StorageFull("why"), "storage-full"),
         (DiskFull("why"), "storage-full"),
         (LedgerFull("why"), "storage-full"),
-        (SourceAway("why"), "source-away"),
+        (SourceUnreachable("why"), "source-away"),
         (LedgerUnavailable("why"), "ledger-away"),
         (SchemaOutdated("why"), "ledger-away"),
         (ManagementError("why"), "broker-away"),

@@ -18,8 +18,8 @@ from switchyard.services.llm.structured_answers import (
     CHECK_MEMORY_MB,
     UncheckableAnswer,
     check_schema,
-    checked,
-    fitting,
+    parse_answer,
+    parse_answer_here,
 )
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -57,7 +57,7 @@ def test_a_request_makes_a_question_with_a_schema_that_is_one(name: str) -> None
     if name in ANSWERS:
         assert question.schema is not None
         check_schema(question.schema)
-        assert fitting(json.dumps(ANSWERS[name]), question.schema) == ANSWERS[name]
+        assert parse_answer_here(json.dumps(ANSWERS[name]), question.schema) == ANSWERS[name]
         assert asked["response_format"]["json_schema"]["schema"] == question.schema
 
 
@@ -81,12 +81,12 @@ def test_a_text_cannot_close_its_frame() -> None:
 )
 def test_what_does_not_fit_is_said_in_words(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        fitting(text, NUMBER)
+        parse_answer_here(text, NUMBER)
 
 
 @pytest.mark.parametrize("text", ['{"n": 1}', '```json\n{"n": 1}\n```', '\n```\n{"n": 1}```\n'])
 def test_a_fence_around_json_is_no_part_of_it(text: str) -> None:
-    assert fitting(text, NUMBER) == {"n": 1}
+    assert parse_answer_here(text, NUMBER) == {"n": 1}
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,13 @@ async def test_an_answer_that_takes_ages_to_check_is_given_up_and_holds_up_nobod
     executor: Executor,
 ) -> None:
     check_schema(TREE)
-    assert await checked('["a"]', TREE, executor.in_process) == ["a"]
+    assert await parse_answer('["a"]', TREE, executor.in_process) == ["a"]
     with pytest.raises(ValueError, match="does not fit the schema"):
-        await checked("[1]", TREE, executor.in_process)
+        await parse_answer("[1]", TREE, executor.in_process)
     late = 0.0
-    checking = asyncio.create_task(checked("[" * 40 + "1" + "]" * 40, TREE, executor.in_process))
+    checking = asyncio.create_task(
+        parse_answer("[" * 40 + "1" + "]" * 40, TREE, executor.in_process)
+    )
     while not checking.done():
         before = time.monotonic()
         await asyncio.wait([checking], timeout=0.05)
@@ -187,7 +189,7 @@ async def test_the_words_for_many_faults_are_found_elsewhere(executor: Executor)
         schema = {"anyOf": [schema, {"type": "null"}]}
     began = time.thread_time()
     checking = asyncio.create_task(
-        checked(json.dumps([1] * 200), {"items": schema}, executor.in_process)
+        parse_answer(json.dumps([1] * 200), {"items": schema}, executor.in_process)
     )
     await asyncio.sleep(0)
     assert time.thread_time() - began < 0.5
@@ -201,15 +203,15 @@ async def test_what_is_cheap_to_check_needs_no_other_process() -> None:
 
     text = {"$ref": "#/$defs/text"}
     schema = {"properties": {"a": text, "b": text}, "$defs": {"text": {"type": "string"}}}
-    assert await checked('{"a": "x"}', schema, none) == {"a": "x"}
+    assert await parse_answer('{"a": "x"}', schema, none) == {"a": "x"}
     with pytest.raises(ValueError, match="a: 1 is not of type"):
-        await checked('{"a": 1}', schema, none)
+        await parse_answer('{"a": 1}', schema, none)
 
 
 def test_a_pattern_takes_time_in_proportion_to_the_text() -> None:
     began = time.monotonic()
     with pytest.raises(ValueError, match="does not fit"):
-        fitting(f'"{"a" * 50_000}!"', {"type": "string", "pattern": "^(a+)+$"})
+        parse_answer_here(f'"{"a" * 50_000}!"', {"type": "string", "pattern": "^(a+)+$"})
     assert time.monotonic() - began < 5
 
 

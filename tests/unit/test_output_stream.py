@@ -10,7 +10,7 @@ from switchyard.services.engine.monitoring.job_events import (
     EventHub,
     text_event,
 )
-from switchyard.services.llm.answer_stream import WrittenAnswer
+from switchyard.services.llm.answer_stream import AnswerStream
 from tests.support.eventually import PATIENCE
 
 
@@ -75,7 +75,7 @@ def test_a_piece_fits_into_an_event_whatever_it_is() -> None:
 
 async def test_a_reader_that_is_too_slow_for_the_pieces_gets_the_end() -> None:
     hub = EventHub()
-    written = WrittenAnswer(hub, "job")
+    written = AnswerStream(hub, "job")
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def end() -> None:

@@ -142,7 +142,9 @@ async def test_an_answer_kept_by_a_worker_killed_at_once_is_found(
 ) -> None:
     """Killed between the file and the ledger's word of it."""
     answers = open_answers()
-    await answers._keep(content_hash(QUESTION), QUESTION, Completion("paid", "m", "stop", {}))
+    await answers._store_or_hold(
+        content_hash(QUESTION), QUESTION, Completion("paid", "m", "stop", {})
+    )
     assert await LlmLedger(ledger).answers.drop_llm_answers(max_age=0, max_bytes=0) == [
         content_hash(QUESTION)
     ]

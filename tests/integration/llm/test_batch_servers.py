@@ -139,7 +139,7 @@ async def test_a_file_of_answers_without_an_end_of_lines_is_not_all_read(
         read.append(line)
         return json.loads(line)
 
-    monkeypatch.setattr(batch_api, "_json", noted)
+    monkeypatch.setattr(batch_api, "_json_or_none", noted)
     await collect(plain_ledger, given, 2)
     await new_sender(plain_ledger, given).turn()
     llm.batches.finish(only(llm), without=1)

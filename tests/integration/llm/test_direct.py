@@ -56,7 +56,7 @@ def settings(llm: LlmServer, plain_ledger: Ledger, sqlite_url: str, tmp_path: Pa
 
 @pytest.fixture
 async def queue(settings: Settings) -> AsyncIterator[LLMQueue]:
-    async with LLMQueue.opened(settings) as opened:
+    async with LLMQueue.open(settings) as opened:
         yield opened
 
 
@@ -80,7 +80,7 @@ async def test_another_process_finds_the_result_by_its_id(
 ) -> None:
     until = threading.Event()
     llm.next(held(until, SEA))
-    async with LLMQueue.opened(settings) as other:
+    async with LLMQueue.open(settings) as other:
         job_id = await queue.submit("classify", CLASSIFY, key="once")
         assert await other.submit("classify", CLASSIFY, key="once") == job_id
         assert (await other.result(job_id, timeout=0.1)).status is LlmStatus.WAITING
@@ -98,7 +98,7 @@ async def test_nothing_is_published(
     async with open_system(broker310, sqlite_url, data_dir=tmp_path, modules=modules) as system:
         given = {"llm_base_url": settings.llm_base_url, "llm_direct": True}
         both = system.settings.model_copy(update=given)
-        async with LLMQueue.opened(both) as queue:
+        async with LLMQueue.open(both) as queue:
             assert (await queue.call("chat_completion", chat("?"))).status is LlmStatus.COMPLETED
             (known,) = await system.ledger.workers.list_workers()
             assert (known.kinds, known.stopped_at) == ((), None)
@@ -178,7 +178,7 @@ async def test_a_pause_that_a_server_asks_for_is_kept_and_uses_up_no_attempt(
     first = asyncio.create_task(queue.call("chat_completion", chat("one"), timeout=60))
     (report,) = await eventually(lambda: _paused(plain_ledger))
     assert report.paused_for > 0
-    async with LLMQueue.opened(settings) as other:
+    async with LLMQueue.open(settings) as other:
         second = await other.call("chat_completion", chat("two"), timeout=60)
     assert second.status is LlmStatus.COMPLETED
     assert time.monotonic() - began > 1.9, "the pause is every client's"
@@ -232,7 +232,7 @@ async def test_the_end_of_the_process_cancels_what_is_under_way(
     settings: Settings, llm: LlmServer, plain_ledger: Ledger
 ) -> None:
     llm.next(slow(30))
-    async with LLMQueue.opened(settings) as queue:
+    async with LLMQueue.open(settings) as queue:
         asked = await queue.submit("classify", CLASSIFY)
         await eventually(lambda: llm.requests)
         llm.always(llm_server.rate_limited(120))

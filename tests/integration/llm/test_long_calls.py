@@ -54,7 +54,7 @@ async def test_a_call_that_outlives_the_brokers_patience_ends_once_and_stands_in
             first = await system.start_worker("llm", slots=3)
             second = await system.start_worker("llm", slots=3)
             llm.next(slow(TAKES))
-            async with LLMQueue.opened(system.settings) as queue:
+            async with LLMQueue.open(system.settings) as queue:
                 late = await queue.submit("chat_completion", LONG)
                 await eventually(lambda: llm.requests, what="the long call")
                 pauses = asyncio.create_task(longest_pause(TAKES - 1))

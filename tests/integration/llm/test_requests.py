@@ -58,7 +58,7 @@ async def system(
 
 @pytest.fixture
 async def queue(system: System) -> AsyncIterator[LLMQueue]:
-    async with LLMQueue.opened(system.settings) as opened:
+    async with LLMQueue.open(system.settings) as opened:
         yield opened
 
 
@@ -304,7 +304,7 @@ async def test_without_events_a_queue_opens_all_the_same(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llm_queue, "SUBSCRIBE_TIMEOUT", 0.0)
-    async with LLMQueue.opened(system.settings) as opened:
+    async with LLMQueue.open(system.settings) as opened:
         assert await opened.submit("classify", CLASSIFY)
 
 

@@ -73,7 +73,7 @@ async def test_an_answer_is_read_while_it_is_written_and_a_kept_one_is_its_end_a
     seen = threading.Event()
     llm.next(writes(seen))
     settings = system.settings.model_copy(update={"llm_direct": direct})
-    async with LLMQueue.opened(settings) as queue:
+    async with LLMQueue.open(settings) as queue:
         came, result = "", None
         async with aclosing(queue.stream("chat_completion", CHAT)) as events:
             async for each in events:
@@ -134,7 +134,7 @@ async def test_a_stream_ends_in_order_where_the_ledger_is_away_at_its_end(
     async def away(*_: object, **__: object) -> None:
         raise LedgerUnavailable("it does not answer")
 
-    monkeypatch.setattr(LLMQueue, "ending", away)
+    monkeypatch.setattr(LLMQueue, "wait_for_end", away)
     async with serving(system.settings) as api, AsyncClient(api.url) as client:
         await connected(api)
         async with aclosing(client.stream_llm(CHAT)) as events:

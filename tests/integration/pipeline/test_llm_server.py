@@ -16,7 +16,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.llm.completion import Completion
 from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused, LlmUnavailable
 from switchyard.services.llm.model_client import ModelClient
-from switchyard.services.llm.server_client import NETWORK_TRIES, LlmClient, open_api
+from switchyard.services.llm.server_client import NETWORK_TRIES, ServerClient, open_api
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.remote import BATCH_SIZE, RemoteEmbedder
 from switchyard.services.pipeline.index.scale import SimilarityCalibration
@@ -46,7 +46,7 @@ ASKED = {"messages": QUESTION, "max_tokens": 100, "temperature": 0}
 
 async def ask(settings: Settings, within: float = 10) -> Completion:
     (server,) = settings.llm_servers
-    async with LlmClient.connect(server, settings.llm_timeout) as client:
+    async with ServerClient.connect(server, settings.llm_timeout) as client:
         return (await client.ask(ASKED, within=within)).answer
 
 
@@ -117,7 +117,7 @@ async def test_reasoning_that_has_been_told_is_taken_back_and_is_not_told_again(
     pieces = [{"content": each} for each in ("The sea ", "is wet", ".</thi", "nk>\n\nWa", "ter.")]
     llm.always(server.streams(*pieces))
     (one,) = asking.llm_servers
-    async with LlmClient.connect(one, 5) as client:
+    async with ServerClient.connect(one, 5) as client:
         for _ in range(2):
             said = await client.ask(ASKED, within=10, tell=told.append, restart=told.clear)
             assert said.answer.text == "Water."
@@ -325,7 +325,7 @@ async def test_a_parameter_that_the_model_refuses_is_sent_otherwise_from_then_on
 ):
     llm.always(behaviour)
     (one,) = asking.llm_servers
-    async with LlmClient.connect(one, 5) as client:
+    async with ServerClient.connect(one, 5) as client:
         assert (await client.ask(ASKED, within=10)).answer.text == server.ANSWER
         learning = len(llm.requests)
         await client.ask(ASKED, within=10)

@@ -221,7 +221,7 @@ async def test_one_page_that_stops_the_reading_does_so_with_its_own_error(
     async def recognised(pages: Any, number: int) -> dict[str, Any]:
         raise OcrNotInstalled("this worker has no OCR")
 
-    monkeypatch.setattr(ocr_worker._Pages, "_recognised", recognised)
+    monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognised)
     with pytest.raises(OcrNotInstalled):
         await taken_in(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
 
@@ -229,14 +229,14 @@ async def test_one_page_that_stops_the_reading_does_so_with_its_own_error(
 async def test_a_page_that_can_not_be_read_does_not_hold_up_the_others(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    inner = ocr_worker._Pages._recognised
+    inner = ocr_worker._PageReader._recognise
 
     async def recognised(pages: Any, number: int) -> dict[str, Any]:
         if number == 2:
             return {"text": None, "error": "MemoryError: too much"}
         return await inner(pages, number)
 
-    monkeypatch.setattr(ocr_worker._Pages, "_recognised", recognised)
+    monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognised)
     document_id = await taken_in(pipeline, tmp_path, "slips.pdf", scan(slips(SLIPS)))
     assert text_of(pipeline, document_id) == [SLIPS[0], "", SLIPS[2]]
     assert pipeline.result("ocr_pdf")["broken_pages"] == [2]
@@ -253,7 +253,7 @@ async def test_a_page_that_can_not_be_read_again_keeps_its_text(
         text = "What stands there" if number == 1 else None
         return {"text": text, "error": "TimeoutError: too slow"}
 
-    monkeypatch.setattr(ocr_worker._Pages, "_recognised", recognised)
+    monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognised)
     document_id = await taken_in(pipeline, tmp_path, "slips.pdf", slips(SLIPS))
     await pipeline.run("ocr_pdf", {"document_id": document_id, "force": True}, lane="vlm_ocr")
     assert text_of(pipeline, document_id) == ["What stands there", *SLIPS[1:]]

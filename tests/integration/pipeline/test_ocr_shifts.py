@@ -67,7 +67,7 @@ async def test_the_pages_of_a_long_scan_are_read_by_several_jobs_and_put_togethe
     ("pages", "jobs", "longest"), [(21, 3, 10), (300, 20, 15), (2000, 20, 100)]
 )
 def test_no_document_fills_the_lane(pages: int, jobs: int, longest: int):
-    divided = ocr_worker._divided(ocr_worker.OcrPdf(document_id="a"), range(1, pages + 1), 5)
+    divided = ocr_worker._divide(ocr_worker.OcrPdf(document_id="a"), range(1, pages + 1), 5)
     ranges = [job.payload["pages"] for job in divided.jobs]
     assert [number for each in ranges for number in each] == list(range(1, pages + 1))
     assert (len(ranges), max(map(len, ranges))) == (jobs, longest)
@@ -100,7 +100,7 @@ async def test_pages_that_were_read_before_a_death_are_kept(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     read, fails = [], {3}
-    inner = ocr_worker._Pages._recognised
+    inner = ocr_worker._PageReader._recognise
 
     async def recognised(pages: Any, number: int) -> dict[str, Any]:
         if number in fails:
@@ -108,7 +108,7 @@ async def test_pages_that_were_read_before_a_death_are_kept(
         read.append(number)
         return await inner(pages, number)
 
-    monkeypatch.setattr(ocr_worker._Pages, "_recognised", recognised)
+    monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognised)
     one = replace(pipeline, settings=pipeline.settings.model_copy(update={"worker_concurrency": 1}))
     with pytest.raises(ConnectionError):
         await taken_in(one, tmp_path, "slips.pdf", scan(slips(SLIPS)))
@@ -124,7 +124,7 @@ async def test_a_page_under_way_is_kept_although_another_fails(
 ):
     document = await extracted_slips(pipeline, tmp_path)
     under_way, failed, read = asyncio.Event(), asyncio.Event(), list[int]()
-    inner = ocr_worker._Pages._recognised
+    inner = ocr_worker._PageReader._recognise
 
     async def recognised(pages: Any, number: int) -> dict[str, Any]:
         if number == 1 and not failed.is_set():
@@ -136,8 +136,8 @@ async def test_a_page_under_way_is_kept_although_another_fails(
         read.append(number)
         return await inner(pages, number)
 
-    monkeypatch.setattr(ocr_worker._Pages, "_recognised", recognised)
-    monkeypatch.setattr(ocr_worker._Pages, "_concurrency", lambda _: 2)
+    monkeypatch.setattr(ocr_worker._PageReader, "_recognise", recognised)
+    monkeypatch.setattr(ocr_worker._PageReader, "_concurrency", lambda _: 2)
     with pytest.raises(ConnectionError):
         await pipeline.one("ocr_pdf", document, lane="vlm_ocr")
     assert read == [2]

@@ -64,7 +64,7 @@ async def test_a_repeat_finds_what_was_kept_and_writes_what_was_lost(
     await pipeline.run("process_references", {"document_id": document_id})
     before = kept(pipeline, document_id)
     pipeline.storage.put(references_key(document_id), b"{}")
-    monkeypatch.setattr(reference_lists, "found", None)  # would fail if it were called
+    monkeypatch.setattr(reference_lists, "find_references", None)  # would fail if it were called
     monkeypatch.setattr(choice, "parsed_offline", None)
     await pipeline.run("process_references", {"document_id": document_id})
     assert pipeline.result("process_references")["reused"]
@@ -90,9 +90,9 @@ async def test_references_that_come_as_text_are_the_job_s_result(pipeline: Pipel
 @pytest.mark.parametrize(
     "broken",
     [
-        (reference_lists, "found"),
+        (reference_lists, "find_references"),
         (choice, "parsed_offline"),
-        (reference_lists, "put_together"),
+        (reference_lists, "with_citations"),
     ],
 )
 async def test_whatever_is_killed_in_the_middle_the_repeat_makes_the_same(

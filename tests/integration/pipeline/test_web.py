@@ -23,10 +23,10 @@ from switchyard.services.pipeline.sources.source_errors import (
 )
 from switchyard.services.pipeline.sources.web import web_fetcher
 from switchyard.services.pipeline.sources.web.robots import judge
-from switchyard.services.pipeline.sources.web.web_addresses import addresses, page_address
+from switchyard.services.pipeline.sources.web.web_addresses import link_addresses, page_address
 from switchyard.services.pipeline.sources.web.web_fetcher import FetchedPage
 from switchyard.services.pipeline.text.web import read_page
-from switchyard.services.pipeline.workers.ingest.web import UnreadablePage, found_on
+from switchyard.services.pipeline.workers.ingest.web import UnreadablePage, document_on_page
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import site as server
 from tests.support.hosts import PAGE
@@ -92,7 +92,7 @@ async def test_a_page_and_a_text_are_read_in_the_charset_that_their_server_names
     await web.one(JOB, at(site))
     document = await the_document(web)
     assert said in web.storage.get(f"uploads/{document.id}/input.md").decode()
-    found, _ = await found_on(
+    found, _ = await document_on_page(
         FetchedPage(
             "http://a/notes.txt",
             200,
@@ -282,7 +282,7 @@ def test_a_server_can_name_no_charset_that_fails(charset: str) -> None:
 def test_the_links_and_wishes_of_a_page_are_read() -> None:
     said = read_page(PAGE.encode(), "http://example.org/tides/")
     base = "http://example.org/tides/x"
-    assert addresses(base, said.links, most=10) == [
+    assert link_addresses(base, said.links, most=10) == [
         "http://example.org/",
         "http://example.org/imprint",
         "http://example.org/tides/moon.html",

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from switchyard.services.pipeline.sources.arxiv.arxiv_client import Cursor
+from switchyard.services.pipeline.sources.arxiv.arxiv_client import ListingCursor
 from switchyard.services.pipeline.sources.arxiv.arxiv_feed import ArxivId, Entry
 
 
@@ -74,12 +74,12 @@ def test_all_versions_of_a_paper_have_one_source() -> None:
 
 def test_a_cursor_is_text_that_can_be_kept() -> None:
     moment = datetime(2024, 3, 1, 12, 30, tzinfo=UTC)
-    cursor = Cursor(moment, moment.replace(month=4), 300)
+    cursor = ListingCursor(moment, moment.replace(month=4), 300)
     assert str(cursor) == "202403011230-202404011230+300"
-    assert Cursor.parse(str(cursor)) == cursor
+    assert ListingCursor.parse(str(cursor)) == cursor
     for wrong in ("", "300", "202403011230+1", "202413011230-202404011230+300"):
         with pytest.raises(ValueError):  # noqa: PT011 - of whatever text
-            Cursor.parse(wrong)
+            ListingCursor.parse(wrong)
 
 
 @pytest.mark.parametrize(

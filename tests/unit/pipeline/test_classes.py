@@ -77,11 +77,12 @@ def test_matching_takes_time_in_proportion_to_the_text():
 def test_the_first_label_with_enough_points_is_taken_and_says_why():
     kind = definitions(None).kinds["privacy"]
     assert isinstance(kind, RuleKind)
-    found = keyword_classes.classified("privacy", kind, {"iban": 5, "salary": 1, "invoice": 1})
+    counts = {"iban": 5, "salary": 1, "invoice": 1}
+    found = keyword_classes.classes_by_keywords("privacy", kind, counts)
     assert [(each.name, each.score) for each in found] == [("privacy:confidential", 11.0)]
     assert found[0].why["keywords"] == {"iban": 5, "salary": 1}
     assert found[0].why["points"] == {"restricted": 0, "confidential": 11, "internal": 2}
-    nothing = keyword_classes.classified("privacy", kind, {})
+    nothing = keyword_classes.classes_by_keywords("privacy", kind, {})
     assert [(each.name, each.score) for each in nothing] == [("privacy:public", 0.0)]
 
 
@@ -106,7 +107,7 @@ async def test_articles_are_classified_by_meaning(article: str, industry: str, i
         vectors = await embedder.embed([one for _, one in described])
         pairs = [(label, vector) for (label, _), vector in zip(described, vectors, strict=True)]
         similar = similarity_classes.similarities(passages, pairs)
-        labels[name] = similarity_classes.classified(
+        labels[name] = similarity_classes.classes_by_similarity(
             name, kind, similar, embedder.calibration.min_relevance
         )[0].label
     assert labels == {"industry": industry, "environmental_impact": impact}
@@ -118,7 +119,7 @@ def test_what_the_embedder_does_not_know_gets_no_label_by_meaning():
     similar = similarity_classes.similarities(
         [[0.0, 0.0]], [(label, [1.0, 0.0]) for label in kind.labels]
     )
-    assert similarity_classes.classified("industry", kind, similar, 0.15) == []
+    assert similarity_classes.classes_by_similarity("industry", kind, similar, 0.15) == []
     assert similarity_classes.similarities([], [("a", [1.0])]) == {"a": 0.0}
 
 

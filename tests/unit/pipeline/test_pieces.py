@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from switchyard.services.llm.vision_model import asked_of
+from switchyard.services.llm.vision_model import picture_chat
 from switchyard.services.pipeline.text.figures import MAX_SIDE, _pieces
 from switchyard.services.pipeline.text.pages import fitting
 from switchyard.services.pipeline.text.pieces import PIECE, _joined, _starts
@@ -66,7 +66,7 @@ def test_a_long_page_is_shown_to_a_model_in_pieces_that_overlap(size: tuple[int,
     assert {min(piece.size) for piece in pieces[:-1]} == {1_080}
     assert max(max(piece.size) for piece in pieces) <= MAX_SIDE
     assert sum(piece.size[along] for piece in pieces) > max(size)
-    asked = asked_of([(b"", "image/png")] * len(pieces), "", None)["messages"][1]["content"]
+    asked = picture_chat([(b"", "image/png")] * len(pieces), "", None)["messages"][1]["content"]
     assert [each["type"] for each in asked] == ["text", *["image_url"] * len(pieces)]
     assert f"its {len(pieces)} pieces" in asked[0]["text"]
 

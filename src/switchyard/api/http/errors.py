@@ -52,7 +52,7 @@ from switchyard.services.common.files.storage_errors import (
     NotStored,
     StorageUnavailable,
 )
-from switchyard.services.engine.backfill.sources import InvalidBackfill, SourceAway
+from switchyard.services.engine.backfill.sources import InvalidBackfill, SourceUnreachable
 from switchyard.services.engine.bulk.control import InvalidLimits
 from switchyard.services.engine.dead.changes import InvalidRedrive
 from switchyard.services.engine.publishing.requests import InvalidRequest, RequestFieldError
@@ -107,7 +107,7 @@ def problem_of(error: Exception) -> Problem:
             return try_later("unavailable", "the file storage does not answer; try again later")
         case InvalidKey() | NotStored():
             return Problem("internal-error")  # clients name no keys: a record of ours is wrong
-        case SourceAway():
+        case SourceUnreachable():
             return try_later("source-away", str(error))
         case RowRejected():
             return Problem("invalid", "the ledger can't keep one of the values")

@@ -36,7 +36,7 @@ from switchyard.services.engine.publishing.preparing import InvalidJob, JobReque
 from switchyard.services.engine.publishing.requests import job_id_for, refused
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import JobRecord
-from switchyard.services.llm.answer_stream import LlmText, WrittenAnswer
+from switchyard.services.llm.answer_stream import AnswerStream, LlmText
 from switchyard.services.llm.budget_account import first_day
 from switchyard.services.llm.job_answers import raw_answers
 from switchyard.services.llm.ledger import LlmLedger
@@ -205,7 +205,7 @@ async def _streamed(
 
 async def _opened_stream(
     body: models.QuestionToModel, state: ApiState, source: str, idempotency_key: str | None
-) -> tuple[WrittenAnswer, LLMQueue]:
+) -> tuple[AnswerStream, LLMQueue]:
     queue = state.direct
     if queue is None:
         broker = state.require_broker()
@@ -228,10 +228,10 @@ async def _opened_stream(
 
 
 async def _frames(
-    state: ApiState, queue: LLMQueue, written: WrittenAnswer, timeout: float
+    state: ApiState, queue: LLMQueue, written: AnswerStream, timeout: float
 ) -> AsyncGenerator[bytes, None]:
     yield frame("accepted", {"job_id": written.job_id})
-    ending = queue.ending(written.job_id, timeout=timeout)
+    ending = queue.wait_for_end(written.job_id, timeout=timeout)
     # How it stands where the ledger is away at the end: it is not lost, and can be asked for.
     result = LlmResult(written.job_id, LlmStatus.WAITING)
     try:

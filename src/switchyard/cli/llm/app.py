@@ -207,7 +207,7 @@ async def _ask(
     nothing."""
     from switchyard.services.llm.llm_queue import LLMQueue
 
-    async with LLMQueue.opened(settings) as queue:
+    async with LLMQueue.open(settings) as queue:
         if printing:
             return await _print(queue.stream(job_type, payload, source="jobctl", **how))
         return await queue.call(job_type, payload, source="jobctl", **how), None

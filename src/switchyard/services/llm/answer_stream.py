@@ -27,7 +27,7 @@ class LlmText:
     came before, a piece was left out: the result has all of it."""
 
 
-class WrittenAnswer:
+class AnswerStream:
     """What a job writes from now on; `close` it. Make it before the job is published."""
 
     def __init__(self, hub: EventHub, job_id: str) -> None:
@@ -52,7 +52,7 @@ class WrittenAnswer:
             while True:
                 event = await self._subscription.next(heartbeat)
                 if event is not None:
-                    piece = _piece(event)
+                    piece = _text_piece(event)
                     if piece is not None:
                         yield piece
                 elif self._subscription.is_over:
@@ -70,7 +70,7 @@ class WrittenAnswer:
             await end_tasks(ending)
 
 
-def _piece(event: JobEvent) -> LlmText | None:
+def _text_piece(event: JobEvent) -> LlmText | None:
     """Anybody who may publish on the broker may have written it."""
     text, offset = event.fields.get("text"), event.fields.get("offset")
     if not isinstance(text, str) or not isinstance(offset, int) or isinstance(offset, bool):

@@ -87,22 +87,22 @@ class Answers:
         key = content_hash(question)
         deadline = time.monotonic() + within
         if fresh:
-            return await self._keep(key, question, await ask(within)), False
+            return await self._store_or_hold(key, question, await ask(within)), False
         async with self._exclusive(key):
             if key in self._unwritten:
                 return self._unwritten[key][0], True
             left = deadline - time.monotonic()
-            kept = await self._find_or_claim(key, left)
-            if kept is not None:
-                return kept, True
+            stored_answer = await self._find_or_claim(key, left)
+            if stored_answer is not None:
+                return stored_answer, True
             async with self._claimed(key):
                 answer = await ask(max(0.1, deadline - time.monotonic()))
-                return await self._keep(key, question, answer), False
+                return await self._store_or_hold(key, question, answer), False
 
     async def keep(self, question: Mapping[str, Any], answer: Completion) -> None:
         """Keep an answer that came another way. Raises StorageError."""
         key = content_hash(question)
-        await self._write(key, self._file_of(question, answer))
+        await self._write(key, self._encode(question, answer))
 
     async def forget(self, question: Mapping[str, Any]) -> None:
         """Keep the answer no longer. Raises LedgerError, StorageError."""
@@ -110,7 +110,7 @@ class Answers:
         self._unwritten.pop(key, None)
         if self._repository is not None:
             await self._repository.forget_llm_answer(key)
-        await self._storage.delete_async(_file(key))
+        await self._storage.delete_async(_file_key(key))
 
     @asynccontextmanager
     async def _exclusive(self, key: str) -> AsyncIterator[None]:
@@ -129,21 +129,21 @@ class Answers:
         """The kept answer; None when this process is to ask."""
         deadline = time.monotonic() + patience
         if self._repository is None:
-            return await self._stored(key)
+            return await self._read_stored(key)
         pause, lost = FIRST_LOOK, False
         while True:
             claim = await self._repository.claim_llm_answer(
                 key, self._holder, ttl=CLAIM_TTL, max_age=self._max_age, lost=lost
             )
             if isinstance(claim, CacheHit):
-                answer = await self._stored(key)
+                answer = await self._read_stored(key)
                 if answer is not None:
                     return answer
                 lost = True  # somebody has deleted the file
                 continue
             if isinstance(claim, LeaseAcquired):
                 # Whoever asked before may have died between keeping the answer and saying so.
-                answer = None if lost else await self._stored(key)
+                answer = None if lost else await self._read_stored(key)
                 if answer is not None:
                     await self._repository.give_up_llm_answer(key, self._holder)
                 return answer
@@ -172,9 +172,11 @@ class Answers:
                 self._log.warning("claim not released", error=str(error))
             raise
 
-    async def _keep(self, key: str, question: Mapping[str, Any], answer: Completion) -> Completion:
+    async def _store_or_hold(
+        self, key: str, question: Mapping[str, Any], answer: Completion
+    ) -> Completion:
         """Where the storage does not take it, it is kept here until the storage does."""
-        encoded = self._file_of(question, answer)
+        encoded = self._encode(question, answer)
         self._unwritten.pop(key, None)  # an older one
         try:
             await self._write(key, encoded)
@@ -185,15 +187,15 @@ class Answers:
             self._unwritten[key] = answer, encoded
             if self._writing is None:
                 self._writing = TaskSupervisor(self._log)
-                self._writing.start("write answers", self._write_again)
+                self._writing.start("write answers", self._retry_writes)
         return answer
 
-    def _file_of(self, question: Mapping[str, Any], answer: Completion) -> bytes:
+    def _encode(self, question: Mapping[str, Any], answer: Completion) -> bytes:
         body = {"made_at": self._now(), "answer": asdict(answer), "servers": question["servers"]}
         return json.dumps(body, ensure_ascii=False).encode()
 
     async def _write(self, key: str, encoded: bytes) -> None:
-        await self._storage.put_async(_file(key), encoded)
+        await self._storage.put_async(_file_key(key), encoded)
         if self._repository is not None:
             try:
                 await self._repository.keep_llm_answer(key, len(encoded))
@@ -201,7 +203,7 @@ class Answers:
                 # The answer is there, and is found when the same is asked again.
                 self._log.warning("answer not recorded", error=str(error))
 
-    async def _write_again(self) -> None:
+    async def _retry_writes(self) -> None:
         """Write what the storage did not take, and hold the claims until then: other processes wait
         for the answers and do not ask."""
         while True:
@@ -211,9 +213,9 @@ class Answers:
                     if self._repository is not None:
                         await self._repository.renew_llm_answer(key, self._holder, CLAIM_TTL)
                 async with asyncio.timeout(CLAIM_TTL / 3):
-                    for key, kept in tuple(self._unwritten.items()):
-                        await self._write(key, kept[1])
-                        if self._unwritten.get(key) is kept:
+                    for key, unwritten in tuple(self._unwritten.items()):
+                        await self._write(key, unwritten[1])
+                        if self._unwritten.get(key) is unwritten:
                             del self._unwritten[key]
             except (LedgerError, StorageUnavailable, DiskFull, TimeoutError) as error:
                 self._log.warning("answers not stored yet", error=str(error) or "time-out")
@@ -221,10 +223,10 @@ class Answers:
     def _now(self) -> float:
         return time.time() if self._ledger is None else self._ledger.clock.time()
 
-    async def _stored(self, key: str) -> Completion | None:
+    async def _read_stored(self, key: str) -> Completion | None:
         """The answer in the storage, if it is not too old."""
         try:
-            body: Any = json.loads(await self._storage.get_async(_file(key)))
+            body: Any = json.loads(await self._storage.get_async(_file_key(key)))
             if body["made_at"] <= self._now() - self._max_age:
                 return None
             answer = Completion(**body["answer"])
@@ -253,11 +255,11 @@ async def drop_old_answers(settings: Settings, ledger: Ledger) -> int:
             max_age=settings.llm_answers_days * DAY, max_bytes=settings.llm_answers_mb * MIB
         )
         for key in keys:
-            await storage.delete_async(_file(key))
+            await storage.delete_async(_file_key(key))
         number += len(keys)
         if not keys:
             return number
 
 
-def _file(key: str) -> str:
+def _file_key(key: str) -> str:
     return f"llm/{key}.json"

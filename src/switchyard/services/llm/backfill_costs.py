@@ -16,7 +16,7 @@ from switchyard.services.engine.backfill.costs import CostEstimate
 from switchyard.services.engine.jobs.registry import JobType
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import NewJob
-from switchyard.services.llm.budget_account import most_tokens
+from switchyard.services.llm.budget_account import max_usage_of
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_requests import LlmRequest
 
@@ -32,8 +32,8 @@ def estimate(
     """The guess by a backfill's first jobs; None for jobs that ask no model themselves."""
     if not jobs or not issubclass(job_type.payload_model, LlmRequest):
         return None
-    found = [_of_request(job_type.payload_model, job) for job in jobs]
-    return estimate_of(settings, found, total, _OF_REQUESTS.format(number=len(jobs)))
+    usages = [_max_usage(job_type.payload_model, job) for job in jobs]
+    return estimate_of(settings, usages, total, _OF_REQUESTS.format(number=len(jobs)))
 
 
 def estimate_of(
@@ -48,7 +48,7 @@ def estimate_of(
         total,
         whole["prompt_tokens"],
         whole["completion_tokens"],
-        _most(settings, whole),
+        _max_cost(settings, whole),
         settings.prices.currency,
         assumption,
     )
@@ -67,13 +67,13 @@ async def short_budget(
     return None
 
 
-def _of_request(model: type[BaseModel], job: NewJob) -> dict[str, int]:
+def _max_usage(model: type[BaseModel], job: NewJob) -> dict[str, int]:
     request = model.model_validate(job.message.payload)
     assert isinstance(request, LlmRequest)
-    return most_tokens(request.question().request_body())
+    return max_usage_of(request.question().request_body())
 
 
-def _most(settings: Settings, usage: dict[str, int]) -> float | None:
+def _max_cost(settings: Settings, usage: dict[str, int]) -> float | None:
     first = min(each.order for each in settings.llm_servers)
     prices = settings.prices
     costs = []

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from switchyard.services.common.settings import LlmServer
 from switchyard.services.llm.completion import MAX_ANSWER, field_of
 from switchyard.services.llm.llm_errors import InvalidLlmResponse
-from switchyard.services.llm.server_client import call, open_api
+from switchyard.services.llm.server_client import call_with_retries, open_api
 
 if TYPE_CHECKING:
     import openai
@@ -48,20 +48,20 @@ class RemoteBatch:
     error: str | None
 
     @classmethod
-    def from_response(cls, found: Any) -> RemoteBatch:
+    def from_response(cls, batch: Any) -> RemoteBatch:
         """Raises InvalidLlmResponse."""
-        files = (_id(found, "output_file_id"), _id(found, "error_file_id"))
-        remote_id = _id(found, "id")
+        files = (_checked_id(batch, "output_file_id"), _checked_id(batch, "error_file_id"))
+        remote_id = _checked_id(batch, "id")
         if remote_id is None:
             raise InvalidLlmResponse("the model server's batch has no id")
-        errors = field_of(field_of(found, "errors"), "data")
-        said = field_of(errors[0], "message") if isinstance(errors, list) and errors else None
+        errors = field_of(field_of(batch, "errors"), "data")
+        message = field_of(errors[0], "message") if isinstance(errors, list) and errors else None
         return cls(
             remote_id,
-            str(field_of(found, "status") or "")[:40],
+            str(field_of(batch, "status") or "")[:40],
             tuple(each for each in files if each is not None),
-            _id(found, "input_file_id"),
-            None if said is None else " ".join(str(said)[:3_000].split())[:300],
+            _checked_id(batch, "input_file_id"),
+            None if message is None else " ".join(str(message)[:3_000].split())[:300],
         )
 
 
@@ -88,49 +88,52 @@ class BatchApi:
                 return RemoteBatch.from_response(each)
         return None
 
-    async def _listed(self, path: str, asked: Mapping[str, str]) -> AsyncIterator[Any]:
+    async def _listed(self, path: str, params: Mapping[str, str]) -> AsyncIterator[Any]:
         """What the server lists there, the newest first as these servers have it; bounded."""
         after: dict[str, str] = {}
         for _ in range(MAX_LISTED_PAGES):
-            page = await self._page(path, {"limit": 100, **asked, **after})
-            listed = field_of(page, "data")
-            if not isinstance(listed, list):
+            page = await self._page(path, {"limit": 100, **params, **after})
+            entries = field_of(page, "data")
+            if not isinstance(entries, list):
                 raise InvalidLlmResponse(f"the model server returned an invalid list of {path[1:]}")
-            for each in listed[:1000]:
+            for each in entries[:1000]:
                 yield each
-            last = _id(listed[-1], "id") if listed else None
+            last = _checked_id(entries[-1], "id") if entries else None
             if last is None or field_of(page, "has_more") is not True:
                 return
             after = {"after": last}
 
-    async def _page(self, path: str, asked: Mapping[str, object]) -> Any:
-        return await _asked(lambda: self._api.get(path, options={"params": asked}, cast_to=object))
+    async def _page(self, path: str, params: Mapping[str, object]) -> Any:
+        return await _call_api(
+            lambda: self._api.get(path, options={"params": params}, cast_to=object)
+        )
 
     async def upload(self, ours: str, content: bytes) -> str:
         """The file's id."""
 
-        async def made() -> Any:
+        async def create() -> Any:
             files = self._api.files.with_raw_response
-            file = (_name(ours), content)
+            file = (_upload_name(ours), content)
             return (await files.create(file=file, purpose="batch")).http_response.json()
 
-        found = _id(await _asked(made), "id")
-        if found is None:
+        file_id = _checked_id(await _call_api(create), "id")
+        if file_id is None:
             raise InvalidLlmResponse("the model server's file has no id")
-        return found
+        return file_id
 
     async def uploads(self, ours: str) -> list[str]:
         """Files of a batch's questions that were uploaded before."""
         return [
             file_id
             async for each in self._listed("/files", {"purpose": "batch"})
-            if field_of(each, "filename") == _name(ours) and (file_id := _id(each, "id"))
+            if field_of(each, "filename") == _upload_name(ours)
+            and (file_id := _checked_id(each, "id"))
         ]
 
     async def create(self, ours: str, file_id: str) -> RemoteBatch:
         """Once: a network error is not tried again here, as the server may have heard of it."""
         return RemoteBatch.from_response(
-            await call(
+            await call_with_retries(
                 lambda: self._api.post(
                     "/batches",
                     body={
@@ -149,13 +152,15 @@ class BatchApi:
 
     async def get(self, remote_id: str) -> RemoteBatch:
         path = f"/batches/{remote_id}"
-        return RemoteBatch.from_response(await _asked(lambda: self._api.get(path, cast_to=object)))
+        return RemoteBatch.from_response(
+            await _call_api(lambda: self._api.get(path, cast_to=object))
+        )
 
     async def cancel(self, remote_id: str) -> None:
-        await _asked(lambda: self._api.post(f"/batches/{remote_id}/cancel", cast_to=object))
+        await _call_api(lambda: self._api.post(f"/batches/{remote_id}/cancel", cast_to=object))
 
     async def delete(self, file_id: str) -> None:
-        await _asked(lambda: self._api.delete(f"/files/{file_id}", cast_to=object))
+        await _call_api(lambda: self._api.delete(f"/files/{file_id}", cast_to=object))
 
     async def lines(self, file_id: str, *, most: int) -> Iterator[Any]:
         """The first lines of a file of answers as JSON; None for one that is none, or too long for
@@ -165,20 +170,20 @@ class BatchApi:
         async def read() -> bytes:
             return (await self._api.files.content(file_id)).content
 
-        return _lines(await _asked(read), most)
+        return _json_lines(await _call_api(read), most)
 
 
-def _name(ours: str) -> str:
+def _upload_name(ours: str) -> str:
     """Of the file with a batch's questions."""
     return f"switchyard-{ours}.jsonl"
 
 
-async def _asked(create: Callable[[], Awaitable[Reply]]) -> Reply:
-    return await call(create, within=REQUEST_TIMEOUT)
+async def _call_api(create: Callable[[], Awaitable[Reply]]) -> Reply:
+    return await call_with_retries(create, within=REQUEST_TIMEOUT)
 
 
-def _id(found: Any, name: str) -> str | None:
-    value = field_of(found, name)
+def _checked_id(answer: Any, name: str) -> str | None:
+    value = field_of(answer, name)
     if value in (None, ""):
         return None
     if not isinstance(value, str) or not _ID.fullmatch(value):
@@ -186,17 +191,17 @@ def _id(found: Any, name: str) -> str | None:
     return value
 
 
-def _lines(content: bytes, most: int) -> Iterator[Any]:
+def _json_lines(content: bytes, most: int) -> Iterator[Any]:
     start = 0
     while start < len(content) and most > 0:
         end = content.find(b"\n", start)
         end = len(content) if end < 0 else end
         most -= 1
-        yield _json(content[start:end]) if end - start <= MAX_LINE_BYTES else None
+        yield _json_or_none(content[start:end]) if end - start <= MAX_LINE_BYTES else None
         start = end + 1
 
 
-def _json(line: bytes) -> Any:
+def _json_or_none(line: bytes) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):

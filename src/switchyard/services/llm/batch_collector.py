@@ -70,7 +70,7 @@ class BatchCollector:
         self._ledger = ledger
         self._batches = LlmLedger(ledger).batches
         self._server = server
-        self._till = till
+        self._account = till
 
     @classmethod
     def from_settings(
@@ -90,13 +90,13 @@ class BatchCollector:
         if state in (ItemState.ANSWERED, ItemState.LIVE):
             return
         if state is None:
-            call = self._till.estimate(self._server, question["asked"], by, batch=True)
+            call = self._account.estimate(self._server, question["asked"], by, batch=True)
             # Collected again after a crash, it is set aside once: the id follows from the question.
             today = self._ledger.clock.now().date()
             call = replace(call, id=f"batch-{today}-{key}-{by.job_id}")
-            await self._till.reserve(call, lasts=2 * BATCH_TIMEOUT)
+            await self._account.reserve(call, lasts=2 * BATCH_TIMEOUT)
             item = BatchItem(key, ItemState.COLLECTED, self._server.name, question, call)
-            body = json.dumps(request_of(item, self._server), ensure_ascii=False)
+            body = json.dumps(batch_line_of(item, self._server), ensure_ascii=False)
             await self._batches.collect_llm_question(item, by.job_id, size=len(body.encode()))
         raise WaitingForBatch(
             f"its question waits for a batch of {self._server.name}: the answer comes within a day"
@@ -109,7 +109,7 @@ class BatchCollector:
         return await self._batches.end_llm_wait(content_hash(question), by.job_id)
 
 
-def request_of(item: BatchItem, server: LlmServer) -> dict[str, Any]:
+def batch_line_of(item: BatchItem, server: LlmServer) -> dict[str, Any]:
     """A question as a line of a batch's file."""
     return {
         "custom_id": item.key,
@@ -122,6 +122,6 @@ def request_of(item: BatchItem, server: LlmServer) -> dict[str, Any]:
     }
 
 
-def free(item: BatchItem) -> LlmCall:
+def freed_call(item: BatchItem) -> LlmCall:
     """What was set aside for it, given back."""
     return replace(item.call, state=CallState.FREE)

@@ -33,12 +33,12 @@ from switchyard.services.llm.batch_collector import (
     BATCH_TIMEOUT,
     CANCEL_TIMEOUT,
     MAX_BATCH_WAIT,
+    batch_line_of,
     batch_servers,
-    free,
-    request_of,
+    freed_call,
 )
 from switchyard.services.llm.budget_account import BudgetAccount
-from switchyard.services.llm.completion import Reading
+from switchyard.services.llm.completion import CompletionReader
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import (
     InvalidLlmResponse,
@@ -81,7 +81,7 @@ class BatchSender:
         self._publisher = publisher
         self._servers = {each.name: each for each in batch_servers(settings)}
         self._known = {each.name: each for each in settings.llm_servers}
-        self._till = BudgetAccount.from_settings(settings, ledger)
+        self._account = BudgetAccount.from_settings(settings, ledger)
         self._answers = Answers.from_settings(settings, ledger)
         self._looked_at: dict[str, float] = {}
         self._log = structlog.get_logger("llm")
@@ -103,7 +103,7 @@ class BatchSender:
     async def delete_old(self) -> None:
         """Delete what no job has come for. Raises LedgerError."""
         for call in await self._batches.tidy_llm_batches(max_age=RETENTION):
-            await self._till.settle(replace(call, state=CallState.FREE))
+            await self._account.settle(replace(call, state=CallState.FREE))
 
     async def turn(self) -> None:
         """Open batches, see them on, and call the jobs of those that have ended. One that can't
@@ -132,13 +132,13 @@ class BatchSender:
     async def _release(self) -> None:
         """What no batch is to have asks live: its provider gets none any more, or a job ends soon.
         What was set aside is free first: a second time does no harm."""
-        while found := await self._batches.unfit_llm_questions(
+        while items := await self._batches.unfit_llm_questions(
             list(self._servers), ends_within=MAX_BATCH_WAIT
         ):
-            for item in found:
-                await self._till.settle(free(item))
+            for item in items:
+                await self._account.settle(freed_call(item))
                 await self._batches.release_llm_question(item.key)
-            self._log.info("collected questions released", questions=len(found))
+            self._log.info("collected questions released", questions=len(items))
 
     async def _advance(self, batch: LlmBatch) -> None:
         server = self._known.get(batch.provider)
@@ -149,8 +149,8 @@ class BatchSender:
             if await self._batches.fence_llm_batch(batch.id, FENCE_TTL):
                 try:
                     async with asyncio.timeout(SENDING_TIMEOUT):
-                        off = server.name not in self._servers  # it is to get none any more
-                        late = off or age > MAX_SENDING_AGE
+                        is_disabled = server.name not in self._servers  # it is to get none any more
+                        late = is_disabled or age > MAX_SENDING_AGE
                         await self._send(batch, server, late=late, over=age > BATCH_TIMEOUT)
                 except TimeoutError as error:
                     raise LlmTimeout("it could not be sent in time") from error
@@ -217,22 +217,22 @@ class BatchSender:
         """Files that were uploaded for it before the sender was killed, or got no answer: what is
         in them may be half, or of other settings."""
         try:
-            found = await api.uploads(batch.id)
+            file_ids = await api.uploads(batch.id)
         except Trouble as error:
             self._log.warning("uploads not listed", batch=batch.id, error=str(error))
             return
-        await self._remove(api, found)
+        await self._remove(api, file_ids)
 
     async def _give_way(self, batch: LlmBatch, server: LlmServer, remote_id: str) -> None:
         """This process was frozen, and another has sent the batch: one is enough."""
-        theirs = {each.id: each.remote_id for each in await self._batches.llm_batches()}
+        remote_ids = {each.id: each.remote_id for each in await self._batches.llm_batches()}
         self._log.warning("batch sent by another process", batch=batch.id, remote=remote_id)
-        if theirs.get(batch.id) != remote_id:
+        if remote_ids.get(batch.id) != remote_id:
             async with BatchApi.connect(server) as api:
                 await self._cancel(api, remote_id)
 
     def _file_content(self, items: dict[str, BatchItem], server: LlmServer) -> bytes:
-        lines = (request_of(each, server) for each in items.values())
+        lines = (batch_line_of(each, server) for each in items.values())
         return b"".join(json.dumps(each, ensure_ascii=False).encode() + b"\n" for each in lines)
 
     # --- concluding ---------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class BatchSender:
         await self._release_items(batch)
         # Before it is done: who is killed here is followed by one who does it again.
         await self._remove(api, filter(None, [*remote.files, remote.input_file]))
-        await self._give_up(batch, _ending(remote))
+        await self._give_up(batch, _end_note(remote))
 
     async def _conclude_all(
         self,
@@ -296,17 +296,17 @@ class BatchSender:
         """Keep an answer; where there is none, the job asks live, and hears what is wrong."""
         body = response.get("body") if isinstance(response, dict) else None
         if not isinstance(response, dict) or response.get("status_code") != 200:
-            await self._till.settle(free(item))
+            await self._account.settle(freed_call(item))
             await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
             return
         try:
-            answer = Reading(server.model).whole(body)
+            answer = CompletionReader(server.model).read_whole(body)
         except Trouble:
-            await self._till.settle(replace(item.call, state=CallState.UNSURE))
+            await self._account.settle(replace(item.call, state=CallState.UNSURE))
             await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
             return
         await self._answers.keep(item.question, answer)
-        await self._till.settle(self._till.settled_call(item.call, answer))
+        await self._account.settle(self._account.settled_call(item.call, answer))
         await self._batches.conclude_llm_item(item.key, batch, ItemState.ANSWERED)
 
     async def _give_up(self, batch: LlmBatch, note: str) -> None:
@@ -318,11 +318,11 @@ class BatchSender:
             self._log.info("batch done", batch=batch.id, note=note)
 
     async def _release_items(self, batch: LlmBatch) -> None:
-        for item in (left := await self._batches.llm_batch_items(batch)).values():
-            await self._till.settle(free(item))
+        for item in (items := await self._batches.llm_batch_items(batch)).values():
+            await self._account.settle(freed_call(item))
             await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
-        if left:
-            self._log.info("batch questions released", batch=batch.id, questions=len(left))
+        if items:
+            self._log.info("batch questions released", batch=batch.id, questions=len(items))
 
     async def _cancel(self, api: BatchApi, remote_id: str) -> None:
         try:
@@ -340,10 +340,10 @@ class BatchSender:
 
     async def _wake_jobs(self) -> None:
         while job_ids := await self._batches.call_llm_waits():
-            found = [await self._ledger.job_reads.get(each) for each in job_ids]
-            waiting = [each for each in found if each and each.state is State.RETRYING]
+            records = [await self._ledger.job_reads.get(each) for each in job_ids]
+            waiting = [each for each in records if each and each.state is State.RETRYING]
             await publish_recorded(self._publisher, self._ledger, waiting)
 
 
-def _ending(remote: RemoteBatch) -> str:
+def _end_note(remote: RemoteBatch) -> str:
     return remote.status if remote.error is None else f"{remote.status}: {remote.error}"

@@ -37,40 +37,44 @@ def bounded_http(timeout: float) -> openai.DefaultAsyncHttpxClient:
     return openai.DefaultAsyncHttpxClient(
         timeout=timeout,
         headers={"Accept-Encoding": "identity"},
-        event_hooks={"response": [_bound]},
+        event_hooks={"response": [_bound_response]},
         verify=authorities(),
     )
 
 
-async def _bound(response: Any) -> None:
+async def _bound_response(response: Any) -> None:
     if response.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
         raise InvalidLlmResponse("the model server packs its answer although it was asked not to")
-    if response.has_redirect_location and not _is_within(response):
+    if response.has_redirect_location and not _stays_at_server(response):
         raise InvalidLlmResponse(
             "the model server redirects to another host, which is not followed: if that is the "
             "right server, set its address in the settings"
         )
     is_stream = response.is_success and "event-stream" in response.headers.get("content-type", "")
-    sent = response.aiter_raw
+    read_raw = response.aiter_raw
     is_file = response.request.url.path.endswith("/content")
-    within = _events if is_stream else partial(_whole, most=MAX_FILE if is_file else MAX_BODY)
+    bounded = (
+        _bounded_events
+        if is_stream
+        else partial(_bounded_body, most=MAX_FILE if is_file else MAX_BODY)
+    )
 
     # Everything that the SDK reads of an answer goes through this.
-    response.aiter_raw = lambda *how, **more: within(sent(*how, **more))
+    response.aiter_raw = lambda *how, **more: bounded(read_raw(*how, **more))
 
 
-def _is_within(response: Any) -> bool:
+def _stays_at_server(response: Any) -> bool:
     """Whether a redirect stays at the server that was asked: it must not choose whom we ask, with
     our rights in our network."""
-    asked = response.request.url
+    server = response.request.url
     try:
-        target = asked.join(response.headers["location"])
+        target = server.join(response.headers["location"])
     except Exception:  # the SDK's HTTP client has errors of its own for what is no address
         return False
-    return (target.scheme, target.host, target.port) == (asked.scheme, asked.host, asked.port)
+    return (target.scheme, target.host, target.port) == (server.scheme, server.host, server.port)
 
 
-async def _whole(parts: AsyncIterator[bytes], *, most: int) -> AsyncIterator[bytes]:
+async def _bounded_body(parts: AsyncIterator[bytes], *, most: int) -> AsyncIterator[bytes]:
     size = 0
     async for part in parts:
         size += len(part)
@@ -79,7 +83,7 @@ async def _whole(parts: AsyncIterator[bytes], *, most: int) -> AsyncIterator[byt
         yield part
 
 
-async def _events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _bounded_events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """A stream may be as long as it takes: `Reading` counts what is kept of it."""
     size, last = 0, b""
     async for part in parts:

@@ -56,7 +56,7 @@ class NoBudget(RetryableError):
         super().__init__(message, after=after, counts=False, ages=False)
 
 
-def asked_by(ctx: JobContext) -> Requester:
+def requester_of(ctx: JobContext) -> Requester:
     """Return the job as the requester of a call."""
     metadata = ctx.message.metadata
     document = ctx.message.payload.get("document_id")
@@ -69,7 +69,7 @@ def asked_by(ctx: JobContext) -> Requester:
     )
 
 
-def most_tokens(asked: Mapping[str, Any]) -> dict[str, int]:
+def max_usage_of(chat: Mapping[str, Any]) -> dict[str, int]:
     """Estimate the most tokens that a question and its answer may have."""
     pictures = 0
 
@@ -81,11 +81,11 @@ def most_tokens(asked: Mapping[str, Any]) -> dict[str, int]:
         pictures += len(content) - len(texts)
         return texts
 
-    shown = [{**each, "content": text_of(each.get("content"))} for each in asked["messages"]]
-    length = len(json.dumps([shown, asked.get("response_format")], ensure_ascii=False).encode())
+    messages = [{**each, "content": text_of(each.get("content"))} for each in chat["messages"]]
+    length = len(json.dumps([messages, chat.get("response_format")], ensure_ascii=False).encode())
     return {
         "prompt_tokens": -(-length // BYTES_PER_TOKEN) + pictures * TOKENS_PER_PICTURE,
-        "completion_tokens": asked.get("max_tokens") or DEFAULT_ANSWER_TOKENS,
+        "completion_tokens": chat.get("max_tokens") or DEFAULT_ANSWER_TOKENS,
     }
 
 
@@ -132,12 +132,12 @@ class BudgetAccount:
 
     @asynccontextmanager
     async def charged_call(
-        self, server: LlmServer, asked: Mapping[str, Any], by: Requester
+        self, server: LlmServer, chat: Mapping[str, Any], by: Requester
     ) -> AsyncIterator[CallCharge]:
         """Reserve the cost of the call that is made within the context, and record it afterwards.
         Raises NoBudget, LedgerError, before anything is paid for."""
-        async with self._accounted(self.estimate(server, asked, by)) as bill:
-            yield bill
+        async with self._accounted(self.estimate(server, chat, by)) as charge:
+            yield charge
 
     @asynccontextmanager
     async def embedding(
@@ -149,12 +149,12 @@ class BudgetAccount:
         price = self._prices.of(model)
         cost = None if price is None else price.cost(usage)
         call = LlmCall(uuid4().hex, CallState.OPEN, by, EMBEDDER, model, usage, cost)
-        async with self._accounted(call) as bill:
-            yield bill
+        async with self._accounted(call) as charge:
+            yield charge
 
     @asynccontextmanager
     async def _accounted(self, call: LlmCall) -> AsyncIterator[CallCharge]:
-        bill = CallCharge()
+        charge = CallCharge()
         try:
             await self.reserve(call)
         except asyncio.CancelledError:
@@ -162,22 +162,22 @@ class BudgetAccount:
             await asyncio.shield(self.settle(replace(call, state=CallState.FREE)))
             raise
         try:
-            yield bill
+            yield charge
         except BaseException as error:
             state = CallState.UNSURE if _may_have_cost(error) else CallState.FREE
             # Also when the job is cancelled: what is set aside is missing elsewhere.
-            await asyncio.shield(self._end(call, replace(call, state=state), bill))
+            await asyncio.shield(self._end(call, replace(call, state=state), charge))
             raise
-        answer = bill.answer
+        answer = charge.answer
         free = replace(call, state=CallState.FREE)
         ended = free if answer is None else self.settled_call(call, answer)
-        await asyncio.shield(self._end(call, ended, bill))
+        await asyncio.shield(self._end(call, ended, charge))
 
     def estimate(
-        self, server: LlmServer, asked: Mapping[str, Any], by: Requester, *, batch: bool = False
+        self, server: LlmServer, chat: Mapping[str, Any], by: Requester, *, batch: bool = False
     ) -> LlmCall:
         """A call that is to be made, with what it costs at most."""
-        usage = most_tokens(asked)
+        usage = max_usage_of(chat)
         price = self._prices.of(server.model)
         cost = None if price is None else price.cost(usage, batch=batch)
         name = server.model
@@ -188,8 +188,8 @@ class BudgetAccount:
         of the question and the length of the answer."""
         usage: Mapping[str, int] = answer.usage
         if not usage:
-            made = -(-len(answer.text.encode()) // BYTES_PER_TOKEN)
-            usage = {**call.usage, "completion_tokens": made}
+            answer_tokens = -(-len(answer.text.encode()) // BYTES_PER_TOKEN)
+            usage = {**call.usage, "completion_tokens": answer_tokens}
         price = self._prices.of(call.model, answer.model)
         cost = None if price is None else price.cost(usage, batch=call.batch)
         return replace(call, state=CallState.PAID, usage=usage, cost=cost)
@@ -200,9 +200,9 @@ class BudgetAccount:
             self._per_day is None and call.asked_by.backfill_id is None
         ):
             return
-        found = await self._repository.reserve_llm_call(call, per_day=self._per_day, lasts=lasts)
-        if isinstance(found, NoBudgetLeft):
-            raise self._refusal(found, call.model)
+        refusal = await self._repository.reserve_llm_call(call, per_day=self._per_day, lasts=lasts)
+        if isinstance(refusal, NoBudgetLeft):
+            raise self._refusal(refusal, call.model)
 
     async def settle(self, call: LlmCall) -> None:
         """Record what a call has cost."""
@@ -228,32 +228,32 @@ class BudgetAccount:
         call = LlmCall(uuid4().hex, CallState.SAVED, by, "", answer.model, dict(answer.usage), cost)
         await self.settle(call)
 
-    def _refusal(self, found: NoBudgetLeft, model: str) -> NoBudget:
-        budget, currency = found.budget, self._prices.currency
-        if found.needed is None:
+    def _refusal(self, refusal: NoBudgetLeft, model: str) -> NoBudget:
+        budget, currency = refusal.budget, self._prices.currency
+        if refusal.needed is None:
             return NoBudget(
                 f"there is {budget.name}, and JOBS_LLM_PRICES has no price for the model {model}: "
                 "add one (0 for a model of your own) and start the workers again",
                 after=RECHECK_INTERVAL,
             )
         after = PENDING_RECHECK_INTERVAL
-        if found.is_spent:
+        if refusal.is_spent:
             after = (
                 RECHECK_INTERVAL
-                if found.seconds is None
-                else min(RECHECK_INTERVAL, found.seconds + 1)
+                if refusal.seconds is None
+                else min(RECHECK_INTERVAL, refusal.seconds + 1)
             )
         return NoBudget(
             f"{budget.name} has too little left: {format_budget(budget, currency)}; "
-            f"this call may cost {amount(found.needed, currency)}. {_advice(budget)}",
+            f"this call may cost {amount(refusal.needed, currency)}. {_advice(budget)}",
             after=after,
         )
 
 
 def format_budget(budget: BudgetState, currency: str) -> str:
     """How a budget stands, for people."""
-    aside = f", {amount(budget.reserved, '')} set aside" if budget.reserved > 0 else ""
-    return f"{amount(budget.spent, '')} of {amount(budget.limit, currency)} spent{aside}"
+    reserved = f", {amount(budget.reserved, '')} set aside" if budget.reserved > 0 else ""
+    return f"{amount(budget.spent, '')} of {amount(budget.limit, currency)} spent{reserved}"
 
 
 def amount(value: float, currency: str) -> str:
@@ -275,7 +275,7 @@ def _may_have_cost(error: BaseException) -> bool:
     return True
 
 
-async def tidy_spending(settings: Settings, ledger: Ledger) -> int:
+async def clean_up_spending(settings: Settings, ledger: Ledger) -> int:
     """Count calls whose process has died by their estimate, and forget those beyond the settings'
     age; how many these were. Raises LedgerError."""
     repository = LlmLedger(ledger).spending

@@ -91,7 +91,7 @@ class Timing:
 
 
 @dataclass(slots=True)
-class Reading:
+class CompletionReader:
     """An answer as it comes in; `tell` gets each piece of text."""
 
     requested_model: str
@@ -126,16 +126,16 @@ class Reading:
         parts = response.aiter_bytes()
         if "event-stream" not in response.headers.get("content-type", ""):
             # Not every server streams, and not every one that does says so.
-            body = await _bounded(parts)
+            body = await _bounded_body(parts)
             if not body.lstrip().startswith(b"data:"):
-                return self.whole(_json(body))
-            parts = _once(body)
+                return self.read_whole(_parse_json(body))
+            parts = _single_part(body)
         try:
             async for event in event_data(parts):
                 if event.startswith(b"[DONE]"):
                     self._is_ended = True
                 elif event.strip():
-                    self._read_chunk(_json(event))
+                    self._read_chunk(_parse_json(event))
         except Exception as error:
             # What follows the end of the answer is not worth another one.
             if self._finish_reason is None or not is_cut(error):
@@ -145,7 +145,7 @@ class Reading:
                 raise InvalidLlmResponse("the model server's answer is empty")
             if not self._is_ended:
                 raise LlmUnavailable("the model server's answer ends in the middle")
-        return self._answer()
+        return self._completion()
 
     @property
     def began_within(self) -> bool:
@@ -164,9 +164,9 @@ class Reading:
         if not isinstance(chunk, dict):
             raise InvalidLlmResponse("the model server's answer has no choices")
         if error := chunk.get("error"):
-            said = field_of(error, "message") or error
-            shown = " ".join(readable(str(said)[:3_000]).split())[:300]
-            raise LlmUnavailable(f"the model server broke off: {shown}")
+            message = field_of(error, "message") or error
+            reason = " ".join(readable(str(message)[:3_000]).split())[:300]
+            raise LlmUnavailable(f"the model server broke off: {reason}")
         self._read_metadata(chunk.get("model"), chunk.get("usage"))
         choices = chunk.get("choices")
         if choices is None or choices == []:
@@ -176,15 +176,15 @@ class Reading:
         delta = field_of(choices[0], "delta")
         if delta is None and not self._chunks:  # a whole answer, in a single event
             delta = field_of(choices[0], "message")
-        self._end(field_of(choices[0], "finish_reason"))
+        self._note_finish_reason(field_of(choices[0], "finish_reason"))
         text = self._text_of(delta)
-        if text or self._has_thought(delta):
+        if text or self._note_thoughts(delta):
             self._last = time.monotonic()
             self._first = self._first or self._last
             self._chunks += 1
         self._filter.take(text)
 
-    def whole(self, completion: Any) -> Completion:
+    def read_whole(self, completion: Any) -> Completion:
         """The answer of a completion as JSON has it. Raises InvalidLlmResponse, LlmRefused,
         LlmUnavailable."""
         choices = field_of(completion, "choices")
@@ -192,10 +192,10 @@ class Reading:
             raise InvalidLlmResponse("the model server's answer has no choices")
         self._read_metadata(field_of(completion, "model"), field_of(completion, "usage"))
         message = field_of(choices[0], "message")
-        self._end(field_of(choices[0], "finish_reason"))
-        self._has_thought(message)
+        self._note_finish_reason(field_of(choices[0], "finish_reason"))
+        self._note_thoughts(message)
         self._filter.take(self._text_of(message))
-        return self._answer()
+        return self._completion()
 
     def _text_of(self, message: Any) -> str:
         """The text of a message or of a piece of one: a string, or a list of parts."""
@@ -214,31 +214,33 @@ class Reading:
             else:
                 self._has_thoughts = self._has_thoughts or part is not None
         if isinstance(refusal, str) and refusal:
-            self._grow(len(refusal))
+            self._count_length(len(refusal))
             self._refusals.append(refusal)
-        found = "".join(texts)
-        self._grow(len(found))
-        return found
+        whole_text = "".join(texts)
+        self._count_length(len(whole_text))
+        return whole_text
 
-    def _has_thought(self, message: Any) -> bool:
-        found = any(field_of(message, name) for name in _THOUGHTS)
-        self._has_thoughts = self._has_thoughts or found
-        return found
+    def _note_thoughts(self, message: Any) -> bool:
+        has_thought = any(field_of(message, name) for name in _THOUGHTS)
+        self._has_thoughts = self._has_thoughts or has_thought
+        return has_thought
 
-    def _end(self, reason: object) -> None:
+    def _note_finish_reason(self, reason: object) -> None:
         """Note why the model has stopped, in the API's own words."""
         if not isinstance(reason, str):
             return
-        said = reason[:100].strip().lower()
-        if said in _NOT_GIVEN:
+        reason_text = reason[:100].strip().lower()
+        if reason_text in _NOT_GIVEN:
             return
-        if said in _BROKEN_OFF:
-            raise LlmUnavailable(f"the model server broke off: finish_reason {readable(said)}")
-        if said in _LENGTH:
-            said = "length"
-        elif said in _DECLINED:
-            said = "content_filter"
-        self._finish_reason = readable(said)
+        if reason_text in _BROKEN_OFF:
+            raise LlmUnavailable(
+                f"the model server broke off: finish_reason {readable(reason_text)}"
+            )
+        if reason_text in _LENGTH:
+            reason_text = "length"
+        elif reason_text in _DECLINED:
+            reason_text = "content_filter"
+        self._finish_reason = readable(reason_text)
 
     def _pass_on(self, text: str) -> None:
         if self.on_text is not None and not self.begins_within:
@@ -256,21 +258,21 @@ class Reading:
         self._read_metadata(field_of(answer, "model"), field_of(answer, "usage"))
         return Completion("", self._model or self.requested_model, None, dict(self._usage))
 
-    def _answer(self) -> Completion:
+    def _completion(self) -> Completion:
         text = readable(self._filter.end())
         refusal = "".join(self._refusals)
         if self._finish_reason == "content_filter" or (refusal and not text):
-            said = f"the model declines to answer: {refusal or 'content filter'}"
-            raise LlmRefused(readable(said[:500]), may_cost=True)
+            refusal_text = f"the model declines to answer: {refusal or 'content filter'}"
+            raise LlmRefused(readable(refusal_text[:500]), may_cost=True)
         if not text:
-            raise self._empty()
+            raise self._empty_error()
         if self.on_text is not None and not self._passed_on:
             self.on_text(text)
         return Completion(
             text, self._model or self.requested_model, self._finish_reason, dict(self._usage)
         )
 
-    def _empty(self) -> InvalidLlmResponse | LlmRefused:
+    def _empty_error(self) -> InvalidLlmResponse | LlmRefused:
         if not (self._filter.had_thoughts or self._has_thoughts):
             return InvalidLlmResponse("the model server's answer is empty")
         if self._finish_reason == "length":  # as it would be again
@@ -285,16 +287,16 @@ class Reading:
         if isinstance(model, str) and model:
             self._model = readable(model[:200])
         for name in _COUNTS:
-            self._count(name, field_of(usage, name))
-        self._count(
+            self._set_usage(name, field_of(usage, name))
+        self._set_usage(
             "cached_tokens", field_of(field_of(usage, "prompt_tokens_details"), "cached_tokens")
         )
 
-    def _count(self, name: str, value: object) -> None:
+    def _set_usage(self, name: str, value: object) -> None:
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40:
             self._usage[name] = value
 
-    def _grow(self, by: int) -> None:
+    def _count_length(self, by: int) -> None:
         self._length += by
         if self._length > MAX_ANSWER:
             raise InvalidLlmResponse(
@@ -337,19 +339,19 @@ async def event_data(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
                     yield bytes(data)
                     data.clear()
             else:
-                _add(data, line)
+                _add_data(data, line)
         if part:
             ended_with_cr = part.endswith(b"\r")
-    _add(data, b"".join(pieces))
+    _add_data(data, b"".join(pieces))
     if data.startswith(b"[DONE]") or _is_json(data):
         yield bytes(data)
 
 
-async def _once(body: bytes) -> AsyncIterator[bytes]:
+async def _single_part(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
-def _add(data: bytearray, line: bytes) -> None:
+def _add_data(data: bytearray, line: bytes) -> None:
     name, _, value = line.partition(b":")
     if name == b"data":
         if data:
@@ -357,7 +359,7 @@ def _add(data: bytearray, line: bytes) -> None:
         data += value.removeprefix(b" ")
 
 
-def _json(body: bytes) -> Any:
+def _parse_json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -372,7 +374,7 @@ def _is_json(body: bytes | bytearray) -> bool:
     return True
 
 
-async def _bounded(parts: AsyncIterator[bytes]) -> bytes:
+async def _bounded_body(parts: AsyncIterator[bytes]) -> bytes:
     body = bytearray()
     async for part in parts:
         body += part

@@ -105,13 +105,13 @@ class ServerPace:
         return asdict(self)
 
     @classmethod
-    def load(cls, kept: Mapping[str, Any], bounds: Bounds, now: float) -> ServerPace:
+    def load(cls, values: Mapping[str, Any], bounds: Bounds, now: float) -> ServerPace:
         """What `dump` gave. From a version that kept other things, the beginning."""
         names = {each.name for each in fields(Window)}
-        if set(kept) != {each.name for each in fields(cls)} or set(kept["window"]) != names:
+        if set(values) != {each.name for each in fields(cls)} or set(values["window"]) != names:
             return cls.first(bounds, now)
-        limit = bounds.within(kept["limit"])  # the settings may have changed
-        return cls(limit, kept["began"], Window(**kept["window"]), dict(kept["memory"]))
+        limit = bounds.within(values["limit"])  # the settings may have changed
+        return cls(limit, values["began"], Window(**values["window"]), dict(values["memory"]))
 
 
 class ConcurrencyPolicy(Protocol):

@@ -65,7 +65,7 @@ class DirectRequests:
 
     @classmethod
     @asynccontextmanager
-    async def opened(
+    async def open(
         cls,
         settings: Settings,
         registry: Registry,
@@ -108,7 +108,7 @@ class DirectRequests:
         await self._register()
         return await self._runner.publish(request)
 
-    async def ended(self, job_id: str, *, timeout: float) -> JobRecord | None:
+    async def wait_for_end(self, job_id: str, *, timeout: float) -> JobRecord | None:
         """The request when it has ended; as it stands after `timeout` seconds; None where there is
         none. That of another process is looked up every second. Raises LedgerError."""
         deadline = time.monotonic() + timeout

@@ -155,37 +155,38 @@ class LlmGate:
                 if self._waiting[0][1] != number:
                     await self._wait_for_turn(turn, left)
                     continue
-                found = await self._take_slot(urgency, without)
-                if isinstance(found, Admission):
-                    return found
-                if isinstance(found, ServerPaused):
-                    if found.seconds > min(BRIEF_PAUSE, left):
+                slot_answer = await self._take_slot(urgency, without)
+                if isinstance(slot_answer, Admission):
+                    return slot_answer
+                if isinstance(slot_answer, ServerPaused):
+                    if slot_answer.seconds > min(BRIEF_PAUSE, left):
                         raise LlmSaturated(
-                            f"the model server is paused: {found.reason}", after=found.seconds
+                            f"the model server is paused: {slot_answer.reason}",
+                            after=slot_answer.seconds,
                         )
                     await self._wait_for_turn(
-                        turn, left, found.seconds * self._dice.uniform(1.0, 1.05)
+                        turn, left, slot_answer.seconds * self._dice.uniform(1.0, 1.05)
                     )
                 else:
                     await self._wait_for_turn(
                         turn, left, SLOT_POLL_INTERVAL * self._dice.uniform(0.5, 1.5)
                     )
 
-    async def leave(self, entry: Admission, lesson: CallOutcome | None) -> None:
+    async def leave(self, admission: Admission, outcome: CallOutcome | None) -> None:
         """Give the slot back, with what the call has taught; None where it was broken off."""
-        self._held.pop(entry.slot, None)
-        bounds, rule = self._bounds[entry.server.name], self._rule
+        self._held.pop(admission.slot, None)
+        bounds, rule = self._bounds[admission.server.name], self._rule
         dice = self._dice.uniform(1.0, 1.1)
 
         def change(state: LlmServerState, in_flight: int, now: float) -> LlmServerState:
-            assert lesson is not None
+            assert outcome is not None
             return state_after_call(
-                state, lesson, in_flight, now, rule=rule, bounds=bounds, dice=dice
+                state, outcome, in_flight, now, rule=rule, bounds=bounds, dice=dice
             )
 
         try:
             await self._slots.end_llm_slot(
-                entry.server.name, entry.slot, None if lesson is None else change
+                admission.server.name, admission.slot, None if outcome is None else change
             )
         except LedgerError as error:
             # The answer that was paid for counts more; the slot runs out by itself.
@@ -285,7 +286,7 @@ def bounds_of(settings: Settings, server: LlmServer) -> Bounds:
 
 def state_after_call(
     state: LlmServerState,
-    lesson: CallOutcome,
+    outcome: CallOutcome,
     in_flight: int,
     now: float,
     *,
@@ -295,20 +296,20 @@ def state_after_call(
 ) -> LlmServerState:
     """What is known of a server after a call. `dice`, from 1 to 1.1, keeps processes apart."""
     pace = ServerPace.load(state.pace, bounds, now)
-    timing = lesson.timing
+    timing = outcome.timing
     sample = CallSample(
-        lesson.ended,
+        outcome.ended,
         in_flight,
         timing.first_token if timing else None,
         timing.per_token if timing else None,
     )
     pace = observe(pace, sample, rule, bounds, now)
     failures = state.failures
-    if lesson.ended is Ended.ANSWERED:
+    if outcome.ended is Ended.ANSWERED:
         failures = 0
-    elif lesson.is_failure and state.paused_until <= now:
+    elif outcome.is_failure and state.paused_until <= now:
         failures += 1  # what was under way when the pause began says nothing new
-    pause, reason = min(lesson.pause, MAX_PAUSE), lesson.reason
+    pause, reason = min(outcome.pause, MAX_PAUSE), outcome.reason
     if failures >= TRIAL_AFTER_FAILURES and failures > state.failures:
         pause = max(pause, min(SHORT_PAUSE * 2.0 ** (failures - TRIAL_AFTER_FAILURES), LONG_PAUSE))
     until = now + pause * dice if pause else 0.0

@@ -74,24 +74,24 @@ class Hedges:
         start = _FirstTokenRace(speech)
         runs = [asyncio.create_task(first(start.runner(0)))]
         try:
-            if await _any(patience, runs[0], start.given):
+            if await _wait_for_any(patience, runs[0], start.given):
                 return await runs[0]
             if not self.take_permit():
                 return await runs[0]
             runs.append(asyncio.create_task(second(start.runner(1))))
-            return await self._won(runs, start)
+            return await self._winning_answer(runs, start)
         finally:
             await end_tasks(*runs)
 
-    async def _won(self, runs: list[asyncio.Task[T]], start: _FirstTokenRace) -> T:
-        while start.winner is None and not any(_answered(run) for run in runs):
+    async def _winning_answer(self, runs: list[asyncio.Task[T]], start: _FirstTokenRace) -> T:
+        while start.winner is None and not any(_has_answer(run) for run in runs):
             left = [run for run in runs if not run.done()]
             if not left:
                 break
-            await _any(None, *left, start.given)
+            await _wait_for_any(None, *left, start.given)
         winner = start.winner
         if winner is None:
-            winner = next((index for index, run in enumerate(runs) if _answered(run)), 0)
+            winner = next((index for index, run in enumerate(runs) if _has_answer(run)), 0)
         failed = winner == 0 and runs[1].done() and runs[1].exception() is not None
         self.counts["won" if winner else "failed" if failed else "lost"] += 1
         if failed and not isinstance(runs[1].exception(), SwitchyardError):
@@ -138,7 +138,7 @@ class _HedgedStream(OutputStream):
             start.speech.write(text)
 
 
-async def _any(timeout: float | None, *things: asyncio.Task[Any] | asyncio.Event) -> bool:
+async def _wait_for_any(timeout: float | None, *things: asyncio.Task[Any] | asyncio.Event) -> bool:
     """Wait for one of them; whether it came in time."""
     waits: list[asyncio.Task[Any]] = []
     tasks: list[asyncio.Task[Any]] = []
@@ -156,5 +156,5 @@ async def _any(timeout: float | None, *things: asyncio.Task[Any] | asyncio.Event
         await end_tasks(*waits)
 
 
-def _answered(run: asyncio.Task[Any]) -> bool:
+def _has_answer(run: asyncio.Task[Any]) -> bool:
     return run.done() and not run.cancelled() and run.exception() is None

@@ -19,12 +19,12 @@ from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.llm.batch_collector import may_batch
-from switchyard.services.llm.budget_account import asked_by
+from switchyard.services.llm.budget_account import requester_of
 from switchyard.services.llm.completion import Completion
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.llm_requests import LlmQuestion, LlmRequest
 from switchyard.services.llm.model_client import ModelClient, model_client_of
-from switchyard.services.llm.structured_answers import checked
+from switchyard.services.llm.structured_answers import parse_answer
 
 MAX_SHOWN = 300
 """Characters of an answer that an error shows."""
@@ -38,15 +38,15 @@ async def answer_request(
     With `batch` it may go through a Batch API, for a job that asks nothing else. Raises Expired
     when the job's time is over, LlmUnusable, and what `ModelClient.answer` raises.
     """
-    left = _left(ctx, within)
+    left = _time_left(ctx, within)
     try:
         async with model_client_of(ctx) as lane:
-            return await _answered(lane, request, ctx, left, batch=batch and may_batch(ctx))
+            return await _ask_with_repair(lane, request, ctx, left, batch=batch and may_batch(ctx))
     except RetryableError as error:
         expires_at = ctx.message.metadata.expires_at
         # What goes back is away for the shortest delay at least: it would only come to expire.
-        away = max(error.after or 0.0, ctx.settings.retry_delays[0])
-        if expires_at is not None and _now(ctx) + timedelta(seconds=away) >= expires_at:
+        delay = max(error.after or 0.0, ctx.settings.retry_delays[0])
+        if expires_at is not None and _now(ctx) + timedelta(seconds=delay) >= expires_at:
             raise Expired(f"no answer in time: {error}") from error
         raise
 
@@ -55,7 +55,7 @@ def _now(ctx: JobContext) -> datetime:
     return now() if ctx.ledger is None else ctx.ledger.clock.now()
 
 
-def _left(ctx: JobContext, within: float) -> float:
+def _time_left(ctx: JobContext, within: float) -> float:
     expires_at = ctx.message.metadata.expires_at
     if expires_at is None:
         return within
@@ -65,7 +65,7 @@ def _left(ctx: JobContext, within: float) -> float:
     return min(within, left)
 
 
-async def _answered(
+async def _ask_with_repair(
     lane: ModelClient, request: LlmRequest, ctx: JobContext, within: float, *, batch: bool
 ) -> dict[str, Any]:
     question = request.question()
@@ -74,41 +74,41 @@ async def _answered(
 
     async def ask(*more: dict[str, str]) -> tuple[Completion, bool]:
         left = max(0.1, deadline - time.monotonic())
-        asked = question.request_body(*more)
+        chat = question.request_body(*more)
         return await lane.answer(
-            asked,
+            chat,
             urgency=urgency,
             within=left,
             fresh=request.fresh,
-            by=asked_by(ctx),
+            by=requester_of(ctx),
             batch=batch and not request.stream,  # somebody reads along
             speech=ctx.output if request.stream else None,
         )
 
     answer, reused = await ask()
     if question.schema is None:
-        return _result(answer, reused)
+        return _job_result(answer, reused)
     try:
-        value = await checked(answer.text, question.schema, ctx.in_process)
-        return _result(answer, reused) | {"value": value}
+        value = await parse_answer(answer.text, question.schema, ctx.in_process)
+        return _job_result(answer, reused) | {"value": value}
     except ValueError as error:
         complaint = str(error)
-    repair = _repair(answer, complaint)
+    repair = _repair_messages(answer, complaint)
     second, reused = await ask(*repair)
     try:
-        value = await checked(second.text, question.schema, ctx.in_process)
+        value = await parse_answer(second.text, question.schema, ctx.in_process)
     except ValueError as error:
-        await _forget_outcome(lane, question, repair)
+        await _forget_answers(lane, question, repair)
         storage = Storage(ctx.settings.files_url)
         await keep_raw(storage, ctx.job_id, [answer.text, second.text])
         raise LlmUnusable(
             f"the model's answer can't be used: {error}; it begins {second.text[:MAX_SHOWN]!r}, "
             f"all of it and of the one before: jobctl llm show {ctx.job_id}"
         ) from error
-    return _result(second, reused) | {"value": value, "repaired": True}
+    return _job_result(second, reused) | {"value": value, "repaired": True}
 
 
-def _result(answer: Completion, reused: bool) -> dict[str, Any]:
+def _job_result(answer: Completion, reused: bool) -> dict[str, Any]:
     return {
         "text": answer.text,
         "model": answer.model,
@@ -118,15 +118,17 @@ def _result(answer: Completion, reused: bool) -> dict[str, Any]:
     }
 
 
-def _repair(answer: Completion, complaint: str) -> list[dict[str, str]]:
-    wanted = f"This can't be used: {complaint}. Answer again, with JSON alone that fits the schema."
+def _repair_messages(answer: Completion, complaint: str) -> list[dict[str, str]]:
+    request = (
+        f"This can't be used: {complaint}. Answer again, with JSON alone that fits the schema."
+    )
     return [
         {"role": "assistant", "content": answer.text},
-        {"role": "user", "content": wanted},
+        {"role": "user", "content": request},
     ]
 
 
-async def _forget_outcome(
+async def _forget_answers(
     lane: ModelClient, question: LlmQuestion, repair: list[dict[str, str]]
 ) -> None:
     """A redrive is to get other answers."""
@@ -150,8 +152,8 @@ async def raw_answers(storage: Storage, record: JobRecord) -> list[str] | None:
     if record.error_type != LlmUnusable.__name__:
         return None
     try:
-        kept = json.loads(await storage.get_async(raw_answers_key(record.id)))
+        stored = json.loads(await storage.get_async(raw_answers_key(record.id)))
     except NotStored:
         return None
-    answers: list[str] = kept["answers"]
+    answers: list[str] = stored["answers"]
     return answers

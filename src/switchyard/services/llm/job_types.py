@@ -24,34 +24,34 @@ SHORT_ANSWER_TIMEOUT = 300.0
 @job("chat_completion", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def chat_completion(payload: ChatRequest, ctx: JobContext) -> Outcome:
     """The answer to a chat; JSON that fits, where the request has a schema."""
-    return await _done(payload, ctx, LONG_ANSWER_TIMEOUT)
+    return await _answer(payload, ctx, LONG_ANSWER_TIMEOUT)
 
 
 @job("extract_facts", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def extract_facts(payload: FactsRequest, ctx: JobContext) -> Outcome:
     """The facts that a text states, each with the words that say so."""
-    return await _done(payload, ctx, LONG_ANSWER_TIMEOUT)
+    return await _answer(payload, ctx, LONG_ANSWER_TIMEOUT)
 
 
 @job("extract_field_group", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def extract_field_group(payload: FieldGroupRequest, ctx: JobContext) -> Outcome:
     """The values of some fields in a text."""
-    return await _done(payload, ctx, LONG_ANSWER_TIMEOUT)
+    return await _answer(payload, ctx, LONG_ANSWER_TIMEOUT)
 
 
 @job("extract_entities", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def extract_entities(payload: EntitiesRequest, ctx: JobContext) -> Outcome:
     """What a text names, by kind."""
-    return await _done(payload, ctx, LONG_ANSWER_TIMEOUT)
+    return await _answer(payload, ctx, LONG_ANSWER_TIMEOUT)
 
 
 @job("classify", worker="llm", lanes=LANES, timeout=SHORT_ANSWER_TIMEOUT)
 async def classify(payload: ClassifyRequest, ctx: JobContext) -> Outcome:
     """The label that fits a text best."""
-    return await _done(payload, ctx, SHORT_ANSWER_TIMEOUT)
+    return await _answer(payload, ctx, SHORT_ANSWER_TIMEOUT)
 
 
-async def _done(payload: LlmRequest, ctx: JobContext, seconds: float) -> Outcome:
+async def _answer(payload: LlmRequest, ctx: JobContext, seconds: float) -> Outcome:
     # With database and storage: whoever only declares job types needs neither.
     from switchyard.services.llm.job_answers import answer_request
 

@@ -93,11 +93,11 @@ def translate(error: openai.OpenAIError) -> LlmUnavailable | InvalidLlmResponse 
     import openai
 
     if isinstance(error, openai.APITimeoutError):
-        if _names(error) & _NOT_CONNECTED:
+        if _cause_class_names(error) & _NOT_CONNECTED:
             return LlmUnreachable("the model server can't be reached in time")
         return LlmTimeout("the model server did not answer in time")
     if isinstance(error, openai.APIStatusError):
-        return _of_status(error)
+        return _status_error(error)
     if isinstance(error, openai.APIResponseValidationError):
         return InvalidLlmResponse(f"the model server's answer makes no sense: {error.message}")
     if isinstance(error, openai.LengthFinishReasonError):
@@ -105,17 +105,17 @@ def translate(error: openai.OpenAIError) -> LlmUnavailable | InvalidLlmResponse 
     if isinstance(error, openai.ContentFilterFinishReasonError):
         return LlmRefused("the model declines to answer: content filter", may_cost=True)
     if isinstance(error, openai.APIConnectionError):
-        return _of_connection(error)
+        return _connection_error(error)
     if isinstance(error, openai.APIError):  # in the middle of a stream
         return LlmUnavailable(f"the model server broke off: {_shortened(error.message)}")
     return LlmRefused(f"unexpected error while calling a model: {_shortened(error)}")
 
 
-def _of_status(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
+def _status_error(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
     from switchyard.services.common.durations import retry_after
 
     status = error.status_code
-    text = f"the model server answered {status}: {_message(error)}"
+    text = f"the model server answered {status}: {_server_message(error)}"
     if status in _LIMITED:
         after = retry_after(error)
         if error.code == "insufficient_quota":
@@ -128,9 +128,9 @@ def _of_status(error: openai.APIStatusError) -> LlmUnavailable | LlmRefused:
     return LlmRefused(text, elsewhere=status in _ELSEWHERE, missing=status == 404, status=status)
 
 
-def _of_connection(error: openai.APIConnectionError) -> LlmUnavailable | LlmRefused:
+def _connection_error(error: openai.APIConnectionError) -> LlmUnavailable | LlmRefused:
     cause = error.__cause__
-    names = _names(error)
+    names = _cause_class_names(error)
     if "TooManyRedirects" in names:
         return LlmRefused("the model server's redirects lead in a circle")
     detail = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
@@ -138,17 +138,17 @@ def _of_connection(error: openai.APIConnectionError) -> LlmUnavailable | LlmRefu
     return LlmUnreachable(text) if names & _NOT_CONNECTED else LlmUnavailable(text)
 
 
-def _names(error: BaseException) -> set[str]:
+def _cause_class_names(error: BaseException) -> set[str]:
     """What the cause is, by the names of its classes: the SDK's HTTP client is its own affair."""
     return {each.__name__ for each in type(error.__cause__).__mro__}
 
 
-def _message(error: openai.APIStatusError) -> str:
+def _server_message(error: openai.APIStatusError) -> str:
     """What the server said, shortened; never the request."""
     body = error.body
-    said = body.get("message") if isinstance(body, dict) else body
-    return _shortened(said or error.message)
+    message = body.get("message") if isinstance(body, dict) else body
+    return _shortened(message or error.message)
 
 
-def _shortened(said: object) -> str:
-    return " ".join(str(said).split())[:300]
+def _shortened(message: object) -> str:
+    return " ".join(str(message).split())[:300]

@@ -29,7 +29,7 @@ from switchyard.services.engine.publishing.requests import job_id_for
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.llm.answer_stream import LlmText, WrittenAnswer
+from switchyard.services.llm.answer_stream import AnswerStream, LlmText
 from switchyard.services.llm.direct_requests import DirectRequests
 
 SUBSCRIBE_TIMEOUT = 10.0
@@ -101,7 +101,7 @@ class RequestBackend(Protocol):
 
     async def publish(self, request: JobRequest) -> Published: ...
 
-    async def ended(self, job_id: str, *, timeout: float) -> JobRecord | None: ...
+    async def wait_for_end(self, job_id: str, *, timeout: float) -> JobRecord | None: ...
 
 
 class QueuedRequests:
@@ -119,21 +119,21 @@ class QueuedRequests:
     async def publish(self, request: JobRequest) -> Published:
         return await self._jobs.publish(request)
 
-    async def ended(self, job_id: str, *, timeout: float) -> JobRecord | None:
+    async def wait_for_end(self, job_id: str, *, timeout: float) -> JobRecord | None:
         return await wait_for_end(self._feed, self._ledger, job_id, timeout=timeout)
 
 
 class LLMQueue:
     """Asks through the lanes, where workers answer; with JOBS_LLM_DIRECT in this process, without
-    a broker. Open it with `LLMQueue.opened`."""
+    a broker. Open it with `LLMQueue.open`."""
 
     def __init__(self, ledger: Ledger, way: RequestBackend) -> None:
         self._ledger = ledger
-        self._way = way
+        self._backend = way
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, settings: Settings | None = None) -> AsyncIterator[LLMQueue]:
+    async def open(cls, settings: Settings | None = None) -> AsyncIterator[LLMQueue]:
         """A queue at the broker and ledger of the settings (JOBS_…), closed at the end. What is
         asked directly and not answered by then is cancelled."""
         settings = settings or Settings()
@@ -178,7 +178,7 @@ class LLMQueue:
     ) -> AsyncIterator[LLMQueue]:
         """Requests that this process runs itself, whatever JOBS_LLM_DIRECT says; `metrics` show
         them."""
-        async with DirectRequests.opened(settings, registry, ledger, metrics) as requests:
+        async with DirectRequests.open(settings, registry, ledger, metrics) as requests:
             yield cls(ledger, requests)
 
     async def submit(
@@ -217,7 +217,7 @@ class LLMQueue:
         if expires_in is not None:
             expires_at = self._ledger.clock.now() + timedelta(seconds=expires_in)
         request = JobRequest(routing_key, payload, expires_at=expires_at, **options)
-        return (await self._way.publish(request)).job_id
+        return (await self._backend.publish(request)).job_id
 
     async def open_stream(
         self,
@@ -229,12 +229,12 @@ class LLMQueue:
         expires_in: float | None = None,
         key: str | None = None,
         source: str = "python",
-    ) -> WrittenAnswer:
+    ) -> AnswerStream:
         """Send a request whose answer is told as it is written; `follow` it with `ending`, and
         close it. Raises as `submit`."""
         payload = {**payload, "stream": True}
         job_id = job_id_for(key, job_type, payload)
-        written = WrittenAnswer(self._way.hub, job_id)
+        written = AnswerStream(self._backend.hub, job_id)
         try:
             known = await self._submit(
                 f"{lane}.{job_type}",
@@ -251,11 +251,11 @@ class LLMQueue:
         if known == job_id:
             return written
         written.close()
-        return WrittenAnswer(self._way.hub, known)
+        return AnswerStream(self._backend.hub, known)
 
-    async def ending(self, job_id: str, *, timeout: float) -> JobRecord | None:
+    async def wait_for_end(self, job_id: str, *, timeout: float) -> JobRecord | None:
         """The record of a request when it has ended; as it stands after `timeout` seconds."""
-        return await self._way.ended(job_id, timeout=timeout)
+        return await self._backend.wait_for_end(job_id, timeout=timeout)
 
     async def stream(
         self,
@@ -277,7 +277,7 @@ class LLMQueue:
             job_type, payload, lane=lane, priority=priority, expires_in=timeout, source=source
         )
         try:
-            ending = self.ending(written.job_id, timeout=timeout)
+            ending = self.wait_for_end(written.job_id, timeout=timeout)
             async with aclosing(written.follow(ending)) as events:
                 async for each in events:
                     if isinstance(each, JobRecord):
@@ -290,7 +290,7 @@ class LLMQueue:
     async def result(self, job_id: str, *, timeout: float = 600.0) -> LlmResult:
         """What became of a request, as soon as it has ended; `waiting` when that takes longer than
         `timeout` seconds. Raises UnknownLlmRequest, LedgerError."""
-        record = await self._way.ended(job_id, timeout=timeout)
+        record = await self._backend.wait_for_end(job_id, timeout=timeout)
         if record is None:
             raise UnknownLlmRequest(f"there is no request {job_id}")
         return self._result_of(record)

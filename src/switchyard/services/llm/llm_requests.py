@@ -40,15 +40,15 @@ class LlmQuestion:
 
     def request_body(self, *more: Mapping[str, str]) -> dict[str, Any]:
         """The parameters of the API, with further messages."""
-        asked: dict[str, Any] = {
+        body: dict[str, Any] = {
             "messages": [dict(each) for each in (*self.messages, *more)],
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
         }
         if self.schema is not None:
-            named = {"name": "answer", "schema": self.schema}
-            asked["response_format"] = {"type": "json_schema", "json_schema": named}
-        return asked
+            json_schema = {"name": "answer", "schema": self.schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": json_schema}
+        return body
 
 
 class LlmRequest(BaseModel, ABC):

@@ -31,7 +31,7 @@ from switchyard.services.llm.llm_errors import (
     add_server_name,
 )
 from switchyard.services.llm.records.llm_spend import Requester
-from switchyard.services.llm.server_client import LlmClient, ModelResponse
+from switchyard.services.llm.server_client import ModelResponse, ServerClient
 
 SLOT_TIMEOUT = 30.0
 """Seconds that a call waits for room; then its job goes back, with no attempt used up."""
@@ -48,7 +48,7 @@ class ModelClient:
     def __init__(
         self,
         servers: Sequence[LlmServer],
-        clients: Mapping[str, LlmClient],
+        clients: Mapping[str, ServerClient],
         gate: LlmGate | None,
         answers: Answers,
         till: BudgetAccount,
@@ -59,7 +59,7 @@ class ModelClient:
         self._clients = clients
         self._gate = gate
         self._answers = answers
-        self._till = till
+        self._account = till
         self._hedges = hedges
         self._collector = collector
 
@@ -83,7 +83,7 @@ class ModelClient:
         async with AsyncExitStack() as stack:
             clients = {}
             for server in servers:
-                opening = LlmClient.connect(server, settings.llm_timeout)
+                opening = ServerClient.connect(server, settings.llm_timeout)
                 clients[server.name] = await stack.enter_async_context(opening)
             gate = None
             if ledger is not None:
@@ -97,7 +97,7 @@ class ModelClient:
 
     async def answer(
         self,
-        asked: Mapping[str, Any],
+        chat: Mapping[str, Any],
         *,
         urgency: Urgency,
         within: float,
@@ -116,18 +116,20 @@ class ModelClient:
         raises.
         """
 
-        question = {"servers": self._server_identities, "asked": asked}
+        question = {"servers": self._server_identities, "asked": chat}
         collector = self._collector if batch and not fresh else None
 
         async def ask(left: float) -> Completion:
             if collector is not None:
                 await collector.collect(question, by)
-            return await self.ask(asked, urgency=urgency, within=left, speech=speech, by=by)
+            return await self.ask(chat, urgency=urgency, within=left, speech=speech, by=by)
 
         answer, reused = await self._answers.get(question, ask, within=within, fresh=fresh)
         is_own = collector is not None and await collector.finish_wait(question, by)
         if reused and not is_own:
-            await self._till.record_cache_saving(answer, by, [each.model for each in self._servers])
+            await self._account.record_cache_saving(
+                answer, by, [each.model for each in self._servers]
+            )
         return answer, reused
 
     def shown(self) -> list[tuple[Metric, Samples]]:
@@ -135,13 +137,13 @@ class ModelClient:
         counts = self._hedges.counts.items()
         return [(LLM_HEDGES, {(outcome,): float(number) for outcome, number in counts})]
 
-    async def forget(self, asked: Mapping[str, Any]) -> None:
+    async def forget(self, chat: Mapping[str, Any]) -> None:
         """Delete the kept answer to a question: it was of no use."""
-        await self._answers.forget({"servers": self._server_identities, "asked": asked})
+        await self._answers.forget({"servers": self._server_identities, "asked": chat})
 
     async def ask(
         self,
-        asked: Mapping[str, Any],
+        chat: Mapping[str, Any],
         *,
         urgency: Urgency,
         within: float,
@@ -164,7 +166,7 @@ class ModelClient:
             try:
                 # Half of its time is left for the call: one that began too late for an answer
                 # would be a time-out of the server, and an attempt of the job.
-                entry = await self._take_slot(urgency, min(SLOT_TIMEOUT, left / 2), tried)
+                admission = await self._take_slot(urgency, min(SLOT_TIMEOUT, left / 2), tried)
             except LlmSaturated as error:
                 if isinstance(last, LlmRefused):  # by one of which another may not refuse it
                     raise
@@ -172,18 +174,18 @@ class ModelClient:
                 raise last or error from error
             try:
                 return await self._ask_hedged(
-                    entry, asked, deadline - time.monotonic(), speech, by, urgency, tried
+                    admission, chat, deadline - time.monotonic(), speech, by, urgency, tried
                 )
             except LlmLimited as error:
                 last = error  # it is paused now; the gate knows whether another has room
             except (LlmUnavailable, InvalidLlmResponse, NoBudget) as error:
                 last = error
-                tried.add(entry.server.name)
+                tried.add(admission.server.name)
             except LlmRefused as error:
                 if not error.elsewhere:
                     raise
                 last = error
-                tried.add(entry.server.name)
+                tried.add(admission.server.name)
         raise last or LlmTimeout(f"no model server answered within {within:g} s")
 
     async def _take_slot(self, urgency: Urgency, patience: float, tried: set[str]) -> Admission:
@@ -194,8 +196,8 @@ class ModelClient:
 
     async def _ask_hedged(
         self,
-        entry: Admission,
-        asked: Mapping[str, Any],
+        admission: Admission,
+        chat: Mapping[str, Any],
         within: float,
         speech: OutputStream | None,
         by: Requester,
@@ -206,61 +208,61 @@ class ModelClient:
         answer."""
         patience = self._hedges.hedge_delay() if urgency.lane == 0 else None
         if patience is None:
-            return await self._call(entry, asked, within, speech, by)
+            return await self._call(admission, chat, within, speech, by)
         deadline = time.monotonic() + within
-        others = set(self._clients) - tried - {entry.server.name}
+        others = set(self._clients) - tried - {admission.server.name}
 
-        async def first(told: OutputStream) -> Completion:
-            return await self._call(entry, asked, within, told, by)
+        async def first(output: OutputStream) -> Completion:
+            return await self._call(admission, chat, within, output, by)
 
-        async def second(told: OutputStream) -> Completion:
-            without = tried | {entry.server.name} if others else tried
+        async def second(output: OutputStream) -> Completion:
+            without = tried | {admission.server.name} if others else tried
             left = deadline - time.monotonic()
             another = await self._take_slot(urgency, min(HEDGE_SLOT_TIMEOUT, left), without)
-            return await self._call(another, asked, deadline - time.monotonic(), told, by)
+            return await self._call(another, chat, deadline - time.monotonic(), output, by)
 
         return await self._hedges.race(patience, speech, first, second)
 
     async def _call(
         self,
-        entry: Admission,
-        asked: Mapping[str, Any],
+        admission: Admission,
+        chat: Mapping[str, Any],
         within: float,
         speech: OutputStream | None,
         by: Requester,
     ) -> Completion:
-        lesson: CallOutcome | None = None
+        outcome: CallOutcome | None = None
         if speech is not None:
             speech.begin()  # another server may have begun
         try:
-            async with self._till.charged_call(entry.server, asked, by) as bill:
-                said = await self._clients[entry.server.name].ask(
-                    asked,
+            async with self._account.charged_call(admission.server, chat, by) as charge:
+                response = await self._clients[admission.server.name].ask(
+                    chat,
                     within=within,
                     tell=None if speech is None else speech.write,
                     restart=(speech or OutputStream()).begin,
-                    broken=bill.count_broken,
+                    broken=charge.count_broken,
                 )
-                bill.answer = said.answer
-            lesson = _from_answer(said)
-            if said.timing is not None:
-                self._hedges.observe_latency(said.timing.first_token)
-            return said.answer
+                charge.answer = response.answer
+            outcome = _outcome_of_response(response)
+            if response.timing is not None:
+                self._hedges.observe_latency(response.timing.first_token)
+            return response.answer
         except (LlmUnavailable, InvalidLlmResponse, LlmRefused) as error:
-            lesson = outcome_of_error(error)
+            outcome = outcome_of_error(error)
             if len(self._clients) > 1:
-                add_server_name(error, entry.server.name)
+                add_server_name(error, admission.server.name)
             raise
         finally:
             if self._gate is not None:
                 # Also when the job is cancelled: until then others wait for its slot.
-                await asyncio.shield(self._gate.leave(entry, lesson))
+                await asyncio.shield(self._gate.leave(admission, outcome))
 
 
-def _from_answer(said: ModelResponse) -> CallOutcome:
-    wait = said.quota_wait
+def _outcome_of_response(response: ModelResponse) -> CallOutcome:
+    wait = response.quota_wait
     return CallOutcome(
-        Ended.ANSWERED, said.timing, pause=wait, reason="its limits are used up" if wait else ""
+        Ended.ANSWERED, response.timing, pause=wait, reason="its limits are used up" if wait else ""
     )
 
 

@@ -21,7 +21,7 @@ from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.engine.scheduler.duties import DutyContext, PeriodicDuty
 from switchyard.services.llm.answers import drop_old_answers
 from switchyard.services.llm.batch_sender import BatchSender
-from switchyard.services.llm.budget_account import tidy_spending
+from switchyard.services.llm.budget_account import clean_up_spending
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.records.llm_batches import ItemState
 from switchyard.services.llm.records.llm_servers import (
@@ -105,8 +105,8 @@ async def samples(settings: Settings, ledger: Ledger) -> list[tuple[Metric, Samp
     budgets = await repositories.spending.llm_budgets(per_day=settings.llm_budget_per_day)
     batched = await repositories.batches.llm_batch_counts()
     return [
-        *_of_servers(settings, reports),
-        *_of_spending(settings, spent, budgets),
+        *_server_samples(settings, reports),
+        *_spending_samples(settings, spent, budgets),
         (
             names.LLM_BATCHED,
             {
@@ -119,12 +119,12 @@ async def samples(settings: Settings, ledger: Ledger) -> list[tuple[Metric, Samp
     ]
 
 
-def _of_servers(
-    settings: Settings, found: Iterable[LlmServerReport]
+def _server_samples(
+    settings: Settings, reports: Iterable[LlmServerReport]
 ) -> list[tuple[Metric, Samples]]:
     """Those of the settings: the ledger may know others, of long ago."""
     most = {each.name: settings.most_calls(each) for each in settings.model_servers}
-    known = [each for each in found if each.name in most]
+    known = [each for each in reports if each.name in most]
     return [
         (
             names.LLM_SERVER_LIMIT,
@@ -135,7 +135,7 @@ def _of_servers(
     ]
 
 
-def _of_spending(
+def _spending_samples(
     settings: Settings, spent: Mapping[str, SpendRow], budgets: Iterable[BudgetState]
 ) -> list[tuple[Metric, Samples]]:
     servers = (each.name for each in settings.model_servers)
@@ -145,15 +145,15 @@ def _of_spending(
         tokens[name, "input"] = row.input_tokens
         tokens[name, "cached"] = row.cached_tokens
         tokens[name, "output"] = row.output_tokens
-    found = list(budgets)
-    today = next((each.left for each in found if each.key.startswith("day:")), None)
+    budget_states = list(budgets)
+    today = next((each.left for each in budget_states if each.key.startswith("day:")), None)
     return [
         (names.LLM_TOKENS, tokens),
         (names.LLM_COST, {(name,): row.cost for name, row in ours.items()}),
         (names.LLM_UNPRICED, {(name,): row.unpriced_calls for name, row in ours.items()}),
         (names.LLM_SAVED, {(): spent[""].saved if "" in spent else 0.0}),
         (names.LLM_BUDGET_LEFT, {} if today is None else {(): today}),
-        (names.LLM_BUDGETS_SHORT, {(): float(sum(each.is_short for each in found))}),
+        (names.LLM_BUDGETS_SHORT, {(): float(sum(each.is_short for each in budget_states))}),
     ]
 
 
@@ -169,5 +169,5 @@ async def _drop_answers(context: DutyContext) -> None:
     log = structlog.get_logger("scheduler")
     if number := await drop_old_answers(context.settings, context.ledger):
         log.info("model answers deleted", answers=number)
-    if number := await tidy_spending(context.settings, context.ledger):
+    if number := await clean_up_spending(context.settings, context.ledger):
         log.info("cost records deleted", calls=number)

@@ -58,39 +58,39 @@ class Parameters:
             is_temperature_fixed=sends is not None,
         )
 
-    def body(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def body(self, chat: Mapping[str, Any]) -> dict[str, Any]:
         """A question as this server takes it."""
         sent = {
-            self.max_tokens_name if name in _NAMES else name: value for name, value in asked.items()
+            self.max_tokens_name if name in _NAMES else name: value for name, value in chat.items()
         }
         if not self.sends_temperature:
             sent.pop("temperature", None)
         return sent
 
-    def streamed(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def streamed(self, chat: Mapping[str, Any]) -> dict[str, Any]:
         """The same, to be answered as a stream."""
         options = {"stream_options": {"include_usage": True}} if self.sends_stream_options else {}
-        return {"stream": True, **options, **self.body(asked)}
+        return {"stream": True, **options, **self.body(chat)}
 
-    def after(self, error: openai.APIStatusError, asked: Mapping[str, Any]) -> Parameters | None:
+    def after(self, error: openai.APIStatusError, chat: Mapping[str, Any]) -> Parameters | None:
         """What to try instead after such an answer; None where it is about something else."""
         if error.status_code not in _STATUSES:
             return None
-        said = str(error.body or error.message)[:_MAX_COMPLAINT]
+        complaint = str(error.body or error.message)[:_MAX_COMPLAINT]
         param = error.param if isinstance(error.param, str) else ""
 
         def is_about(name: str) -> bool:
-            named = param == name or re.search(rf"\b{name}\b", said) is not None
-            return named and _UNSUPPORTED.search(said) is not None
+            named = param == name or re.search(rf"\b{name}\b", complaint) is not None
+            return named and _UNSUPPORTED.search(complaint) is not None
 
         if (
             not self.is_name_fixed
-            and any(name in asked for name in _NAMES)
+            and any(name in chat for name in _NAMES)
             and is_about(self.max_tokens_name)
-            and (_other(self.max_tokens_name) in said or not _TOO_LONG.search(said))
+            and (_other(self.max_tokens_name) in complaint or not _TOO_LONG.search(complaint))
         ):
             return replace(self, max_tokens_name=_other(self.max_tokens_name))
-        sends_temperature = self.sends_temperature and "temperature" in asked
+        sends_temperature = self.sends_temperature and "temperature" in chat
         if sends_temperature and not self.is_temperature_fixed and is_about("temperature"):
             return replace(self, sends_temperature=False)
         if self.sends_stream_options and is_about("stream_options"):

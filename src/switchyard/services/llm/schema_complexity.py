@@ -74,7 +74,7 @@ class _SchemaComplexity:
         if id(part) not in known and level <= MAX_LEVELS:
             known[id(part)] = None
             total: int | None = 1
-            for each in (*self._in_place(part), *_used_deeper(part)):
+            for each in (*self._in_place(part), *_used_deeper_parts(part)):
                 more = self.followed(each, level + 1, known)
                 if more is None or total is None:
                     return None
@@ -102,7 +102,9 @@ class _SchemaComplexity:
             )
         self._counted[id(part)] = parts
         self._add_up(part, parts)
-        self._left += [(each, level + 1) for each in _deeper(part) if id(each) not in self._counted]
+        self._left += [
+            (each, level + 1) for each in _deeper_parts(part) if id(each) not in self._counted
+        ]
         return parts
 
     def _add_up(self, part: Mapping[str, Any], parts: int) -> None:
@@ -136,23 +138,23 @@ class _SchemaComplexity:
     def _target(self, reference: Any) -> Any:
         if not isinstance(reference, str) or (reference != "#" and reference[:2] != "#/"):
             raise ValueError("$ref leads to a part of the same schema: # or #/$defs/NAME")
-        found: Any = self._schema
+        target: Any = self._schema
         for step in unquote(reference[1:]).split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
             try:
-                found = found[int(step)] if isinstance(found, list) else found[step]
+                target = target[int(step)] if isinstance(target, list) else target[step]
             except (LookupError, TypeError, ValueError):
                 raise ValueError(f"$ref leads nowhere: {reference[:200]!r}") from None
-        return found
+        return target
 
 
-def _deeper(part: Mapping[str, Any]) -> Iterator[Any]:
-    yield from _used_deeper(part)
+def _deeper_parts(part: Mapping[str, Any]) -> Iterator[Any]:
+    yield from _used_deeper_parts(part)
     for name in _DEFINED:
         yield from _values(part.get(name))
 
 
-def _used_deeper(part: Mapping[str, Any]) -> Iterator[Any]:
+def _used_deeper_parts(part: Mapping[str, Any]) -> Iterator[Any]:
     for name in _DEEPER:
         if name in part:
             yield from part[name] if isinstance(part[name], list) else [part[name]]

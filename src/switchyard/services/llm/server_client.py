@@ -17,7 +17,7 @@ from switchyard.services.common.libraries import load
 from switchyard.services.common.settings import LlmServer
 from switchyard.services.common.tracing import span
 from switchyard.services.llm.bounded_http import bounded_http
-from switchyard.services.llm.completion import Completion, Reading, Timing, is_cut
+from switchyard.services.llm.completion import Completion, CompletionReader, Timing, is_cut
 from switchyard.services.llm.llm_errors import (
     InvalidLlmResponse,
     LlmRefused,
@@ -48,8 +48,8 @@ class ModelResponse:
     """Seconds until the server takes requests again, by its own limits; 0 while it does."""
 
 
-class LlmClient:
-    """Asks one server. Open it with `LlmClient.connect`."""
+class ServerClient:
+    """Asks one server. Open it with `ServerClient.connect`."""
 
     def __init__(self, api: openai.AsyncOpenAI, server: LlmServer, timeout: float) -> None:
         self._api = api
@@ -63,7 +63,7 @@ class LlmClient:
 
     @classmethod
     @asynccontextmanager
-    async def connect(cls, server: LlmServer, timeout: float) -> AsyncIterator[LlmClient]:
+    async def connect(cls, server: LlmServer, timeout: float) -> AsyncIterator[ServerClient]:
         """A client of that server; its connections end with the context. `timeout` is seconds for
         one request. Raises LlmRefused for an address that is none."""
         key = server.api_key
@@ -74,7 +74,7 @@ class LlmClient:
 
     async def ask(
         self,
-        asked: Mapping[str, Any],
+        chat: Mapping[str, Any],
         *,
         within: float,
         tell: Callable[[str], None] | None = None,
@@ -92,11 +92,11 @@ class LlmClient:
         """
         import openai
 
-        told = False
+        has_text = False
 
         def pass_on(text: str) -> None:
-            nonlocal told
-            told = True
+            nonlocal has_text
+            has_text = True
             if tell is not None:
                 tell(text)
 
@@ -105,7 +105,7 @@ class LlmClient:
             limit = asyncio.timeout(self._timeout)
             try:
                 async with limit:
-                    return await self._adapted(asked, pass_on, restart)
+                    return await self._ask_adapting(chat, pass_on, restart)
             except TimeoutError as error:
                 if limit.expired():
                     allowed = f"{self._timeout:g} s (JOBS_LLM_TIMEOUT)"
@@ -123,19 +123,19 @@ class LlmClient:
             gen_ai__operation__name="chat",
             gen_ai__request__model=self.model,
             switchyard__llm__server=self._server_name,
-        ) as asking:
-            said = await call(
-                create, within=within, again=lambda: not (tell and told), broken=broken
+        ) as chat_span:
+            response = await call_with_retries(
+                create, within=within, again=lambda: not (tell and has_text), broken=broken
             )
-            asking.note(
-                gen_ai__usage__input_tokens=said.answer.usage.get("prompt_tokens"),
-                gen_ai__usage__output_tokens=said.answer.usage.get("completion_tokens"),
+            chat_span.note(
+                gen_ai__usage__input_tokens=response.answer.usage.get("prompt_tokens"),
+                gen_ai__usage__output_tokens=response.answer.usage.get("completion_tokens"),
             )
-            return said
+            return response
 
-    async def _adapted(
+    async def _ask_adapting(
         self,
-        asked: Mapping[str, Any],
+        chat: Mapping[str, Any],
         tell: Callable[[str], None],
         restart: Callable[[], None],
     ) -> ModelResponse:
@@ -147,18 +147,18 @@ class LlmClient:
         tried = {parameters}
         while True:
             try:
-                said = await self._sent(parameters.streamed(asked), tell, restart)
+                response = await self._send(parameters.streamed(chat), tell, restart)
             except openai.APIStatusError as error:
-                changed = parameters.after(error, asked)
+                changed = parameters.after(error, chat)
                 if changed is None or changed in tried or len(tried) > MAX_REPEATS:
                     raise
                 parameters = changed
                 tried.add(parameters)
             else:
                 self._parameters = parameters
-                return said
+                return response
 
-    async def _sent(
+    async def _send(
         self,
         body: Mapping[str, Any],
         tell: Callable[[str], None],
@@ -166,7 +166,7 @@ class LlmClient:
     ) -> ModelResponse:
         import openai
 
-        reading = Reading(self.model, tell, restart, self._begins_within)
+        reading = CompletionReader(self.model, tell, restart, self._begins_within)
         async with await self._api.post(
             "/chat/completions",
             body={"model": self.model, **body},
@@ -212,7 +212,7 @@ async def open_api(
         yield api
 
 
-async def call(
+async def call_with_retries(
     create: Callable[[], Awaitable[Reply]],
     *,
     within: float,

@@ -36,24 +36,26 @@ class UncheckableAnswer(PermanentError):
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Raises ValueError for what is no JSON Schema, refers to another, or is too large."""
+    """Check a JSON Schema from outside. Raises ValueError for one that is invalid, refers to
+    another schema, or is too large."""
     refuse_costly(schema)
     _validator(schema)
 
 
-async def checked(text: str, schema: Mapping[str, Any], in_process: InProcess) -> Any:
-    """`fitting`, which never holds up what else runs here. Raises UncheckableAnswer besides."""
+async def parse_answer(text: str, schema: Mapping[str, Any], in_process: InProcess) -> Any:
+    """Parse an answer as `parse_answer_here` does; a check that takes long is made in a process of
+    its own. Raises UncheckableAnswer besides."""
     parts = parts_of(schema)
     cost = None if parts is None else parts * len(text)
     if cost is not None and cost <= MAX_INLINE_COST:
-        value = _value(text)
+        value = _parse_json(text)
         if _validator(schema).is_valid(value):
             return value
     if cost is not None and cost <= MAX_INLINE_ERROR_COST:
-        return fitting(text, schema)
+        return parse_answer_here(text, schema)
     try:
         value, wrong = await in_process(
-            _fitting_or_wrong,
+            _value_or_complaint,
             *(text, schema),
             timeout=CHECK_TIMEOUT,
             memory_limit_mb=CHECK_MEMORY_MB,
@@ -69,18 +71,18 @@ async def checked(text: str, schema: Mapping[str, Any], in_process: InProcess) -
     return value
 
 
-def _fitting_or_wrong(text: str, schema: Mapping[str, Any]) -> tuple[Any, str | None]:
+def _value_or_complaint(text: str, schema: Mapping[str, Any]) -> tuple[Any, str | None]:
     # Not an exception, which would bring the other process' traceback into the words.
     try:
-        return fitting(text, schema), None
+        return parse_answer_here(text, schema), None
     except ValueError as error:
         return None, str(error)
 
 
-def fitting(text: str, schema: Mapping[str, Any]) -> Any:
+def parse_answer_here(text: str, schema: Mapping[str, Any]) -> Any:
     """The value that a model's answer stands for. Raises ValueError, which says what is wrong with
-    it in words for the model. Schemas of others: `checked`."""
-    value = _value(text)
+    it in words for the model. Schemas of others: `parse_answer`."""
+    value = _parse_json(text)
     validator = _validator(schema)
     if validator.is_valid(value):
         return value
@@ -93,10 +95,10 @@ def fitting(text: str, schema: Mapping[str, Any]) -> Any:
     raise ValueError("it does not fit the schema: " + "; ".join(wrong))
 
 
-def _value(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     fenced = _FENCE.match(text)
     try:
-        return json.loads(fenced[1] if fenced else text, parse_constant=_no_constant)
+        return json.loads(fenced[1] if fenced else text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON: {str(error)[:200]}") from error
 
@@ -114,5 +116,5 @@ def _validator(schema: Mapping[str, Any]) -> Any:
         raise ValueError(f"this is no JSON Schema: {' '.join(str(error).split())[:300]}") from error
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")

@@ -46,17 +46,17 @@ def vision_model_of(ctx: JobContext) -> AbstractAsyncContextManager[ModelClient]
     return model_client_of(ctx, ctx.settings.for_vision, VisionModel)
 
 
-def asked_of(
+def picture_chat(
     pictures: Sequence[tuple[bytes, str]], caption: str, question: str | None
 ) -> dict[str, Any]:
     """The chat that asks about a picture: to describe it, or a question of one's own. `pictures`
     are its content and its media type; several are the pieces of one that is long."""
-    said = framed(caption) if caption else "There is no caption."
+    text = framed(caption) if caption else "There is no caption."
     if question is not None:
-        said = f"{said}\n\nInstead of describing it, answer this question:\n{question}"
+        text = f"{text}\n\nInstead of describing it, answer this question:\n{question}"
     if len(pictures) > 1:
-        said += f"\n\nThe picture is long: these are its {len(pictures)} pieces in their order."
-    shown = [
+        text += f"\n\nThe picture is long: these are its {len(pictures)} pieces in their order."
+    images = [
         {
             "type": "image_url",
             "image_url": {"url": f"data:{kind};base64,{base64.b64encode(content).decode()}"},
@@ -66,7 +66,7 @@ def asked_of(
     return {
         "messages": [
             {"role": "system", "content": _DESCRIBE},
-            {"role": "user", "content": [{"type": "text", "text": said}, *shown]},
+            {"role": "user", "content": [{"type": "text", "text": text}, *images]},
         ],
         "max_tokens": _MAX_TOKENS,
         "temperature": 0,

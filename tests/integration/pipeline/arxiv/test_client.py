@@ -17,8 +17,8 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.pipeline.sources.arxiv import arxiv_client
 from switchyard.services.pipeline.sources.arxiv.arxiv_client import (
     ArxivClient,
-    Cursor,
     FeedPage,
+    ListingCursor,
     payload_of,
 )
 from switchyard.services.pipeline.sources.source_errors import (
@@ -147,7 +147,7 @@ async def test_a_listing_goes_on_from_the_cursor_of_any_page(client: ArxivClient
     end = MARCH + timedelta(days=1)
     pages = await listed(client, from_date=MARCH, to_date=end, page_size=2)
     kept = str(pages[1].cursor)
-    rest = await listed(client, cursor=Cursor.parse(kept), to_date=end, page_size=2)
+    rest = await listed(client, cursor=ListingCursor.parse(kept), to_date=end, page_size=2)
     assert ids(rest) == ids(pages[2:])
 
 

@@ -21,8 +21,8 @@ from switchyard.services.engine.backfill.sources import (
     InvalidBackfill,
     Item,
     Source,
-    SourceAway,
     SourceFailed,
+    SourceUnreachable,
     Unusable,
 )
 
@@ -176,7 +176,7 @@ class FileSource(Source):
         except NotStored as error:
             raise SourceFailed(str(error)) from error
         except (StorageError, OSError) as error:
-            raise SourceAway(f"the storage does not answer: {error}") from error
+            raise SourceUnreachable(f"the storage does not answer: {error}") from error
         if last := row.take() + rest:
             yield last, offset + len(rest)
 

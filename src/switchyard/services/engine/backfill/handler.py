@@ -11,9 +11,9 @@ from switchyard.services.engine.backfill.gate import FRESH_FOR
 from switchyard.services.engine.backfill.queue_quota import target_of
 from switchyard.services.engine.backfill.sources import (
     InvalidBackfill,
-    SourceAway,
     SourceFailed,
     Sources,
+    SourceUnreachable,
 )
 from switchyard.services.engine.backfill.spec import KIND, Plan, parse_spec
 from switchyard.services.engine.backfill.starting import Backfills
@@ -89,5 +89,5 @@ class BackfillHandler:
                 await course.run()
         except (InvalidBackfill, SourceFailed) as error:
             raise BulkFailed(str(error)) from error
-        except SourceAway as error:
+        except SourceUnreachable as error:
             raise TryLater(str(error)) from error

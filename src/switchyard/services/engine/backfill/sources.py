@@ -40,7 +40,7 @@ class InvalidBackfill(InvalidInput):
     """The backfill can't be started as it was asked for; the text says what to change."""
 
 
-class SourceAway(TemporarilyUnavailable):
+class SourceUnreachable(TemporarilyUnavailable):
     """The source does not answer for the moment: the backfill tries again by itself."""
 
 
@@ -106,12 +106,12 @@ class Source(ABC):
     def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
         """The items after that cursor, all of them for None; the same in the same order each time.
 
-        Raises SourceAway, SourceFailed.
+        Raises SourceUnreachable, SourceFailed.
         """
 
     async def total(self) -> int | None:
-        """Return how many items there are in all; None where that is not known. Raises SourceAway,
-        SourceFailed."""
+        """Return how many items there are in all; None where that is not known. Raises
+        SourceUnreachable, SourceFailed."""
         return None
 
     @property

@@ -17,10 +17,10 @@ from switchyard.services.engine.backfill.sources import (
     InvalidBackfill,
     Item,
     Source,
-    SourceAway,
     SourceContext,
     SourceFailed,
     Sources,
+    SourceUnreachable,
     Unusable,
 )
 from switchyard.services.engine.backfill.spec import (
@@ -99,7 +99,7 @@ class Backfills:
         """Read the first items and make their jobs, sending nothing.
 
         Raises InvalidBackfill, also when none of the first items can be made into a job, or there
-        are none; SourceAway.
+        are none; SourceUnreachable.
         """
         source = self.open_source(spec, self.ledger.clock.time())
         plan = Plan.from_spec(operation_id, spec, self.sources.get(spec.source), self.registry)
@@ -116,7 +116,7 @@ class Backfills:
                         break
         except SourceFailed as error:
             raise InvalidBackfill(str(error)) from error
-        except (SourceAway, InvalidBackfill, LedgerError):
+        except (SourceUnreachable, InvalidBackfill, LedgerError):
             raise
         except Exception as error:
             if type(source).__module__ in source_modules():
@@ -140,7 +140,7 @@ class Backfills:
         budget: float | None = None,
     ) -> BulkOperation:
         """Check and record a backfill; a scheduler runs it. Raises InvalidLimits, InvalidBackfill,
-        SourceAway, LedgerUnavailable."""
+        SourceUnreachable, LedgerUnavailable."""
         check_limits({"rate": rate, "max_open": max_open, "budget": budget})
         if budget is not None and self.settings.llm_prices is None:
             raise InvalidBackfill("a budget needs prices: set JOBS_LLM_PRICES")

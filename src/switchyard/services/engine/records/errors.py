@@ -70,7 +70,7 @@ class LedgerForked(LedgerClosed):
         super().__init__(
             "this ledger was opened before the process was forked, and its database connections "
             "are those of the parent: open another one in the child, with what uses it "
-            "(Ledger.open, JobPublisher.opened, LLMQueue.opened)"
+            "(Ledger.open, JobPublisher.opened, LLMQueue.open)"
         )
 
 

@@ -42,8 +42,8 @@ class LlmAnswerRepository(Repository):
         now = db_now(connection)
         mine = llm_answers.c.key == key
         row = connection.execute(select(llm_answers).where(mine)).one_or_none()
-        kept = row is not None and row.created_at is not None and not lost
-        if kept and row is not None and row.created_at > now - max_age:
+        is_kept = row is not None and row.created_at is not None and not lost
+        if is_kept and row is not None and row.created_at > now - max_age:
             if row.used_at < now - USE_NOTED_INTERVAL:
                 connection.execute(update(llm_answers).where(mine).values(used_at=now))
             return CacheHit(row.created_at)
@@ -60,14 +60,14 @@ class LlmAnswerRepository(Repository):
     @write
     def renew_llm_answer(self, connection: Connection, key: str, holder: str, ttl: float) -> bool:
         """Keep the claim for `ttl` seconds more. False when another has it."""
-        kept = connection.execute(
+        renewed = connection.execute(
             text(
                 f"UPDATE llm_answers SET lease_until = {clock(connection)} + :ttl "
                 "WHERE key = :key AND holder = :holder RETURNING key"
             ),
             {"key": key, "holder": holder, "ttl": ttl},
         )
-        return kept.first() is not None
+        return renewed.first() is not None
 
     @write
     def keep_llm_answer(self, connection: Connection, key: str, size: int) -> None:

@@ -55,7 +55,7 @@ class LlmBatchRepository(Repository):
         for it; None where it was not collected."""
         state = connection.scalar(select(items.state).where(items.key == key))
         if state is not None and state not in ENDED_STATES:
-            _wait(connection, key, job_id)
+            _add_wait(connection, key, job_id)
         return None if state is None else ItemState(state)
 
     @write
@@ -76,7 +76,7 @@ class LlmBatchRepository(Repository):
             .values(**values, created_at=db_now(connection))
             .on_conflict_do_nothing()
         )
-        _wait(connection, item.key, job_id)
+        _add_wait(connection, item.key, job_id)
 
     @write
     def end_llm_wait(self, connection: Connection, key: str, job_id: str) -> bool:
@@ -118,7 +118,7 @@ class LlmBatchRepository(Repository):
             )
             .limit(limit)
         )
-        return [_item(row) for row in connection.execute(query)]
+        return [_item_of(row) for row in connection.execute(query)]
 
     async def release_llm_question(self, key: str) -> bool:
         """Its jobs ask live. False where it is in a batch meanwhile."""
@@ -144,24 +144,24 @@ class LlmBatchRepository(Repository):
         bytes; None while the oldest has not waited for `wait` seconds and there are fewer. Those
         whose jobs have all ended are left."""
         now = db_now(connection)
-        wanted = exists().where(
+        has_open_job = exists().where(
             waits.key == items.key,
             waits.job_id == jobs.c.id,
             jobs.c.state.not_in([each.value for each in FINISHED]),
         )
-        mine = and_(items.state == ItemState.COLLECTED, items.provider == provider, wanted)
+        mine = and_(items.state == ItemState.COLLECTED, items.provider == provider, has_open_job)
         query = (
             select(items.key, items.size, items.created_at)
             .where(mine)
             .order_by(items.created_at, items.key)
             .limit(most)
         )
-        found = connection.execute(query).all()
-        if not found or (len(found) < most and found[0].created_at > now - wait):
+        rows = connection.execute(query).all()
+        if not rows or (len(rows) < most and rows[0].created_at > now - wait):
             return None
         keys: list[str] = []
         size = 0
-        for row in found:
+        for row in rows:
             size += row.size
             if keys and size > most_bytes:
                 break
@@ -186,7 +186,7 @@ class LlmBatchRepository(Repository):
             connection.execute(delete(llm_batches).where(mine))
             return None
         connection.execute(update(llm_batches).where(mine).values(questions=len(taken)))
-        return _batch(connection.execute(select(llm_batches).where(mine)).one())
+        return _batch_of(connection.execute(select(llm_batches).where(mine)).one())
 
     @read
     def llm_batches(self, connection: Connection) -> list[LlmBatch]:
@@ -196,7 +196,7 @@ class LlmBatchRepository(Repository):
             .where(batches.state != BatchState.DONE)
             .order_by(batches.created_at, batches.id)
         )
-        return [_batch(row) for row in connection.execute(query)]
+        return [_batch_of(row) for row in connection.execute(query)]
 
     @write
     def fence_llm_batch(self, connection: Connection, batch_id: str, seconds: float) -> bool:
@@ -229,7 +229,7 @@ class LlmBatchRepository(Repository):
         """Its questions that have no end yet, by their keys; none where it is not as it was
         read."""
         query = select(llm_batch_items).where(_open_in(batch)).order_by(items.key)
-        return {row.key: _item(row) for row in connection.execute(query)}
+        return {row.key: _item_of(row) for row in connection.execute(query)}
 
     async def conclude_llm_item(self, key: str, batch: LlmBatch, state: ItemState) -> bool:
         """A batch has ended for one of its questions. False where it had before, or is not as it
@@ -260,11 +260,11 @@ class LlmBatchRepository(Repository):
             .order_by(waits.called_at)
             .limit(limit)
         )
-        found = connection.execute(due).all()
-        for row in found:
+        rows = connection.execute(due).all()
+        for row in rows:
             mine = (waits.key == row.key) & (waits.job_id == row.job_id)
             connection.execute(update(llm_batch_waits).where(mine).values(called_at=now))
-        return [row.job_id for row in found]
+        return [row.job_id for row in rows]
 
     @write
     def tidy_llm_batches(self, connection: Connection, *, max_age: float) -> list[LlmCall]:
@@ -279,7 +279,7 @@ class LlmBatchRepository(Repository):
         connection.execute(
             delete(llm_batches).where(batches.created_at < old, batches.state == BatchState.DONE)
         )
-        return [_call(row.call) for row in gone if row.state == ItemState.COLLECTED]
+        return [_call_of(row.call) for row in gone if row.state == ItemState.COLLECTED]
 
     @read
     def llm_batch_counts(self, connection: Connection) -> Mapping[tuple[str, str], int]:
@@ -290,7 +290,7 @@ class LlmBatchRepository(Repository):
         return {(row[0], row[1]): int(row[2]) for row in connection.execute(query)}
 
 
-def _wait(connection: Connection, key: str, job_id: str) -> None:
+def _add_wait(connection: Connection, key: str, job_id: str) -> None:
     connection.execute(
         insert_into(connection, llm_batch_waits)
         .values(key=key, job_id=job_id, called_at=0.0)
@@ -304,19 +304,19 @@ def _open_in(batch: LlmBatch) -> ColumnElement[bool]:
     return and_(items.batch_id == batch.id, items.state == ItemState.SENT, as_read)
 
 
-def _item(row: Row[Any]) -> BatchItem:
+def _item_of(row: Row[Any]) -> BatchItem:
     return BatchItem(
-        row.key, ItemState(row.state), row.provider, json.loads(row.question), _call(row.call)
+        row.key, ItemState(row.state), row.provider, json.loads(row.question), _call_of(row.call)
     )
 
 
-def _call(kept: str) -> LlmCall:
-    values = json.loads(kept)
+def _call_of(text: str) -> LlmCall:
+    values = json.loads(text)
     values["asked_by"] = Requester(**values["asked_by"])
     return LlmCall(**values | {"state": CallState(values["state"])})
 
 
-def _batch(row: Row[Any]) -> LlmBatch:
+def _batch_of(row: Row[Any]) -> LlmBatch:
     return LlmBatch(
         row.id,
         row.provider,

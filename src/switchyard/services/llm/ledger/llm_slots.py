@@ -54,7 +54,7 @@ class LlmSlotRepository(Repository):
     ) -> SlotAnswer:
         """A slot for `ttl` seconds, if one is free beside `keep_free`. `first` is the limit of a
         server that was never called, `most` what no rule may exceed."""
-        state, now = _locked(connection, server, first)
+        state, now = _lock_server(connection, server, first)
         if state.paused_until > now:
             return ServerPaused(state.paused_until - now, state.pause_reason or "paused")
         connection.execute(
@@ -74,7 +74,7 @@ class LlmSlotRepository(Repository):
     ) -> None:
         """Give a slot back; `change` says what its call has taught of the server."""
         if change is not None:
-            state, now = _locked(connection, server, 1)
+            state, now = _lock_server(connection, server, 1)
             _store(connection, server, change(state, _in_flight(connection, server), now), now)
         connection.execute(delete(llm_slots).where(llm_slots.c.id == slot))
 
@@ -114,12 +114,12 @@ class LlmSlotRepository(Repository):
         alive = llm_slots.c.expires_at > now
         counted = select(llm_slots.c.server, func.count()).where(alive).group_by("server")
         under_way = {row[0]: int(row[1]) for row in connection.execute(counted)}
-        found = []
+        reports = []
         for row in connection.execute(select(llm_servers).order_by(llm_servers.c.name)):
-            state = _state(row)
+            state = _state_of(row)
             pause = max(0.0, state.paused_until - now)
-            found.append(LlmServerReport(row.name, state, under_way.get(row.name, 0), pause))
-        return found
+            reports.append(LlmServerReport(row.name, state, under_way.get(row.name, 0), pause))
+        return reports
 
     @write
     def end_llm_pause(self, connection: Connection, server: str) -> PauseEnded | None:
@@ -129,7 +129,7 @@ class LlmSlotRepository(Repository):
         known = select(llm_servers.c.name).where(llm_servers.c.name == server)
         if connection.scalar(known) is None:
             return None
-        state, now = _locked(connection, server, 1)
+        state, now = _lock_server(connection, server, 1)
         if state.paused_until <= now:
             return PauseEnded(0.0, 0)
         _store(connection, server, replace(state, paused_until=0.0), now)
@@ -175,7 +175,7 @@ def _in_flight(connection: Connection, server: str) -> int:
     return int(connection.scalar(query) or 0)
 
 
-def _locked(connection: Connection, server: str, first: float) -> tuple[LlmServerState, float]:
+def _lock_server(connection: Connection, server: str, first: float) -> tuple[LlmServerState, float]:
     """The server's state, which nobody else changes until the end of the transaction; and now."""
     query = select(llm_servers).where(llm_servers.c.name == server).with_for_update()
     row = connection.execute(query).one_or_none()
@@ -185,10 +185,10 @@ def _locked(connection: Connection, server: str, first: float) -> tuple[LlmServe
             insert_into(connection, llm_servers).values(**new).on_conflict_do_nothing()
         )
         row = connection.execute(query).one()
-    return _state(row), db_now(connection)
+    return _state_of(row), db_now(connection)
 
 
-def _state(row: Row[Any]) -> LlmServerState:
+def _state_of(row: Row[Any]) -> LlmServerState:
     return LlmServerState(
         row.limit, json.loads(row.pace), row.paused_until, row.pause_reason, row.failures
     )

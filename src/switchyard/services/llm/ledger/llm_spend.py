@@ -75,19 +75,19 @@ class LlmSpendRepository(Repository):
         if connection.scalar(select(llm_calls.c.id).where(llm_calls.c.id == call.id)):
             return True  # set aside before, by a process that has died
         day = _day(now)
-        accounts = _locked(connection, _keys(call, day), day)
+        accounts = _lock_accounts(connection, _account_keys_of_call(call, day), day)
         for key, limit in limits.items():
-            budget = _budget(accounts[key], limit)
+            budget = _budget_state(accounts[key], limit)
             needed = call.cost
             if needed is None or (needed > 0 and needed > budget.left + ROUNDING_ERROR):
                 values = {"short_of": limit}
-                _change(connection, [key], values)
+                _update_accounts(connection, [key], values)
                 left = None if key.startswith("backfill:") else DAY - now % DAY
                 return NoBudgetLeft(budget, needed, left)
         cost = call.cost or 0.0
-        _change(connection, accounts, {"reserved": llm_accounts.c.reserved + cost})
-        _change(connection, limits, {"short_of": None})
-        _insert(connection, call, now + max(0.0, (lasts or 0.0) - LOST_AFTER), day)
+        _update_accounts(connection, accounts, {"reserved": llm_accounts.c.reserved + cost})
+        _update_accounts(connection, limits, {"short_of": None})
+        _insert_call(connection, call, now + max(0.0, (lasts or 0.0) - LOST_AFTER), day)
         return True
 
     @write
@@ -108,14 +108,14 @@ class LlmSpendRepository(Repository):
         )
         rows = connection.execute(lost).all()
         for row in rows:
-            _locked(connection, _keys_of(row), row.day)
+            _lock_accounts(connection, _account_keys_of_row(row), row.day)
             cost = row.cost or 0.0
             values = {
                 "reserved": llm_accounts.c.reserved - cost,
                 "spent": llm_accounts.c.spent + cost,
                 "calls": llm_accounts.c.calls + 1,
             }
-            _change(connection, _keys_of(row), values)
+            _update_accounts(connection, _account_keys_of_row(row), values)
             mine = llm_calls.c.id == row.id
             connection.execute(update(llm_calls).where(mine).values(state=CallState.UNSURE.value))
         return len(rows)
@@ -130,17 +130,17 @@ class LlmSpendRepository(Repository):
             bulk_operations.c.state.not_in([each.value for each in ENDED]),
         )
         limits |= {f"backfill:{row.id}": row.budget for row in connection.execute(running)}
-        found = select(llm_accounts).where(llm_accounts.c.key.in_(limits))
-        rows = {row.key: row for row in connection.execute(found)}
-        return [_budget(rows.get(key), limit, key) for key, limit in limits.items()]
+        accounts = select(llm_accounts).where(llm_accounts.c.key.in_(limits))
+        rows = {row.key: row for row in connection.execute(accounts)}
+        return [_budget_state(rows.get(key), limit, key) for key, limit in limits.items()]
 
     @read
     def llm_spent_today(self, connection: Connection) -> dict[str, SpendRow]:
         """What each provider's calls came to today, by its name; `""` is all of it."""
         day = _day(db_now(connection))
-        found = select(llm_accounts).where(llm_accounts.c.day == day)
+        accounts = select(llm_accounts).where(llm_accounts.c.day == day)
         rows = {}
-        for row in connection.execute(found):
+        for row in connection.execute(accounts):
             kind, _, name = row.key.partition(":")
             name = name.rpartition("/")[0] if kind == "provider" else ""
             rows[name] = SpendRow(
@@ -198,10 +198,10 @@ def _settle(connection: Connection, call: LlmCall, now: float) -> None:
     if known is None and call.state is CallState.FREE:
         return
     day = _day(now) if known is None else known.day
-    if known is None and not _insert(connection, call, now, day):
+    if known is None and not _insert_call(connection, call, now, day):
         return  # somebody else was faster
-    keys = _keys(call, day) if known is None else _keys_of(known)
-    _locked(connection, keys, day)
+    keys = _account_keys_of_call(call, day) if known is None else _account_keys_of_row(known)
+    _lock_accounts(connection, keys, day)
     values: dict[str, Any] = {}
     if known is not None:
         column = "reserved" if known.state == CallState.OPEN else "spent"
@@ -222,7 +222,7 @@ def _settle(connection: Connection, call: LlmCall, now: float) -> None:
             values["unpriced_calls"] = llm_accounts.c.unpriced_calls + 1
         if call.state is not CallState.SAVED:
             values |= {name: llm_accounts.c[name] + n for name, n in _tokens(call).items()}
-    _change(connection, keys, values)
+    _update_accounts(connection, keys, values)
 
 
 def _limits(
@@ -238,27 +238,29 @@ def _limits(
     return limits
 
 
-def _locked(connection: Connection, keys: Iterable[str], day: str) -> dict[str, Row[Any]]:
+def _lock_accounts(connection: Connection, keys: Iterable[str], day: str) -> dict[str, Row[Any]]:
     """The accounts, which nobody else changes until the end of the transaction. In one order in
     all processes."""
-    found = {}
+    accounts = {}
     for key in sorted(keys):
         new = {"key": key, "day": None if key.startswith("backfill:") else day, **_ZERO}
         connection.execute(
             insert_into(connection, llm_accounts).values(**new).on_conflict_do_nothing()
         )
         query = select(llm_accounts).where(llm_accounts.c.key == key).with_for_update()
-        found[key] = connection.execute(query).one()
-    return found
+        accounts[key] = connection.execute(query).one()
+    return accounts
 
 
-def _change(connection: Connection, keys: Iterable[str], values: Mapping[str, Any]) -> None:
+def _update_accounts(
+    connection: Connection, keys: Iterable[str], values: Mapping[str, Any]
+) -> None:
     connection.execute(
         update(llm_accounts).where(llm_accounts.c.key.in_(list(keys))).values(dict(values))
     )
 
 
-def _insert(connection: Connection, call: LlmCall, at: float, day: str) -> bool:
+def _insert_call(connection: Connection, call: LlmCall, at: float, day: str) -> bool:
     """False where it is there."""
     asked_by = call.asked_by
     values = {
@@ -294,11 +296,11 @@ def _tokens(call: LlmCall) -> dict[str, int]:
     }
 
 
-def _keys(call: LlmCall, day: str) -> list[str]:
+def _account_keys_of_call(call: LlmCall, day: str) -> list[str]:
     return _account_keys(call.provider, call.asked_by.backfill_id, day)
 
 
-def _keys_of(row: Row[Any]) -> list[str]:
+def _account_keys_of_row(row: Row[Any]) -> list[str]:
     return _account_keys(row.provider, row.backfill_id, row.day)
 
 
@@ -311,7 +313,7 @@ def _account_keys(provider: str, backfill: str | None, day: str) -> list[str]:
     return keys
 
 
-def _budget(row: Row[Any] | None, limit: float, key: str = "") -> BudgetState:
+def _budget_state(row: Row[Any] | None, limit: float, key: str = "") -> BudgetState:
     if row is None:
         return BudgetState(key, limit, 0.0, 0.0)
     is_short = row.short_of is not None and limit <= row.short_of

@@ -41,42 +41,44 @@ class Keywords:
 
     def count(self, texts: Iterable[str]) -> Counter[str]:
         """How often each keyword is there."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for text in texts:
             carried: list[str] = []
             for window in _windows(text):
                 here = carried + words(_plain(window))
-                self._count(here, len(carried), found)
+                self._count(here, len(carried), counts)
                 carried = here[-(MAX_KEYWORD_WORDS - 1) :]
-        return found
+        return counts
 
-    def _count(self, text: Sequence[str], seen: int, found: Counter[str]) -> None:
+    def _count(self, text: Sequence[str], seen_words: int, counts: Counter[str]) -> None:
         """Those that end behind the words that were seen before."""
         for at, word in enumerate(text):
             for length in self._lengths.get(word, ()):
-                if seen < at + length <= len(text):
-                    self._tell(tuple(text[at : at + length]), found)
-            if at >= seen and self._beginnings:
-                self._tell_begun((), word, found)
+                if seen_words < at + length <= len(text):
+                    self._count_phrase(tuple(text[at : at + length]), counts)
+            if at >= seen_words and self._beginnings:
+                self._count_beginnings((), word, counts)
 
-    def _tell(self, phrase: Phrase, found: Counter[str]) -> None:
-        found.update(self._whole.get(phrase, ()))
+    def _count_phrase(self, phrase: Phrase, counts: Counter[str]) -> None:
+        counts.update(self._whole.get(phrase, ()))
         if len(phrase) > 1:
-            self._tell_begun(phrase[:-1], phrase[-1], found)
+            self._count_beginnings(phrase[:-1], phrase[-1], counts)
 
-    def _tell_begun(self, before: Phrase, last: str, found: Counter[str]) -> None:
+    def _count_beginnings(self, before: Phrase, last: str, counts: Counter[str]) -> None:
         for length in self._beginnings:
             if len(last) >= length:
-                found.update(self._begun.get((*before, last[:length]), ()))
+                counts.update(self._begun.get((*before, last[:length]), ()))
 
 
-def classified(name: str, kind: RuleKind, found: Mapping[str, int]) -> list[DocumentClass]:
+def classes_by_keywords(
+    name: str, kind: RuleKind, counts: Mapping[str, int]
+) -> list[DocumentClass]:
     """The class of a text in which keywords were found so often."""
     points = {
         label: sum(
-            points * min(found[keyword], MAX_TIMES)
+            points * min(counts[keyword], MAX_TIMES)
             for keyword, points in definition.keywords.items()
-            if keyword in found
+            if keyword in counts
         )
         for label, definition in kind.labels.items()
     }
@@ -84,11 +86,13 @@ def classified(name: str, kind: RuleKind, found: Mapping[str, int]) -> list[Docu
     chosen = label or kind.otherwise
     if chosen is None:
         return []
-    of = kind.labels[label].keywords if label else {}
-    matched = sorted((each for each in of if each in found), key=lambda each: (-of[each], each))
+    weights = kind.labels[label].keywords if label else {}
+    matched = sorted(
+        (each for each in weights if each in counts), key=lambda each: (-weights[each], each)
+    )
     why = {
         "by": "rules",
-        "keywords": {each: found[each] for each in matched[:_MAX_SHOWN]},
+        "keywords": {each: counts[each] for each in matched[:_MAX_SHOWN]},
         "points": {each: round(value, 4) for each, value in points.items()},
     }
     return [DocumentClass(name, chosen, round(points.get(chosen, 0.0), 4), why)]

@@ -31,17 +31,17 @@ def similarities(
     each = _unit(np.asarray(passages)) @ _unit(np.asarray([vector for _, vector in described])).T
     count = -(-len(passages) // _PART)
     best = np.sort(each, axis=0)[-count:].mean(axis=0)
-    found: dict[str, float] = {}
+    by_label: dict[str, float] = {}
     for (label, _), value in zip(described, best, strict=True):
-        found[label] = max(found.get(label, -1.0), round(float(value), 4))
-    return found
+        by_label[label] = max(by_label.get(label, -1.0), round(float(value), 4))
+    return by_label
 
 
-def classified(
-    name: str, kind: MeaningKind, similar: Mapping[str, float], fits: float
+def classes_by_similarity(
+    name: str, kind: MeaningKind, similar: Mapping[str, float], min_relevance: float
 ) -> list[DocumentClass]:
-    """The classes of a document that is so similar to the labels; `fits` is the embedder's measure
-    of what fits."""
+    """Return the classes of a document by its similarity to the labels; `min_relevance` is the
+    embedder's least similarity of a match."""
     base = similar.get(kind.otherwise or "", median(similar.values()))
     others = [label for label in similar if label != kind.otherwise]
     ranked = sorted(others, key=lambda label: (-similar[label], label))
@@ -49,12 +49,13 @@ def classified(
     taken = [
         label
         for label in ranked[: kind.several]
-        if similar[label] >= fits and similar[label] - base >= max(kind.at_least, _BESIDE * lead)
+        if similar[label] >= min_relevance
+        and similar[label] - base >= max(kind.at_least, _BESIDE * lead)
     ]
     if not taken and kind.otherwise is not None:
         taken = [kind.otherwise]
-    shown = sorted(similar, key=lambda label: (-similar[label], label))[:_MAX_SHOWN]
-    why = {"by": "meaning", "similarities": {label: similar[label] for label in shown}}
+    most_similar = sorted(similar, key=lambda label: (-similar[label], label))[:_MAX_SHOWN]
+    why = {"by": "meaning", "similarities": {label: similar[label] for label in most_similar}}
     return [DocumentClass(name, label, similar.get(label, 0.0), why) for label in taken]
 
 

@@ -81,8 +81,8 @@ class CrawlBounds:
 def host_of(url: str) -> str:
     """The host as crawls name it: with its port where that is neither 80 nor 443."""
     host, port = place_of(url)
-    shown = f"[{host}]" if ":" in host else host
-    return shown if port in (80, 443) else f"{shown}:{port}"
+    name = f"[{host}]" if ":" in host else host
+    return name if port in (80, 443) else f"{name}:{port}"
 
 
 def belongs(url: str, hosts: Sequence[str]) -> bool:

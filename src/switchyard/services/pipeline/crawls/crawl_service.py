@@ -66,21 +66,21 @@ class Crawls:
         )
         pages = list(found_pages(self._registry, crawl.id, bounds.start, 0, None))
         interval = self._settings.web_interval
-        kept = await self._crawls.start_crawl(crawl, pages, interval=interval)
-        return _same(kept, bounds)
+        recorded = await self._crawls.start_crawl(crawl, pages, interval=interval)
+        return _require_same_bounds(recorded, bounds)
 
     async def started(self, bounds: CrawlBounds, key: str) -> CrawlRecord | None:
         """The crawl that was started under the key. Raises CrawlKeyTaken for one that has other
         bounds."""
         known = await self._crawls.crawl_of_key(key)
-        return None if known is None else _same(known, bounds)
+        return None if known is None else _require_same_bounds(known, bounds)
 
     async def show(self, crawl_id: str) -> CrawlProgress:
         """Raises UnknownCrawl."""
-        found = await self._crawls.crawl_progress(crawl_id)
-        if found is None:
+        progress = await self._crawls.crawl_progress(crawl_id)
+        if progress is None:
             raise UnknownCrawl(crawl_id)
-        return found
+        return progress
 
     async def all(self, *, limit: int = 50, cursor: str | None = None) -> Page[CrawlProgress]:
         """The newest first. Raises ValueError for a cursor that is none."""
@@ -100,9 +100,9 @@ class Crawls:
         return await self.show(crawl_id)
 
 
-def _same(known: CrawlRecord, bounds: CrawlBounds) -> CrawlRecord:
-    asked = (bounds.start, bounds.hosts, bounds.max_pages, bounds.max_depth)
-    is_same = (known.start, known.hosts, known.max_pages, known.max_depth) == asked
+def _require_same_bounds(known: CrawlRecord, bounds: CrawlBounds) -> CrawlRecord:
+    requested = (bounds.start, bounds.hosts, bounds.max_pages, bounds.max_depth)
+    is_same = (known.start, known.hosts, known.max_pages, known.max_depth) == requested
     within = known.deadline - known.created_at
     if not is_same or abs(within - bounds.within) > _ROUNDING_ERROR:
         raise CrawlKeyTaken(known.idempotency_key or "", known.id)

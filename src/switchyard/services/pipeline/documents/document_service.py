@@ -201,15 +201,15 @@ class DocumentService:
 
     async def unreadable_pages(self, document_ids: Collection[str]) -> dict[str, tuple[int, ...]]:
         """Return the pages that could not be read, of those of the documents that have such."""
-        found: dict[str, tuple[int, ...]] = {}
+        pages: dict[str, tuple[int, ...]] = {}
 
         async def one(document_id: str) -> None:
             result = await self._json(result_key(document_id))
             if result is not None and result.get("unreadable_pages"):
-                found[document_id] = tuple(result["unreadable_pages"])
+                pages[document_id] = tuple(result["unreadable_pages"])
 
         await gather_bounded(map(one, sorted(set(document_ids))), at_once=_READ_AT_ONCE)
-        return found
+        return pages
 
     async def _status(self, document_id: str, document: Document | None) -> DocumentStatus:
         jobs = (await self._runs.runs_of(document_id, document)).latest
@@ -218,10 +218,10 @@ class DocumentService:
         if document is None and jobs[0].state is State.SUCCEEDED:
             # Taken for a document that came from the same source at the same time.
             record = await self._ledger.job_reads.get(jobs[0].id)
-            other = record.result.get("document_id") if record and record.result else None
-            found = await self._documents.get_document(other) if other else None
-            if found is not None:
-                return await self._status(found.id, found)
+            other_id = record.result.get("document_id") if record and record.result else None
+            other_document = await self._documents.get_document(other_id) if other_id else None
+            if other_document is not None:
+                return await self._status(other_document.id, other_document)
         return (await self._described([status_of(document_id, document, jobs)]))[0]
 
     async def _described(self, statuses: Sequence[DocumentStatus]) -> list[DocumentStatus]:
@@ -267,27 +267,27 @@ class DocumentService:
         Raises UnknownDocument, also where that job has not run yet.
         """
         status = await self.status(document_id)
-        found = await stored_references(self.inbox.storage, status.document_id)
-        if found is None:
+        references = await stored_references(self.inbox.storage, status.document_id)
+        if references is None:
             raise UnknownDocument(
                 f"the references of document {document_id} have not been looked for: publish "
                 "hot.process_references with its document_id"
             )
-        return found
+        return references
 
     async def figures(self, document_id: str) -> list[dict[str, Any]]:
         """The figures that `describe_figures` has cut out and had described.
 
         Raises UnknownDocument, also where that job has not run yet.
         """
-        found = await self._json(figures_key(document_id))
-        if found is None:
+        stored = await self._json(figures_key(document_id))
+        if stored is None:
             await self.status(document_id)
             raise UnknownDocument(
                 f"the figures of document {document_id} have not been described: publish "
                 "vlm_ocr.describe_figures with its document_id"
             )
-        figures: list[dict[str, Any]] = found["figures"]
+        figures: list[dict[str, Any]] = stored["figures"]
         return figures
 
     async def figure(self, document_id: str, number: int) -> tuple[bytes, str]:
@@ -300,9 +300,9 @@ class DocumentService:
             raise UnknownDocument(
                 f"document {document_id} has no figure {number:,}: it has {len(figures):,}"
             )
-        found = figures[number - 1]
+        figure = figures[number - 1]
         try:
-            return await self.inbox.storage.get_async(found["key"]), found["media_type"]
+            return await self.inbox.storage.get_async(figure["key"]), figure["media_type"]
         except NotStored as error:
             raise UnknownDocument(f"the picture of figure {number:,} was removed") from error
 
@@ -320,12 +320,12 @@ class DocumentService:
             raise UnknownDocument(
                 f"document {document_id} has no page {number:,}: it has {len(pages):,}"
             )
-        said = pages[number - 1]["text"]
-        if not said:  # perhaps read by OCR, and not yet in the text, with all others
+        page_text = pages[number - 1]["text"]
+        if not page_text:  # perhaps read by OCR, and not yet in the text, with all others
             read = await self._json(page_key(document_id, OCR.name, number))
             if read is not None and read.get("content", "") == text.get("content"):
-                said = read["text"] or ""
-        return DocumentPage(document_id, number, len(pages), said)
+                page_text = read["text"] or ""
+        return DocumentPage(document_id, number, len(pages), page_text)
 
     async def documents(
         self,
@@ -346,34 +346,34 @@ class DocumentService:
             raise UnknownDocumentState(f"no document state {state!r}: {suggest(state, STATES)}")
         recorded = state if state in FINISHED_STATES else None
         not_states = FINISHED_STATES if state is not None and recorded is None else ()
-        found: list[DocumentStatus] = []
+        listed: list[DocumentStatus] = []
         for _ in range(_MAX_FILTERED_PAGES):
             page = await self._documents.list_documents(
                 state=recorded,
                 not_states=not_states,
                 source=source,
                 classes=classes,
-                limit=limit - len(found),
+                limit=limit - len(listed),
                 cursor=cursor,
             )
             runs = await self._runs.runs_of_each(
                 {each.id: recorded_run(each) for each in page.items}
             )
             statuses = [status_of(each.id, each, runs[each.id].latest) for each in page.items]
-            found += await self._described(
+            listed += await self._described(
                 [each for each in statuses if state in (None, each.state)]
             )
             cursor = page.next_cursor
-            if cursor is None or len(found) == limit:
+            if cursor is None or len(listed) == limit:
                 break
-        return Page(items=tuple(found), next_cursor=cursor)
+        return Page(items=tuple(listed), next_cursor=cursor)
 
     async def _json(self, key: str) -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] = json.loads(await self.inbox.storage.get_async(key))
+            value: dict[str, Any] = json.loads(await self.inbox.storage.get_async(key))
         except NotStored:
             return None
-        return found
+        return value
 
 
 def _title(label: str | None, document_id: str) -> str | None:

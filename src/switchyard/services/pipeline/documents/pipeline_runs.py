@@ -61,17 +61,17 @@ class PipelineRuns:
     async def runs_of_each(self, first: Mapping[str, str]) -> dict[str, Runs]:
         """The runs of each document, from the one that its record knows on: one that has ended is
         followed by that which the same file, sent again, has started."""
-        found = {each: Runs(next_id=run) for each, run in first.items()}
-        wanted = dict(first)
+        runs = {each: Runs(next_id=run) for each, run in first.items()}
+        pending = dict(first)
         for _ in range(_MAX_RUNS):
-            if not wanted:
+            if not pending:
                 break
-            jobs = await self._ledger.job_reads.pipelines(wanted.values())
-            there = {each: run for each, run in wanted.items() if run in jobs}
+            jobs = await self._ledger.job_reads.pipelines(pending.values())
+            there = {each: run for each, run in pending.items() if run in jobs}
             for each, run in there.items():
-                found[each].add(jobs[run], next_id=run_id(each, after=run))
-            wanted = {each: found[each].next_id for each in there if not found[each].is_open}
-        return found
+                runs[each].add(jobs[run], next_id=run_id(each, after=run))
+            pending = {each: runs[each].next_id for each in there if not runs[each].is_open}
+        return runs
 
 
 def recorded_run(document: Document) -> str:

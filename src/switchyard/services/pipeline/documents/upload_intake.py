@@ -64,36 +64,36 @@ class UploadMetadata:
     ) -> UploadMetadata:
         """From a form: `source`, `title`, `lane`, `notify_url`. Raises InvalidAbout for a field
         that does not exist, is too long, or names another lane."""
-        said = {name: clean(value) for name, value in fields.items()}
-        unknown = sorted(set(said) - set(_FIELDS))
+        values = {name: clean(value) for name, value in fields.items()}
+        unknown = sorted(set(values) - set(_FIELDS))
         if unknown:
             there = ", ".join(_FIELDS)
             raise InvalidAbout(f"there is no field {unknown[0][:50]!r}: use {there}")
         for name, limit in (("title", 1000), ("notify_url", MAX_NOTIFY_URL)):
-            if len(said.get(name, "")) > limit:
+            if len(values.get(name, "")) > limit:
                 raise InvalidAbout(f"{name} has more than {limit:,} characters")
         try:
-            checked_source(said.get("source", ""))
+            checked_source(values.get("source", ""))
         except ValueError as error:
             raise InvalidAbout(str(error)) from error
-        lane = said.get("lane") or "hot"
+        lane = values.get("lane") or "hot"
         if lane not in ("hot", "backfill"):
             raise InvalidAbout(f"lane must be hot or backfill, not {lane[:50]!r}")
-        shown = clean(filename or "").replace("\\", "/").rpartition("/")[2][-255:]
+        name_shown = clean(filename or "").replace("\\", "/").rpartition("/")[2][-255:]
         return cls(
-            filename=shown or None,
-            source=said.get("source") or None,
-            title=said.get("title") or None,
+            filename=name_shown or None,
+            source=values.get("source") or None,
+            title=values.get("title") or None,
             lane="hot" if lane == "hot" else "backfill",
-            notify_url=said.get("notify_url") or None,
+            notify_url=values.get("notify_url") or None,
             asked_by=asked_by,
             may_read=may_read,
         )
 
     def payload(self, upload: Upload, *names: str) -> dict[str, str]:
         """The payload of a job that reads the upload, with those of the fields that are set."""
-        said = {name: getattr(self, name) for name in names}
-        return {"key": upload.key} | {name: value for name, value in said.items() if value}
+        values = {name: getattr(self, name) for name in names}
+        return {"key": upload.key} | {name: value for name, value in values.items() if value}
 
 
 def check_claim(source: str, registry: Registry) -> None:

@@ -50,14 +50,14 @@ def tidy(text: object, most: int = MAX_LABEL) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
-def compared(text: str) -> str:
+def comparable(text: str) -> str:
     """Text as titles and names are compared: words in lower case, without accents and signs."""
     bare = unicodedata.normalize("NFKD", text[: 4 * MAX_LABEL])
     letters = "".join(each for each in bare if not unicodedata.combining(each))
     return " ".join(_NO_WORD.sub(" ", letters).casefold().split())
 
 
-def key(scheme: str, name: str) -> str:
+def bounded_key(scheme: str, name: str) -> str:
     """A key, of at most MAX_KEY characters."""
     whole = f"{scheme}:{name}"
     if len(whole) <= MAX_KEY:
@@ -67,13 +67,13 @@ def key(scheme: str, name: str) -> str:
 
 def doi_key(doi: object) -> str | None:
     """`doi:10.1000/182`, or `arxiv:1605.08386` for one of arXiv's; None where it is no DOI."""
-    found = _DOI.search(tidy(doi, MAX_KEY).casefold())
-    if found is None:
+    match = _DOI.search(tidy(doi, MAX_KEY).casefold())
+    if match is None:
         return None
-    name = found.group().rstrip(".,;)")
+    name = match.group().rstrip(".,;)")
     if name.startswith(_ARXIV_DOI):
         return arxiv_key(name.removeprefix(_ARXIV_DOI))
-    return key("doi", name)
+    return bounded_key("doi", name)
 
 
 def arxiv_key(name: object) -> str | None:
@@ -94,25 +94,25 @@ def document_of(
     """A document, by its title, and by what its source says of it: `entry`, as arXiv's."""
     entry = entry or {}
     source_key = arxiv_key(source) if str(source or "").startswith("arxiv:") else None
-    keys = _present([source_key, arxiv_key(entry.get("id")), doi_key(entry.get("doi"))])
-    names = [tidy(name) for name in _list(entry.get("authors"))[: 10 * MAX_AUTHORS]]
-    people = [person for name in names if (person := _author(*_parted(name))) is not None]
-    shown = tidy(title)
+    keys = _without_none([source_key, arxiv_key(entry.get("id")), doi_key(entry.get("doi"))])
+    names = [tidy(name) for name in _as_list(entry.get("authors"))[: 10 * MAX_AUTHORS]]
+    people = [person for name in names if (person := _author(*_name_parts(name))) is not None]
+    label = tidy(title)
     year = _year(str(entry.get("published") or "")[:4])
-    family = compared(_parted(names[0])[0]) if names else ""
+    family = comparable(_name_parts(names[0])[0]) if names else ""
     edges = [NewEdge(EdgeKind.WRITTEN_BY, person, provenance="metadata") for person in people]
     if venue := _venue(tidy(entry.get("journal_ref"))):
         edges.append(NewEdge(EdgeKind.PUBLISHED_IN, venue, provenance="metadata"))
-    for topic in _list(entry.get("categories"))[:MAX_TOPICS]:
+    for topic in _as_list(entry.get("categories"))[:MAX_TOPICS]:
         if name := tidy(topic, MAX_KEY):
-            about = NodeDescription(NodeKind.TOPIC, name, (key("topic", name.casefold()),))
+            about = NodeDescription(NodeKind.TOPIC, name, (bounded_key("topic", name.casefold()),))
             edges.append(NewEdge(EdgeKind.ABOUT, about, provenance="metadata"))
-    words = compared(shown)
+    words = comparable(label)
     named = _title_key(words, family, year)
     return NodeDescription(
         NodeKind.DOCUMENT,
-        shown or document_id,
-        (*keys, *_present([named])),
+        label or document_id,
+        (*keys, *_without_none([named])),
         title=words if named or is_telling(words) else "",
         author=family,
         year=year,
@@ -129,7 +129,7 @@ def cited_works(
     the number of places that cite the work, 1 at least. What names no work is left out."""
     places: dict[int, int] = {}
     for citation in citations:
-        for at in _list(citation.get("references")):
+        for at in _as_list(citation.get("references")):
             if isinstance(at, int):
                 places[at] = places.get(at, 0) + 1
     edges = []
@@ -149,27 +149,27 @@ def work_of(
 ) -> NodeDescription | None:
     """A work, by its fields as they stand in a parsed reference, or as a catalogue has told them;
     None where they name none."""
-    keys = _present(
+    keys = _without_none(
         [
             doi_key(reference.get("doi")),
             arxiv_key(reference.get("arxiv_id")),
             *(
-                key(scheme, name.upper())
+                bounded_key(scheme, name.upper())
                 for scheme in ("openalex", "wikidata")
                 if (name := tidy(reference.get(scheme), MAX_KEY))
             ),
         ]
     )
     title, year = tidy(reference.get("title")), _year(reference.get("year"))
-    people = [each for each in _list(reference.get("authors")) if isinstance(each, Mapping)]
+    people = [each for each in _as_list(reference.get("authors")) if isinstance(each, Mapping)]
     names = [(tidy(each.get("family")), tidy(each.get("given"))) for each in people[:MAX_AUTHORS]]
-    family = compared(names[0][0]) if names else ""
-    words = compared(title)
+    family = comparable(names[0][0]) if names else ""
+    words = comparable(title)
     named = _title_key(words, family, year)
     if not keys and named is None and not is_telling(words):
         return None
     if named is None and not keys:
-        named = key("title", words)
+        named = bounded_key("title", words)
     edges = [
         NewEdge(EdgeKind.WRITTEN_BY, person)
         for name in names
@@ -180,7 +180,7 @@ def work_of(
     return NodeDescription(
         NodeKind.WORK,
         title or tidy(reference.get("text")) or keys[0],
-        (*keys, *_present([named])),
+        (*keys, *_without_none([named])),
         title=words if named or is_telling(words) else "",
         author=family,
         year=year,
@@ -210,19 +210,19 @@ def _title_key(title: str, family: str, year: int | None) -> str | None:
     """The last resort: a work's title with its year and first author, where all are known."""
     if not (title and family and year):
         return None
-    return key("title", f"{title}|{year}|{family}")
+    return bounded_key("title", f"{title}|{year}|{family}")
 
 
 def _author(family: str, given: str) -> NodeDescription | None:
     """A person, who goes by the name as it is written: J. Roe and Jane Roe may be two."""
-    words = compared(f"{family} {given}")
+    words = comparable(f"{family} {given}")
     if not words:
         return None
-    shown = f"{given} {family}".strip()
-    return NodeDescription(NodeKind.AUTHOR, tidy(shown), (key("author", words),))
+    label = f"{given} {family}".strip()
+    return NodeDescription(NodeKind.AUTHOR, tidy(label), (bounded_key("author", words),))
 
 
-def _parted(name: str) -> tuple[str, str]:
+def _name_parts(name: str) -> tuple[str, str]:
     """Family and given name of `Jane Q. Roe` or `Roe, Jane Q.`."""
     family, comma, given = name.partition(",")
     if comma:
@@ -234,23 +234,23 @@ def _parted(name: str) -> tuple[str, str]:
 def _venue(name: str) -> NodeDescription | None:
     """Where a work has appeared; what follows its name (volume, pages, year) is left out."""
     bare = re.split(r"[\s,(;:]+(?:vol|no|pp|p|art)?\.?\s*\(?\d", name, maxsplit=1, flags=re.I)[0]
-    words = compared(bare)
+    words = comparable(bare)
     if not re.search(r"[^\W\d_]{2}", words):
         return None
-    return NodeDescription(NodeKind.VENUE, bare.strip(" .,"), (key("venue", words),))
+    return NodeDescription(NodeKind.VENUE, bare.strip(" .,"), (bounded_key("venue", words),))
 
 
-def _year(told: object) -> int | None:
+def _year(value: object) -> int | None:
     try:
-        year = int(str(told))
+        year = int(str(value))
     except ValueError:
         return None
     return year if year in YEARS else None
 
 
-def _list(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def _present(keys: Iterable[str | None]) -> tuple[str, ...]:
+def _without_none(keys: Iterable[str | None]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for each in keys if each is not None))

@@ -265,7 +265,7 @@ def _cut(label: str, room: int) -> str:
     """As much of it as there is room for."""
     if _text_width(label) <= room:
         return label
-    kept = label[: room - 1]
-    while _text_width(kept) >= room:
-        kept = kept[:-1]
-    return kept.rstrip() + "…"
+    letters = label[: room - 1]
+    while _text_width(letters) >= room:
+        letters = letters[:-1]
+    return letters.rstrip() + "…"

@@ -183,9 +183,9 @@ async def index_of(ctx: JobContext) -> AsyncIterator[OpenIndex]:
 def _embedding_budget(ctx: JobContext) -> EmbeddingBudget | None:
     if ctx.settings.embed_base_url is None or ctx.ledger is None:
         return None
-    from switchyard.services.llm.budget_account import BudgetAccount, EmbeddingBudget, asked_by
+    from switchyard.services.llm.budget_account import BudgetAccount, EmbeddingBudget, requester_of
 
-    return EmbeddingBudget(BudgetAccount.from_settings(ctx.settings, ctx.ledger), asked_by(ctx))
+    return EmbeddingBudget(BudgetAccount.from_settings(ctx.settings, ctx.ledger), requester_of(ctx))
 
 
 def index_store_at(url: str) -> IndexStore:

@@ -13,9 +13,9 @@ from pydantic import SecretStr
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.llm.budget_account import CallCharge, EmbeddingBudget
-from switchyard.services.llm.completion import Reading, field_of
+from switchyard.services.llm.completion import CompletionReader, field_of
 from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused
-from switchyard.services.llm.server_client import call, open_api
+from switchyard.services.llm.server_client import call_with_retries, open_api
 from switchyard.services.pipeline.index.chunk_index import IndexMismatch, recovery_hint
 from switchyard.services.pipeline.index.scale import SimilarityCalibration
 
@@ -95,10 +95,10 @@ class RemoteEmbedder:
             return await api.post("/embeddings", body=asked, cast_to=object)
 
         async with self._paid(batch) as bill:
-            answer = await call(
+            answer = await call_with_retries(
                 create, within=self.timeout * _TRIES_TIMEOUT, broken=bill.count_broken
             )
-            bill.answer = Reading(self.model).completion_without_text(answer)
+            bill.answer = CompletionReader(self.model).completion_without_text(answer)
         self._check_model(answer)
         return self._vectors(answer, len(batch))
 

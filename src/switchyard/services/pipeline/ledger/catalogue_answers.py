@@ -39,7 +39,7 @@ class CatalogueAnswerRepository(Repository):
         self, connection: Connection, keys: Sequence[str], *, max_age: float
     ) -> dict[str, list[Any]]:
         """The answers that are not older than `max_age` seconds, by key; up to 1,000 keys."""
-        return _kept(connection, keys, db_now(connection) - max_age)
+        return _stored_answers(connection, keys, db_now(connection) - max_age)
 
     @write
     def claim_catalogue_questions(
@@ -54,12 +54,12 @@ class CatalogueAnswerRepository(Repository):
         """What is kept, and is not older than `max_age` seconds; of the rest the right to ask, for
         `ttl` seconds, where nobody else has it. Up to 1,000 keys."""
         now = db_now(connection)
-        kept = _kept(connection, keys, now - max_age)
+        answers = _stored_answers(connection, keys, now - max_age)
         claimed: list[str] = []
         claim = {"holder": holder, "lease_until": now + ttl}
         free = or_(table.c.holder.is_(None), table.c.holder == holder, table.c.lease_until <= now)
         # In one order in all processes: two that claim the same wait for each other once.
-        for key in sorted(set(keys) - kept.keys()):
+        for key in sorted(set(keys) - answers.keys()):
             taken = connection.execute(
                 insert_into(connection, table)
                 .values(key=key, **claim)
@@ -69,8 +69,10 @@ class CatalogueAnswerRepository(Repository):
             if taken.first() is not None:
                 claimed.append(key)
         # Answered by another between the look and the claim.
-        late = _kept(connection, claimed, now - max_age)
-        return CatalogueClaims(kept | late, tuple(key for key in claimed if key not in late))
+        late_answers = _stored_answers(connection, claimed, now - max_age)
+        return CatalogueClaims(
+            answers | late_answers, tuple(key for key in claimed if key not in late_answers)
+        )
 
     @write
     def renew_catalogue_claims(
@@ -118,7 +120,9 @@ class CatalogueAnswerRepository(Repository):
         return connection.execute(delete(table).where((old & idle) | unanswered)).rowcount
 
 
-def _kept(connection: Connection, keys: Sequence[str], since: float) -> dict[str, list[Any]]:
+def _stored_answers(
+    connection: Connection, keys: Sequence[str], since: float
+) -> dict[str, list[Any]]:
     if not keys:
         return {}
     query = select(table.c.key, table.c.answer).where(

@@ -73,7 +73,7 @@ class CrawlRepository(Repository):
         }
         new = insert_into(connection, crawls).values(**columns).on_conflict_do_nothing()
         if connection.execute(new).rowcount == 0 and crawl.idempotency_key is not None:
-            return _crawl(connection.execute(_of_key(crawl.idempotency_key)).one())
+            return _crawl_record(connection.execute(_with_key(crawl.idempotency_key)).one())
         claimed = self._claim(connection, crawl, pages, crawl.created_at, interval)
         return replace(crawl, claimed=claimed)
 
@@ -91,7 +91,7 @@ class CrawlRepository(Repository):
         gets its job, due `interval` seconds after the last one of its host. How many those are."""
         query = select(crawls).where(crawls.c.id == crawl_id).with_for_update()
         row = connection.execute(query).one_or_none()
-        crawl = None if row is None else _crawl(row)
+        crawl = None if row is None else _crawl_record(row)
         if crawl is None or crawl.over(now) is not None:
             return 0
         return self._claim(connection, crawl, pages, now, interval)
@@ -104,12 +104,14 @@ class CrawlRepository(Repository):
         now: float,
         interval: float,
     ) -> int:
-        found = {_address(each.url): each for each in pages}
+        by_address = {_address(each.url): each for each in pages}
         mine = crawl_pages.c.crawl_id == crawl.id
-        known = select(crawl_pages.c.address).where(mine, crawl_pages.c.address.in_(list(found)))
+        known = select(crawl_pages.c.address).where(
+            mine, crawl_pages.c.address.in_(list(by_address))
+        )
         taken = set(connection.execute(known).scalars())
         room = crawl.max_pages - crawl.claimed
-        new = {address: each for address, each in found.items() if address not in taken}
+        new = {address: each for address, each in by_address.items() if address not in taken}
         new = dict(list(new.items())[: max(0, room)])
         if not new:
             return 0
@@ -177,13 +179,13 @@ class CrawlRepository(Repository):
     @read
     def crawl_of_key(self, connection: Connection, key: str) -> CrawlRecord | None:
         """The crawl that was asked for under an idempotency key."""
-        row = connection.execute(_of_key(key)).one_or_none()
-        return None if row is None else _crawl(row)
+        row = connection.execute(_with_key(key)).one_or_none()
+        return None if row is None else _crawl_record(row)
 
     @read
     def crawl(self, connection: Connection, crawl_id: str) -> CrawlRecord | None:
         row = connection.execute(select(crawls).where(crawls.c.id == crawl_id)).one_or_none()
-        return None if row is None else _crawl(row)
+        return None if row is None else _crawl_record(row)
 
     @read
     def crawl_page(self, connection: Connection, crawl_id: str, url: str) -> CrawlPage | None:
@@ -192,23 +194,29 @@ class CrawlRepository(Repository):
             crawl_pages.c.crawl_id == crawl_id, crawl_pages.c.address == _address(url)
         )
         row = connection.execute(query).one_or_none()
-        return None if row is None else _page(row)
+        return None if row is None else _crawl_page(row)
 
     @read
     def crawl_progress(self, connection: Connection, crawl_id: str) -> CrawlProgress | None:
         """A crawl, and how its pages stand."""
         row = connection.execute(select(crawls).where(crawls.c.id == crawl_id)).one_or_none()
-        return None if row is None else _progress(connection, _crawl(row))
+        return None if row is None else _progress(connection, _crawl_record(row))
 
     @read
     def list_crawls(
         self, connection: Connection, *, limit: int = 50, cursor: str | None = None
     ) -> Page[CrawlProgress]:
         """Crawls, the newest first. Raises ValueError as `list_jobs` does."""
-        found = fetch_page(
-            connection, select(crawls), crawls.c.created_at, crawls.c.id, _crawl, limit, cursor
+        page = fetch_page(
+            connection,
+            select(crawls),
+            crawls.c.created_at,
+            crawls.c.id,
+            _crawl_record,
+            limit,
+            cursor,
         )
-        return Page(tuple(_progress(connection, each) for each in found.items), found.next_cursor)
+        return Page(tuple(_progress(connection, each) for each in page.items), page.next_cursor)
 
     @read
     def crawl_pages(
@@ -225,7 +233,7 @@ class CrawlRepository(Repository):
             query,
             crawl_pages.c.due_at,
             crawl_pages.c.job_id,
-            _listed,
+            _listed_page,
             limit,
             cursor,
         )
@@ -312,7 +320,7 @@ class CrawlRepository(Repository):
         return connection.execute(delete(crawls).where(crawls.c.id == crawl_id)).rowcount
 
 
-def _of_key(key: str) -> Select[Any]:
+def _with_key(key: str) -> Select[Any]:
     return select(crawls).where(crawls.c.idempotency_key == key)
 
 
@@ -337,7 +345,7 @@ def _progress(connection: Connection, crawl: CrawlRecord) -> CrawlProgress:
     return CrawlProgress(crawl, pages, state)
 
 
-def _crawl(row: Row[Any]) -> CrawlRecord:
+def _crawl_record(row: Row[Any]) -> CrawlRecord:
     return CrawlRecord(
         id=row.id,
         start=tuple(json.loads(row.start)),
@@ -353,15 +361,15 @@ def _crawl(row: Row[Any]) -> CrawlRecord:
     )
 
 
-def _page(row: Row[Any]) -> CrawlPage:
+def _crawl_page(row: Row[Any]) -> CrawlPage:
     return CrawlPage(row.url, row.depth, row.job_id, row.found_by, row.due_at)
 
 
-def _listed(row: Row[Any]) -> ListedPage:
+def _listed_page(row: Row[Any]) -> ListedPage:
     outcome = row.error_message
     if row.result is not None:
         result = json.loads(row.result)
         document = result.get("document_id")
         outcome = result.get("skipped") or (document and f"document {document}")
-    shown = None if outcome is None else str(outcome)[:_OUTCOME]
-    return ListedPage(_page(row), str(row.state or "gone"), shown)
+    text = None if outcome is None else str(outcome)[:_OUTCOME]
+    return ListedPage(_crawl_page(row), str(row.state or "gone"), text)

@@ -41,9 +41,9 @@ class DocumentClassRepository(Repository):
         if rows:
             # Two runs may say it at the same time: the later one counts.
             new = insert_into(connection, document_classes).values(rows)
-            said = {name: new.excluded[name] for name in ("score", "why", "updated_at")}
+            changes = {name: new.excluded[name] for name in ("score", "why", "updated_at")}
             keys = ["document_id", "kind", "label"]
-            connection.execute(new.on_conflict_do_update(index_elements=keys, set_=said))
+            connection.execute(new.on_conflict_do_update(index_elements=keys, set_=changes))
 
     @read
     def classes_of(
@@ -53,7 +53,7 @@ class DocumentClassRepository(Repository):
         absent."""
         columns = document_classes.c
         ids = sorted(set(document_ids))
-        found: dict[str, tuple[DocumentClass, ...]] = {}
+        by_document: dict[str, tuple[DocumentClass, ...]] = {}
         for start in range(0, len(ids), _AT_ONCE):
             query = (
                 select(document_classes)
@@ -62,17 +62,17 @@ class DocumentClassRepository(Repository):
             )
             for row in connection.execute(query):
                 one = DocumentClass(row.kind, row.label, row.score, json.loads(row.why))
-                found[row.document_id] = (*found.get(row.document_id, ()), one)
-        return found
+                by_document[row.document_id] = (*by_document.get(row.document_id, ()), one)
+        return by_document
 
 
 def in_classes(document_id: ColumnElement[str], classes: Iterable[str]) -> ColumnElement[bool]:
     """Whether the document has classes, each written `kind:label`: of several labels of one kind
     any, of several kinds one of each."""
-    wanted: dict[str, set[str]] = {}
+    labels_by_kind: dict[str, set[str]] = {}
     for name in classes:
         kind, _, label = name.partition(":")
-        wanted.setdefault(kind, set()).add(label)
+        labels_by_kind.setdefault(kind, set()).add(label)
     columns = document_classes.c
     return and_(
         *(
@@ -81,6 +81,6 @@ def in_classes(document_id: ColumnElement[str], classes: Iterable[str]) -> Colum
                     columns.kind == kind, columns.label.in_(sorted(labels))
                 )
             )
-            for kind, labels in sorted(wanted.items())
+            for kind, labels in sorted(labels_by_kind.items())
         )
     )

@@ -77,27 +77,27 @@ class DocumentRepository(Repository):
                 .values(source=None, updated_at=now)
             )
         statement = insert_into(connection, documents).values(values)
-        made = connection.execute(
+        inserted = connection.execute(
             statement.on_conflict_do_nothing().returning(documents)
         ).one_or_none()
-        if made is not None:
-            return _document(made), True
-        found = _same(connection, content_hash, source, documents.c.id == values["id"])
-        return found[0], False
+        if inserted is not None:
+            return _document_of(inserted), True
+        matches = _matching(connection, content_hash, source, documents.c.id == values["id"])
+        return matches[0], False
 
     @read
     def find_document(
         self, connection: Connection, content_hash: str, source: str | None
     ) -> Document | None:
         """The document with that content, else with that source."""
-        return next(iter(_same(connection, content_hash, source)), None)
+        return next(iter(_matching(connection, content_hash, source)), None)
 
     @read
     def get_document(self, connection: Connection, document_id: str) -> Document | None:
         """One document."""
         query = select(documents).where(documents.c.id == document_id)
         row = connection.execute(query).one_or_none()
-        return None if row is None else _document(row)
+        return None if row is None else _document_of(row)
 
     @read
     def list_documents(
@@ -128,7 +128,7 @@ class DocumentRepository(Repository):
             query,
             documents.c.created_at,
             documents.c.id,
-            _document,
+            _document_of,
             limit,
             cursor,
         )
@@ -137,28 +137,28 @@ class DocumentRepository(Repository):
     def documents_after(
         self,
         connection: Connection,
-        wanted: DocumentFilter,
+        document_filter: DocumentFilter,
         after: tuple[float, str] | None,
         limit: int,
     ) -> list[Document]:
         """Documents, oldest first, from behind that `(created_at, id)` on."""
         key = tuple_(documents.c.created_at, documents.c.id)
-        query = _filtered(select(documents), wanted)
+        query = _filtered(select(documents), document_filter)
         if after is not None:
             query = query.where(key > tuple_(*after))
         query = query.order_by(documents.c.created_at, documents.c.id).limit(limit)
-        return [_document(row) for row in connection.execute(query)]
+        return [_document_of(row) for row in connection.execute(query)]
 
     @read
-    def document_ids(self, connection: Connection, wanted: DocumentFilter) -> set[str]:
+    def document_ids(self, connection: Connection, document_filter: DocumentFilter) -> set[str]:
         """The ids of these documents."""
-        query = _filtered(select(documents.c.id), wanted)
+        query = _filtered(select(documents.c.id), document_filter)
         return set(connection.scalars(query))
 
     @read
-    def count_documents(self, connection: Connection, wanted: DocumentFilter) -> int:
+    def count_documents(self, connection: Connection, document_filter: DocumentFilter) -> int:
         """How many there are."""
-        query = _filtered(select(func.count()).select_from(documents), wanted)
+        query = _filtered(select(func.count()).select_from(documents), document_filter)
         return connection.scalar(query) or 0
 
     @write
@@ -181,7 +181,7 @@ class DocumentRepository(Repository):
         row = connection.execute(query).one_or_none()
         if row is None:
             return None
-        stages = list(_document(row).completed_stages)
+        stages = list(_document_of(row).completed_stages)
         if completed and stage not in stages:
             stages.append(stage)
         values: dict[str, Any] = {
@@ -196,14 +196,14 @@ class DocumentRepository(Repository):
             .values(values)
             .returning(documents)
         )
-        return _document(changed.one())
+        return _document_of(changed.one())
 
     @write
     def add_completed_stage(self, connection: Connection, document_id: str, stage: str) -> None:
         """The stage is among those behind the document (once), which stays where it is."""
         mine = documents.c.id == document_id
         row = connection.execute(select(documents).where(mine).with_for_update()).one_or_none()
-        if row is None or stage in (stages := _document(row).completed_stages):
+        if row is None or stage in (stages := _document_of(row).completed_stages):
             return
         connection.execute(
             update(documents).where(mine).values(completed_stages=json.dumps([*stages, stage]))
@@ -260,7 +260,7 @@ class DocumentRepository(Repository):
             connection.execute(
                 delete(document_classes).where(document_classes.c.document_id == document.id)
             )
-        return _document(renewed)
+        return _document_of(renewed)
 
 
 def _unchanged(document: Document) -> ColumnElement[bool]:
@@ -271,36 +271,40 @@ def _unchanged(document: Document) -> ColumnElement[bool]:
     )
 
 
-def _same(
+def _matching(
     connection: Connection, content_hash: str, source: str | None, *others: ColumnElement[bool]
 ) -> list[Document]:
     """Documents with that content, then those with that source, or that fit one of the others."""
-    wanted = [documents.c.content_hash == content_hash, *others]
+    conditions = [documents.c.content_hash == content_hash, *others]
     if source is not None:
-        wanted.append(documents.c.source == source)
-    found = [_document(row) for row in connection.execute(select(documents).where(or_(*wanted)))]
-    return sorted(found, key=lambda document: document.content_hash != content_hash)
+        conditions.append(documents.c.source == source)
+    matches = [
+        _document_of(row) for row in connection.execute(select(documents).where(or_(*conditions)))
+    ]
+    return sorted(matches, key=lambda document: document.content_hash != content_hash)
 
 
-def _document(row: Row[Any]) -> Document:
+def _document_of(row: Row[Any]) -> Document:
     columns = row._mapping
     fields = {column.name: columns[column.name] for column in documents.c}
     return Document(**{**fields, "completed_stages": tuple(json.loads(fields["completed_stages"]))})
 
 
-def _filtered(query: Select[Any], wanted: DocumentFilter) -> Select[Any]:
+def _filtered(query: Select[Any], document_filter: DocumentFilter) -> Select[Any]:
     """The query, for these documents alone."""
     columns = documents.c
-    if wanted.state is not None:
-        query = query.where(columns.state == wanted.state)
-    if wanted.source_prefix is not None:
-        query = query.where(columns.source.startswith(wanted.source_prefix, autoescape=True))
-    if wanted.classes:
-        query = query.where(in_classes(columns.id, wanted.classes))
-    if wanted.media_type is not None:
-        query = query.where(columns.media_type == wanted.media_type)
-    if wanted.since is not None:
-        query = query.where(columns.created_at >= wanted.since)
-    if wanted.until is not None:
-        query = query.where(columns.created_at < wanted.until)
+    if document_filter.state is not None:
+        query = query.where(columns.state == document_filter.state)
+    if document_filter.source_prefix is not None:
+        query = query.where(
+            columns.source.startswith(document_filter.source_prefix, autoescape=True)
+        )
+    if document_filter.classes:
+        query = query.where(in_classes(columns.id, document_filter.classes))
+    if document_filter.media_type is not None:
+        query = query.where(columns.media_type == document_filter.media_type)
+    if document_filter.since is not None:
+        query = query.where(columns.created_at >= document_filter.since)
+    if document_filter.until is not None:
+        query = query.where(columns.created_at < document_filter.until)
     return query

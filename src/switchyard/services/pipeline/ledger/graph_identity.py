@@ -42,7 +42,7 @@ def scheme_of(key: str) -> str:
     return key.partition(":")[0]
 
 
-def best_of(keys: Iterable[str]) -> str:
+def best_key(keys: Iterable[str]) -> str:
     """The key that a node goes by."""
 
     def place(key: str) -> tuple[int, str]:
@@ -72,17 +72,17 @@ def is_telling(title: str) -> bool:
     return len(title) >= TELLING_LENGTH and len(title.split()) >= TELLING_WORDS
 
 
-def same_by_title(node: Node, told: NodeDescription | Node) -> bool:
+def same_by_title(node: Node, other: NodeDescription | Node) -> bool:
     """Whether both are one work by title, year and first author, as far as these are known.
 
     Two documents are never: reports of each year have one title, and nothing else to tell them by.
     """
-    if not node.title or node.title != told.title:
+    if not node.title or node.title != other.title:
         return False
-    if node.documents and _documents_of(told) - node.documents:
+    if node.documents and _documents_of(other) - node.documents:
         return False
-    years = [year for year in (node.year, told.year) if year is not None]
-    authors = [author for author in (node.author, told.author) if author]
+    years = [year for year in (node.year, other.year) if year is not None]
+    authors = [author for author in (node.author, other.author) if author]
     if max(years, default=0) - min(years, default=0) > MAX_YEAR_DIFFERENCE or len(set(authors)) > 1:
         return False
     return len(years) + len(authors) == 4 or is_telling(node.title)
@@ -93,11 +93,11 @@ def is_weak(node: Node) -> bool:
     return not any(scheme_of(key) in UNIQUE_SCHEMES for key in node.keys)
 
 
-def same_by_key(node: Node, key: str, told: NodeDescription) -> bool:
+def same_by_key(node: Node, key: str, description: NodeDescription) -> bool:
     """Whether the node that has this key is the one that is told of."""
-    if contradict(node.keys, told.keys):
+    if contradict(node.keys, description.keys):
         return False
-    return scheme_of(key) != "title" or not (node.documents and _documents_of(told))
+    return scheme_of(key) != "title" or not (node.documents and _documents_of(description))
 
 
 def trust_of(provenance: str) -> int:
@@ -105,7 +105,7 @@ def trust_of(provenance: str) -> int:
     return [str(each) for each in TRUST].index(provenance) if provenance in TRUST else 0
 
 
-def _documents_of(told: NodeDescription | Node) -> set[str]:
-    if isinstance(told, Node):
-        return told.documents
-    return {told.document_id} if told.document_id else set()
+def _documents_of(node: NodeDescription | Node) -> set[str]:
+    if isinstance(node, Node):
+        return node.documents
+    return {node.document_id} if node.document_id else set()

@@ -28,14 +28,14 @@ def node_of(connection: Connection, key: str) -> int | None:
     """The id of the node that has the key, or that the document is. DOIs may be typed in capital
     letters, too."""
     typed = (key, key.casefold())
-    found: int | None = connection.scalar(
+    node_id: int | None = connection.scalar(
         select(graph_keys.c.node_id).where(graph_keys.c.key.in_(typed)).limit(1)
     )
-    if found is None:
+    if node_id is None:
         document_id = key.removeprefix("document:")
         query = select(graph_documents.c.node_id)
-        found = connection.scalar(query.where(graph_documents.c.document_id == document_id))
-    return found
+        node_id = connection.scalar(query.where(graph_documents.c.document_id == document_id))
+    return node_id
 
 
 def nodes_of(

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, and_, delete, func, insert, literal, or_, sel
 from switchyard.services.engine.ledger.sql.dialect import among, insert_into
 from switchyard.services.pipeline.ledger.graph_identity import (
     Node,
-    best_of,
+    best_key,
     contradict,
     is_weak,
     same_by_key,
@@ -62,43 +62,49 @@ class GraphNodes:
         self._next += 1
         return self._next
 
-    def now(self, node_id: int) -> int:
+    def current_id(self, node_id: int) -> int:
         """The node that it has become."""
         while node_id in self._merged:
             node_id = self._merged[node_id]
         return node_id
 
     def node(self, node_id: int) -> Node:
-        return self._nodes[self.now(node_id)]
+        return self._nodes[self.current_id(node_id)]
 
-    def load(self, told: Iterable[NodeDescription], document_ids: Iterable[str] = ()) -> None:
+    def load(
+        self, descriptions: Iterable[NodeDescription], document_ids: Iterable[str] = ()
+    ) -> None:
         """Read all nodes that these descriptions could be of."""
-        every = list(told)
+        every = list(descriptions)
         keys = {key for each in every for key in each.keys} - self._by_key.keys()
         titles = {each.title for each in every if each.title and each.kind in _WORKS}
         here = {each.document_id for each in every if each.document_id} | set(document_ids)
-        found = set(self._column(graph_keys.c.node_id, graph_keys.c.key, keys))
-        found |= set(self._column(graph_nodes.c.id, graph_nodes.c.title, titles, MAX_COMPARED))
-        found |= set(self._column(graph_documents.c.node_id, graph_documents.c.document_id, here))
-        self._read(found)
+        node_ids = set(self._select_ids(graph_keys.c.node_id, graph_keys.c.key, keys))
+        node_ids |= set(
+            self._select_ids(graph_nodes.c.id, graph_nodes.c.title, titles, MAX_COMPARED)
+        )
+        node_ids |= set(
+            self._select_ids(graph_documents.c.node_id, graph_documents.c.document_id, here)
+        )
+        self._read(node_ids)
 
-    def find(self, told: NodeDescription, first: int | None = None) -> int:
+    def find(self, description: NodeDescription, first: int | None = None) -> int:
         """The node that is told of: known, or made now. Nodes that prove to be one are merged;
         `first` is asked before all others."""
         node_id = None
-        if first is not None and not contradict(self.node(first).keys, told.keys):
-            node_id = self.now(first)
-        for key in told.keys:
+        if first is not None and not contradict(self.node(first).keys, description.keys):
+            node_id = self.current_id(first)
+        for key in description.keys:
             other = self._by_key.get(key)
-            if other is None or not same_by_key(self.node(other), key, told):
+            if other is None or not same_by_key(self.node(other), key, description):
                 continue
-            node_id = self._one_of(node_id, self.now(other), key)
-        if told.kind in _WORKS and told.title:
-            node_id = self._by_title_too(told, node_id)
+            node_id = self._merge_if_same(node_id, self.current_id(other), key)
+        if description.kind in _WORKS and description.title:
+            node_id = self._find_by_title(description, node_id)
         if node_id is None:
-            return self._make(told)
-        self._enrich(self.node(node_id), told)
-        return self.now(node_id)
+            return self._create(description)
+        self._enrich(self.node(node_id), description)
+        return self.current_id(node_id)
 
     def flush(self) -> None:
         """Write what was made and changed."""
@@ -111,7 +117,9 @@ class GraphNodes:
                 self._connection.execute(changes.values(_row(node)))
             node.is_new = node.is_changed = False
         if self._new_keys:
-            rows = [{"key": key, "node_id": self.now(node_id)} for key, node_id in self._new_keys]
+            rows = [
+                {"key": key, "node_id": self.current_id(node_id)} for key, node_id in self._new_keys
+            ]
             statement = insert_into(self._connection, graph_keys).on_conflict_do_nothing()
             self._connection.execute(statement, rows)
             self._new_keys.clear()
@@ -170,7 +178,7 @@ class GraphNodes:
         mine = among(self._connection, graph_nodes.c.id, ids)
         self._connection.execute(update(graph_nodes).where(mine).values(cited=count))
 
-    def _one_of(self, known: int | None, other: int, key: str) -> int:
+    def _merge_if_same(self, known: int | None, other: int, key: str) -> int:
         """Both are told of as one: what they are from now on."""
         if known is None or known == other:
             return other
@@ -180,12 +188,12 @@ class GraphNodes:
             return known
         return self._merge(known, other)
 
-    def _by_title_too(self, told: NodeDescription, node_id: int | None) -> int | None:
-        for candidate in list(self._by_title.get(told.title, ())):
-            other = self.now(candidate)
-            if other == node_id or not same_by_title(self.node(other), told):
+    def _find_by_title(self, description: NodeDescription, node_id: int | None) -> int | None:
+        for candidate in list(self._by_title.get(description.title, ())):
+            other = self.current_id(candidate)
+            if other == node_id or not same_by_title(self.node(other), description):
                 continue
-            if contradict(self.node(other).keys, told.keys):
+            if contradict(self.node(other).keys, description.keys):
                 continue
             if node_id is None:
                 node_id = other
@@ -193,55 +201,59 @@ class GraphNodes:
                 node_id = self._merge(node_id, other)
         return node_id
 
-    def _make(self, told: NodeDescription) -> int:
+    def _create(self, description: NodeDescription) -> int:
         node_id = self.new_id()
-        keys = [key for key in told.keys if key not in self._by_key]
-        if told.document_id is not None:
-            name = best_of([*keys, f"document:{told.document_id}"])
+        keys = [key for key in description.keys if key not in self._by_key]
+        if description.document_id is not None:
+            name = best_key([*keys, f"document:{description.document_id}"])
         else:
-            name = best_of(keys) if keys else f"{told.kind}:{node_id}"
-        if not keys and told.document_id is None:
+            name = best_key(keys) if keys else f"{description.kind}:{node_id}"
+        if not keys and description.document_id is None:
             keys = [name]
         node = Node(
             node_id,
-            told.kind,
+            description.kind,
             name,
-            told.label,
-            told.title,
-            told.author,
-            told.year,
-            told.provenance,
+            description.label,
+            description.title,
+            description.author,
+            description.year,
+            description.provenance,
             is_new=True,
         )
         self._nodes[node_id] = node
-        self._name(node, keys)
+        self._add_keys(node, keys)
         if node.title:
             self._by_title.setdefault(node.title, []).append(node_id)
-        self._is_better(node, told)
+        self._note_better(node, description)
         return node_id
 
-    def _enrich(self, node: Node, told: NodeDescription) -> None:
+    def _enrich(self, node: Node, description: NodeDescription) -> None:
         before = replace(node)
-        better = trust_of(told.provenance) > trust_of(node.provenance)
-        again = told.provenance == node.provenance and told.provenance != "reference"
-        if (better or again) and told.label:
-            node.label, node.title, node.provenance = told.label, told.title, told.provenance
-        if told.year is not None and (better or again or node.year is None):
-            node.year = told.year
-        if told.author and (better or again or not node.author):
-            node.author = told.author
-        if told.kind is NodeKind.DOCUMENT:
+        better = trust_of(description.provenance) > trust_of(node.provenance)
+        again = description.provenance == node.provenance and description.provenance != "reference"
+        if (better or again) and description.label:
+            node.label, node.title, node.provenance = (
+                description.label,
+                description.title,
+                description.provenance,
+            )
+        if description.year is not None and (better or again or node.year is None):
+            node.year = description.year
+        if description.author and (better or again or not node.author):
+            node.author = description.author
+        if description.kind is NodeKind.DOCUMENT:
             node.kind = NodeKind.DOCUMENT
-        self._name(node, [key for key in told.keys if key not in self._by_key])
+        self._add_keys(node, [key for key in description.keys if key not in self._by_key])
         node.is_changed |= replace(node, keys=before.keys) != before
         if better or again or node.kind is NodeKind.DOCUMENT:
-            self._is_better(node, told)
+            self._note_better(node, description)
 
-    def _is_better(self, node: Node, told: NodeDescription) -> None:
-        if told.edges and told.document_id is None:
-            self.better[node.id] = told
+    def _note_better(self, node: Node, description: NodeDescription) -> None:
+        if description.edges and description.document_id is None:
+            self.better[node.id] = description
 
-    def _name(self, node: Node, keys: Sequence[str]) -> None:
+    def _add_keys(self, node: Node, keys: Sequence[str]) -> None:
         for key in keys:
             if contradict(node.keys, (key,)):
                 continue
@@ -249,22 +261,22 @@ class GraphNodes:
             self._by_key[key] = node.id
             self._new_keys.append((key, node.id))
         if node.keys:
-            name = best_of([node.key, *node.keys])
+            name = best_key([node.key, *node.keys])
             node.is_changed |= name != node.key
             node.key = name
 
     def _merge(self, one: int, other: int) -> int:
         """Both are one from now on: the older."""
         self.flush()
-        kept, gone = sorted((one, other))
-        stays, goes = self.node(kept), self.node(gone)
-        touched = {kept} | self._cited_by((kept, gone))
+        kept_id, merged_id = sorted((one, other))
+        stays, goes = self.node(kept_id), self.node(merged_id)
+        touched = {kept_id} | self._cited_by((kept_id, merged_id))
         for table in (graph_keys, graph_documents):
-            moved = update(table).where(table.c.node_id == gone).values(node_id=kept)
+            moved = update(table).where(table.c.node_id == merged_id).values(node_id=kept_id)
             self._connection.execute(moved)
-        self._move_edges(gone, kept)
+        self._move_edges(merged_id, kept_id)
         for column in (graph_ranks.c.node_id, graph_nodes.c.id):
-            self._connection.execute(delete(column.table).where(column == gone))
+            self._connection.execute(delete(column.table).where(column == merged_id))
         if trust_of(goes.provenance) > trust_of(stays.provenance):
             stays.label, stays.title, stays.provenance = goes.label, goes.title, goes.provenance
         stays.year = goes.year if stays.year is None else stays.year
@@ -273,34 +285,34 @@ class GraphNodes:
         stays.documents |= goes.documents
         if NodeKind.DOCUMENT in (stays.kind, goes.kind):
             stays.kind = NodeKind.DOCUMENT
-        stays.key = best_of([stays.key, *stays.keys])
+        stays.key = best_key([stays.key, *stays.keys])
         stays.is_changed = True
-        self._merged[gone] = kept
-        del self._nodes[gone]
-        self._by_key |= dict.fromkeys(goes.keys, kept)
-        if gone in self.better:
-            self.better[kept] = self.better.pop(gone)
+        self._merged[merged_id] = kept_id
+        del self._nodes[merged_id]
+        self._by_key |= dict.fromkeys(goes.keys, kept_id)
+        if merged_id in self.better:
+            self.better[kept_id] = self.better.pop(merged_id)
         self.count_citations(touched)
-        return kept
+        return kept_id
 
-    def _move_edges(self, gone: int, kept: int) -> None:
+    def _move_edges(self, merged_id: int, kept_id: int) -> None:
         edges = graph_edges.c
         others = graph_edges.alias()
         # What is known of the work is told once: by the one that stays, if it says anything.
-        told = select(others.c.target).where(
-            others.c.source == kept, others.c.kind == edges.kind, edges.owner == 0
+        known = select(others.c.target).where(
+            others.c.source == kept_id, others.c.kind == edges.kind, edges.owner == 0
         )
         out = select(
-            literal(kept), edges.kind, edges.target, edges.owner, edges.weight, edges.provenance
-        ).where(edges.source == gone, edges.target != kept, ~told.exists())
+            literal(kept_id), edges.kind, edges.target, edges.owner, edges.weight, edges.provenance
+        ).where(edges.source == merged_id, edges.target != kept_id, ~known.exists())
         into = select(
-            edges.source, edges.kind, literal(kept), edges.owner, edges.weight, edges.provenance
-        ).where(edges.target == gone, edges.source != kept, edges.source != gone)
+            edges.source, edges.kind, literal(kept_id), edges.owner, edges.weight, edges.provenance
+        ).where(edges.target == merged_id, edges.source != kept_id, edges.source != merged_id)
         names = ["source", "kind", "target", "owner", "weight", "provenance"]
         for moved in (out, into):
             copy = insert_into(self._connection, graph_edges).from_select(names, moved)
             self._connection.execute(copy.on_conflict_do_nothing())
-        either = or_(edges.source == gone, edges.target == gone)
+        either = or_(edges.source == merged_id, edges.target == merged_id)
         self._connection.execute(delete(graph_edges).where(either))
 
     def _cited_by(self, node_ids: Iterable[int]) -> set[int]:
@@ -310,8 +322,8 @@ class GraphNodes:
         )
         return set(self._connection.scalars(query))
 
-    def _read(self, found: set[int]) -> None:
-        ids = found - self._nodes.keys()
+    def _read(self, node_ids: set[int]) -> None:
+        ids = node_ids - self._nodes.keys()
         if not ids:
             return
         connection = self._connection
@@ -341,10 +353,10 @@ class GraphNodes:
         for document_id, node_id in connection.execute(here):
             self._nodes[node_id].documents.add(document_id)
 
-    def _column(
-        self, wanted: Any, column: Any, values: Iterable[Any], limit: int | None = None
+    def _select_ids(
+        self, id_column: Any, column: Any, values: Iterable[Any], limit: int | None = None
     ) -> list[int]:
-        query = select(wanted).where(among(self._connection, column, values)).limit(limit)
+        query = select(id_column).where(among(self._connection, column, values)).limit(limit)
         return list(self._connection.scalars(query))
 
 

@@ -178,8 +178,8 @@ class GraphReads(Repository):
     @read
     def graph_summary(self, connection: Connection) -> GraphSummary:
         """How many nodes and edges of each kind there are: it counts them, each time."""
-        shown = select(graph_rankings).where(graph_rankings.c.generation == current_generation())
-        ranking = connection.execute(shown).mappings().one_or_none()
+        current = select(graph_rankings).where(graph_rankings.c.generation == current_generation())
+        ranking = connection.execute(current).mappings().one_or_none()
         return GraphSummary(
             nodes=_counts(connection, graph_nodes.c.kind),
             edges=_counts(connection, graph_edges.c.kind),
@@ -285,8 +285,12 @@ def _neighbour_rows(
         parts.append(select(grouped.limit(limit).subquery()))
     if not parts:
         return []
-    found = union_all(*parts).subquery()
-    ordered = select(found).order_by(found.c.way, found.c.kind, found.c.other).limit(limit)
+    neighbours = union_all(*parts).subquery()
+    ordered = (
+        select(neighbours)
+        .order_by(neighbours.c.way, neighbours.c.kind, neighbours.c.other)
+        .limit(limit)
+    )
     return connection.execute(ordered).all()
 
 

@@ -70,10 +70,10 @@ class GraphWalks(Repository):
         start = node_of(connection, key)
         if start is None:
             return None
-        distances, truncated = _around(connection, start, depth, kinds, direction, limit)
+        distances, truncated = _distances_around(connection, start, depth, kinds, direction, limit)
         nodes = nodes_of(connection, distances)
         order = [each for each in distances if each in nodes]
-        rows = _between(connection, nodes, kinds)
+        rows = _edges_between(connection, nodes, kinds)
         return Neighbourhood(
             nodes=[nodes[each] for each in order],
             distances=[distances[each] for each in order],
@@ -106,8 +106,8 @@ class GraphWalks(Repository):
         search = _Search(connection, kinds, direction)
         ways = search.between(ends[0], ends[1], longest, limit)
         nodes = nodes_of(connection, {each for way in ways for each in way})
-        edges = _joining(connection, nodes, ways, kinds, direction)
-        paths = [path for way in ways if (path := _path(nodes, edges, way)) is not None]
+        edges = _edges_of_ways(connection, nodes, ways, kinds, direction)
+        paths = [path for way in ways if (path := _graph_path(nodes, edges, way)) is not None]
         return GraphPaths(paths, complete=not search.given_up and len(paths) == len(ways))
 
 
@@ -130,7 +130,7 @@ class _Search:
         fronts: list[set[int]] = [{start}, {end}]
         for _ in range(longest):
             side = 0 if len(fronts[0]) <= len(fronts[1]) else 1
-            steps = self._steps(fronts[side], _turned(self._direction, side))
+            steps = self._steps(fronts[side], _direction_from(self._direction, side))
             reached: dict[int, list[int]] = {}
             for here, there in steps:
                 if there not in before[side]:
@@ -140,7 +140,7 @@ class _Search:
             met = sorted(reached.keys() & before[1 - side].keys())
             if met:
                 # All nodes in the middle are as far from both ends: any of these ways is shortest.
-                return _ways(before, met, limit)
+                return _join_ways(before, met, limit)
             if not reached or self.given_up:
                 return []
         return []
@@ -151,13 +151,13 @@ class _Search:
         return sorted(set(rows[:MAX_SEEN]))
 
 
-def _ways(
+def _join_ways(
     before: tuple[dict[int, list[int]], dict[int, list[int]]], met: Sequence[int], limit: int
 ) -> list[list[int]]:
     ways: list[list[int]] = []
     for middle in met:
-        for head in _back(before[0], middle, limit):
-            for tail in _back(before[1], middle, limit):
+        for head in _ways_back(before[0], middle, limit):
+            for tail in _ways_back(before[1], middle, limit):
                 way = [*reversed(head), *tail[1:]]
                 if way not in ways:
                     ways.append(way)
@@ -166,7 +166,7 @@ def _ways(
     return ways
 
 
-def _back(before: dict[int, list[int]], node: int, limit: int) -> list[list[int]]:
+def _ways_back(before: dict[int, list[int]], node: int, limit: int) -> list[list[int]]:
     """Ways from a node back to the end from which it was reached."""
     ways = [[node]]
     while before[ways[0][-1]]:
@@ -174,7 +174,7 @@ def _back(before: dict[int, list[int]], node: int, limit: int) -> list[list[int]
     return ways
 
 
-def _around(
+def _distances_around(
     connection: Connection,
     start: int,
     depth: int,
@@ -209,7 +209,7 @@ def _steps(
 ) -> list[Step]:
     """Steps from these nodes to others, so many at most in each direction."""
     nodes = list(front)
-    found: list[Step] = []
+    steps: list[Step] = []
     edges = graph_edges.c
     for way, here, there in (
         (Direction.OUT, edges.source, edges.target),
@@ -218,11 +218,11 @@ def _steps(
         if direction not in (way, Direction.BOTH):
             continue
         query = of_kinds(select(here, there).where(among(connection, here, nodes)), kinds)
-        found += [(row[0], row[1]) for row in connection.execute(query.limit(limit))]
-    return found
+        steps += [(row[0], row[1]) for row in connection.execute(query.limit(limit))]
+    return steps
 
 
-def _between(
+def _edges_between(
     connection: Connection, ids: Iterable[int], kinds: Collection[EdgeKind]
 ) -> list[Row[Any]]:
     """The edges between these nodes."""
@@ -244,7 +244,7 @@ def _between(
     return list(connection.execute(grouped))
 
 
-def _joining(
+def _edges_of_ways(
     connection: Connection,
     nodes: dict[int, GraphNode],
     ways: Sequence[Sequence[int]],
@@ -252,18 +252,18 @@ def _joining(
     direction: Direction,
 ) -> dict[Step, GraphEdge]:
     """For each step of the ways, an edge that joins its ends."""
-    wanted = {step for way in ways for step in pairwise(way)}
+    steps = {step for way in ways for step in pairwise(way)}
     joining: dict[Step, GraphEdge] = {}
-    for row in _between(connection, nodes, kinds):
+    for row in _edges_between(connection, nodes, kinds):
         edge = _edge(nodes, row)
-        if direction is not Direction.IN and (row.source, row.target) in wanted:
+        if direction is not Direction.IN and (row.source, row.target) in steps:
             joining[row.source, row.target] = edge
-        if direction is not Direction.OUT and (row.target, row.source) in wanted:
+        if direction is not Direction.OUT and (row.target, row.source) in steps:
             joining.setdefault((row.target, row.source), edge)
     return joining
 
 
-def _path(
+def _graph_path(
     nodes: dict[int, GraphNode], edges: dict[Step, GraphEdge], way: Sequence[int]
 ) -> GraphPath | None:
     """None where somebody has changed the graph just now."""
@@ -277,7 +277,7 @@ def _edge(nodes: dict[int, GraphNode], row: Row[Any]) -> GraphEdge:
     return edge_between(nodes[row.source].key, nodes[row.target].key, row)
 
 
-def _turned(direction: Direction, side: int) -> Direction:
+def _direction_from(direction: Direction, side: int) -> Direction:
     """From the far end, edges are followed against the direction in which they are walked."""
     if side == 0 or direction is Direction.BOTH:
         return direction

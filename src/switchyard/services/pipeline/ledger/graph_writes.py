@@ -42,26 +42,26 @@ class GraphWrites(Repository):
         if document_id is None:
             raise ValueError("describe a document: one with a document_id")
         kinds = {str(kind): each for kind, each in edges.items()}
-        told = [edge for each in kinds.values() for edge in each]
+        new_edges = [edge for each in kinds.values() for edge in each]
         nodes = GraphNodes(connection)
-        targets = [edge.target for edge in told]
+        targets = [edge.target for edge in new_edges]
         nodes.load([document, *targets, *(edge.target for each in targets for edge in each.edges)])
-        owner, source, left = _place(connection, nodes, document, document_id)
+        owner, source, left = _place_document(connection, nodes, document, document_id)
         rows: dict[tuple[str, int], dict[str, Any]] = {}
-        found = [
-            (kind, edge, _find(connection, nodes, edge.target))
+        targets_found = [
+            (kind, edge, _find_target(connection, nodes, edge.target))
             for kind, each in kinds.items()
             for edge in each
         ]
         _update_works(connection, nodes)
         nodes.flush()
-        source = nodes.now(source)
-        for kind, edge, node_id in found:
-            target = nodes.now(node_id)
+        source = nodes.current_id(source)
+        for kind, edge, node_id in targets_found:
+            target = nodes.current_id(node_id)
             known = rows.get((kind, target))
             if target != source and (known is None or known["weight"] < edge.weight):
-                rows[kind, target] = _edge(source, kind, target, owner, edge)
-        before = _cited(connection, source)
+                rows[kind, target] = _edge_row(source, kind, target, owner, edge)
+        before = _cited_nodes(connection, source)
         mine = (graph_edges.c.source == source) & graph_edges.c.kind.in_(list(kinds))
         removed = connection.scalars(
             delete(graph_edges)
@@ -71,8 +71,8 @@ class GraphWrites(Repository):
         left |= set(removed)
         if rows:
             connection.execute(insert(graph_edges), list(rows.values()))
-            left |= _without_hearsay(connection, source, {kind for kind, _ in rows})
-        _count(connection, before, _cited(connection, source))
+            left |= _drop_hearsay(connection, source, {kind for kind, _ in rows})
+        _adjust_citations(connection, before, _cited_nodes(connection, source))
         nodes.drop_idle(left - {target for _, target in rows})
 
     @write
@@ -87,15 +87,15 @@ class GraphWrites(Repository):
         ).one_or_none()
         if gone is None:
             return False
-        before = _cited(connection, gone.node_id)
+        before = _cited_nodes(connection, gone.node_id)
         removed = connection.scalars(
             delete(graph_edges)
             .where(graph_edges.c.source == gone.node_id, graph_edges.c.owner == gone.id)
             .returning(graph_edges.c.target)
         )
         left = {gone.node_id, *removed}
-        _count(connection, before, _cited(connection, gone.node_id))
-        _no_document(connection, gone.node_id)
+        _adjust_citations(connection, before, _cited_nodes(connection, gone.node_id))
+        _demote_to_work(connection, gone.node_id)
         nodes.drop_idle(left)
         return True
 
@@ -107,17 +107,17 @@ class GraphWrites(Repository):
         return list(connection.scalars(query))
 
 
-def _place(
+def _place_document(
     connection: Connection, nodes: GraphNodes, document: NodeDescription, document_id: str
 ) -> tuple[int, int, set[int]]:
     """The document's owner id, its node, and nodes that may have become idle."""
-    row = _row_of(connection, document_id)
+    row = _document_row(connection, document_id)
     if row is None:
         node_id = nodes.find(document)
-        return _add(connection, nodes, document_id, node_id), node_id, set()
+        return _add_document(connection, nodes, document_id, node_id), node_id, set()
     owner, before = row
     node_id = nodes.find(document, first=before)
-    before = nodes.now(before)
+    before = nodes.current_id(before)
     if node_id == before:
         return owner, node_id, set()
     # Another work than it was taken for: it moves, with all that it says.
@@ -126,28 +126,28 @@ def _place(
     connection.execute(update(graph_documents).where(mine).values(node_id=node_id))
     nodes.node(before).documents.discard(document_id)
     nodes.node(node_id).documents.add(document_id)
-    said = (graph_edges.c.source == before) & (graph_edges.c.owner == owner)
-    connection.execute(delete(graph_edges).where(said, graph_edges.c.target == node_id))
-    connection.execute(update(graph_edges).where(said).values(source=node_id))
-    nodes.count_citations(_cited(connection, node_id) | {node_id})
+    own_edges = (graph_edges.c.source == before) & (graph_edges.c.owner == owner)
+    connection.execute(delete(graph_edges).where(own_edges, graph_edges.c.target == node_id))
+    connection.execute(update(graph_edges).where(own_edges).values(source=node_id))
+    nodes.count_citations(_cited_nodes(connection, node_id) | {node_id})
     if not nodes.node(before).documents:
         nodes.change(before, kind=NodeKind.WORK)
     return owner, node_id, {before}
 
 
-def _find(connection: Connection, nodes: GraphNodes, target: NodeDescription) -> int:
+def _find_target(connection: Connection, nodes: GraphNodes, target: NodeDescription) -> int:
     """The node of an edge's target; one that is a document becomes that document's node."""
     if target.document_id is None:
         return nodes.find(target)
-    row = _row_of(connection, target.document_id)
+    row = _document_row(connection, target.document_id)
     if row is not None:
         return nodes.find(target, first=row[1])
     node_id = nodes.find(target)
-    _add(connection, nodes, target.document_id, node_id)
+    _add_document(connection, nodes, target.document_id, node_id)
     return node_id
 
 
-def _row_of(connection: Connection, document_id: str) -> tuple[int, int] | None:
+def _document_row(connection: Connection, document_id: str) -> tuple[int, int] | None:
     query = select(graph_documents.c.id, graph_documents.c.node_id)
     row = connection.execute(
         query.where(graph_documents.c.document_id == document_id)
@@ -155,7 +155,7 @@ def _row_of(connection: Connection, document_id: str) -> tuple[int, int] | None:
     return None if row is None else (row.id, row.node_id)
 
 
-def _add(connection: Connection, nodes: GraphNodes, document_id: str, node_id: int) -> int:
+def _add_document(connection: Connection, nodes: GraphNodes, document_id: str, node_id: int) -> int:
     owner = nodes.new_id()
     node = nodes.node(node_id)
     node.documents.add(document_id)
@@ -167,25 +167,27 @@ def _add(connection: Connection, nodes: GraphNodes, document_id: str, node_id: i
 def _update_works(connection: Connection, nodes: GraphNodes) -> None:
     """Write what others know of works, where it is better than before. Of a document that is what
     it does not tell itself. All works at once: a document cites dozens."""
-    found = []
+    updates = []
     while nodes.better:
-        node_id, told = nodes.better.popitem()
-        found.append((node_id, told, [(edge, nodes.find(edge.target)) for edge in told.edges]))
-    if not found:
+        node_id, description = nodes.better.popitem()
+        updates.append(
+            (node_id, description, [(edge, nodes.find(edge.target)) for edge in description.edges])
+        )
+    if not updates:
         return
     nodes.flush()
     rows: dict[int, list[dict[str, Any]]] = {}
-    for node_id, told, targets in found:
-        source = nodes.now(node_id)
+    for node_id, description, targets in updates:
+        source = nodes.current_id(node_id)
         if nodes.node(source).documents:
-            told_itself, hearsay = _known_of(connection, source)
-            if hearsay and told.provenance == "reference":
+            told_itself, hearsay = _kinds_told(connection, source)
+            if hearsay and description.provenance == "reference":
                 continue
             targets = [each for each in targets if each[0].kind not in told_itself]
             if not targets:
                 continue
         rows[source] = [
-            _edge(source, edge.kind, nodes.now(target), _WORK_ITSELF, edge)
+            _edge_row(source, edge.kind, nodes.current_id(target), _WORK_ITSELF, edge)
             for edge, target in targets
         ]
     if not rows:
@@ -199,7 +201,7 @@ def _update_works(connection: Connection, nodes: GraphNodes) -> None:
     nodes.drop_idle(removed)
 
 
-def _known_of(connection: Connection, source: int) -> tuple[set[str], bool]:
+def _kinds_told(connection: Connection, source: int) -> tuple[set[str], bool]:
     """The kinds of edges that a document tells itself, and whether others tell some."""
     query = select(graph_edges.c.kind, graph_edges.c.owner).where(graph_edges.c.source == source)
     rows = connection.execute(query.distinct()).all()
@@ -207,7 +209,7 @@ def _known_of(connection: Connection, source: int) -> tuple[set[str], bool]:
     return {row.kind for row in rows if row.owner != _WORK_ITSELF}, hearsay
 
 
-def _without_hearsay(connection: Connection, source: int, kinds: Iterable[str]) -> set[int]:
+def _drop_hearsay(connection: Connection, source: int, kinds: Iterable[str]) -> set[int]:
     """A document that tells its authors itself needs nobody else's word; gives whom they named."""
     hearsay = delete(graph_edges).where(
         graph_edges.c.source == source,
@@ -217,7 +219,7 @@ def _without_hearsay(connection: Connection, source: int, kinds: Iterable[str]) 
     return set(connection.scalars(hearsay.returning(graph_edges.c.target)))
 
 
-def _no_document(connection: Connection, node_id: int) -> None:
+def _demote_to_work(connection: Connection, node_id: int) -> None:
     """Where it was the last document of the work, the work is one that is only cited."""
     others = select(graph_documents.c.id).where(graph_documents.c.node_id == node_id)
     connection.execute(
@@ -227,7 +229,7 @@ def _no_document(connection: Connection, node_id: int) -> None:
     )
 
 
-def _edge(source: int, kind: str, target: int, owner: int, edge: NewEdge) -> dict[str, Any]:
+def _edge_row(source: int, kind: str, target: int, owner: int, edge: NewEdge) -> dict[str, Any]:
     return {
         "source": source,
         "kind": str(kind),
@@ -238,14 +240,14 @@ def _edge(source: int, kind: str, target: int, owner: int, edge: NewEdge) -> dic
     }
 
 
-def _cited(connection: Connection, source: int) -> set[int]:
+def _cited_nodes(connection: Connection, source: int) -> set[int]:
     query = select(graph_edges.c.target).where(
         graph_edges.c.source == source, graph_edges.c.kind == EdgeKind.CITES
     )
     return set(connection.scalars(query))
 
 
-def _count(connection: Connection, before: set[int], after: set[int]) -> None:
+def _adjust_citations(connection: Connection, before: set[int], after: set[int]) -> None:
     """Count citations of one work that came or went, by and by: a much-cited work has too many to
     count them all each time."""
     for changed, by in ((after - before, 1), (before - after, -1)):

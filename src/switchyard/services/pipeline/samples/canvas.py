@@ -34,12 +34,12 @@ class Block:
     """It goes on from the block of the same kind before it, on the page or column before."""
 
     def as_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"kind": self.kind, "page": self.page, "text": self.text}
+        value: dict[str, Any] = {"kind": self.kind, "page": self.page, "text": self.text}
         if self.rows:
-            told["rows"] = [list(row) for row in self.rows]
+            value["rows"] = [list(row) for row in self.rows]
         if self.continued:
-            told["continued"] = True
-        return told
+            value["continued"] = True
+        return value
 
 
 @dataclass(slots=True)
@@ -94,8 +94,8 @@ class Canvas:
         self._shape = self._page.new_shape()
         self._columns_from(MARGIN + 20)
         if self.running_head is not None:
-            shown = (("header", self.running_head, 36.0), ("footer", str(self.number), 812.0))
-            for kind, text, y in shown:
+            furniture = (("header", self.running_head, 36.0), ("footer", str(self.number), 812.0))
+            for kind, text, y in furniture:
                 self._write(text, MARGIN, y, WIDTH - 2 * MARGIN, 8.5)
                 self.furniture.append(Block(kind, self.number, text))
 
@@ -120,7 +120,7 @@ class Canvas:
         else:
             self.new_page()
 
-    def _room(self, height: float) -> bool:
+    def _ensure_room(self, height: float) -> bool:
         """Whether so much fits below; the next column or page begins where it does not."""
         if self._y + height <= self._here[self._at].bottom:
             return True
@@ -143,7 +143,7 @@ class Canvas:
 
     def heading(self, text: str) -> None:
         self._y += 6
-        self._room(13 * 1.5 + 3 * self.size * 1.35)
+        self._ensure_room(13 * 1.5 + 3 * self.size * 1.35)
         self._flow("heading", text, 13, bold=True)
         self._y += 2
 
@@ -173,7 +173,7 @@ class Canvas:
         size, inner = 9.0, column.width - 16
         lines = self._letters.wrapped(text, inner, size)
         height = 24 + len(lines) * size * 1.35
-        if not self._room(height):
+        if not self._ensure_room(height):
             column = self._here[self._at]
         frame = (column.x, self._y, column.x + column.width, self._y + height)
         self._shape.draw_rect(pymupdf().Rect(frame))
@@ -188,7 +188,7 @@ class Canvas:
 
     def table(self, caption: str, rows: Sequence[Sequence[str]], *, ruled: bool) -> None:
         """The first row is its head; it is repeated where the table goes on, on another page."""
-        self._room(60)
+        self._ensure_room(60)
         if caption:
             self._flow("caption", caption, 9)
         head, rest, continued = rows[0], list(rows[1:]), False
@@ -199,10 +199,10 @@ class Canvas:
                 self._next_column()
                 continue
             part, rest = rest[:lines], rest[lines:]
-            shown = [tuple(head), *(tuple(row) for row in part)]
-            self._grid(shown, column, ruled)
-            text = "\n".join(" ".join(row) for row in shown)
-            self.blocks.append(Block("table", self.number, text, tuple(shown), continued))
+            table_rows = [tuple(head), *(tuple(row) for row in part)]
+            self._grid(table_rows, column, ruled)
+            text = "\n".join(" ".join(row) for row in table_rows)
+            self.blocks.append(Block("table", self.number, text, tuple(table_rows), continued))
             continued = True
             if rest:
                 self._next_column()
@@ -227,7 +227,7 @@ class Canvas:
         """A drawing by `draw` (page, shape, frame), which gives the words on it; below it its
         caption."""
         column = self._here[self._at]
-        if not self._room(190):
+        if not self._ensure_room(190):
             column = self._here[self._at]
         frame = pymupdf().Rect(column.x + 4, self._y, column.x + column.width - 4, self._y + 150)
         labels = draw(self._page, self._shape, frame)
@@ -249,7 +249,7 @@ class Canvas:
         continued = False
         where = (self.number, self._at)
         for line in lines:
-            self._room(leading)
+            self._ensure_room(leading)
             if (self.number, self._at) != where and part:
                 self.blocks.append(Block(kind, where[0], self._letters.joined(part), (), continued))
                 part, continued = [], True
@@ -264,17 +264,17 @@ class Canvas:
         self, line: str, x: float, y: float, width: float, size: float, *, bold: bool = False
     ) -> None:
         """One line, with its feet at `y`."""
-        shown = line.replace("\u00ad", "-")
-        if self.prose.is_rtl and shown.isascii():
-            x += width - self._letters.length(shown, size, bold)
-        if not self.prose.is_rtl or shown.isascii():
+        text = line.replace("\u00ad", "-")
+        if self.prose.is_rtl and text.isascii():
+            x += width - self._letters.length(text, size, bold)
+        if not self.prose.is_rtl or text.isascii():
             font = self._letters.face(bold).name
-            self._shape.insert_text((x, y), shown, fontname=font, fontsize=size)
+            self._shape.insert_text((x, y), text, fontname=font, fontsize=size)
             return
         # "left" is where a line begins, to MuPDF: with `rtl`, that is to the right.
         style = f"margin:0;text-align:left;font-size:{size}px;font-weight:{700 if bold else 400}"
         box = pymupdf().Rect(x - 2, y - size * 1.2, x + width, y + size)
-        self._page.insert_htmlbox(box, f'<p dir="rtl" style="{style}">{html.escape(shown)}</p>')
+        self._page.insert_htmlbox(box, f'<p dir="rtl" style="{style}">{html.escape(text)}</p>')
 
     # --- done -------------------------------------------------------------------------------
 

@@ -73,34 +73,34 @@ def generate(
     They are drawn as they are asked for: each takes some hundredths of a second, in Hebrew up to
     some seconds. Raises UnknownSample before the first one, SamplesNeedPyMuPDF with it.
     """
-    wanted, spoken = check_wanted(kinds, languages)
-    return (_sample(seed, number, wanted, spoken) for number in range(count))
+    chosen_kinds, chosen_languages = check_wanted(kinds, languages)
+    return (_sample(seed, number, chosen_kinds, chosen_languages) for number in range(count))
 
 
 def check_wanted(
-    wanted: Sequence[str] | None, spoken: Sequence[str] | None
+    chosen_kinds: Sequence[str] | None, chosen_languages: Sequence[str] | None
 ) -> tuple[Sequence[str], Sequence[str]]:
     """The kinds and languages, all of them where none are named. Raises UnknownSample."""
     return (
-        _known("kind", wanted, tuple(KINDS)),
-        _known("language", spoken, languages()),
+        _known("kind", chosen_kinds, tuple(KINDS)),
+        _known("language", chosen_languages, languages()),
     )
 
 
-def _known(what: str, asked: Sequence[str] | None, known: Sequence[str]) -> Sequence[str]:
-    for each in asked or ():
+def _known(what: str, names: Sequence[str] | None, known: Sequence[str]) -> Sequence[str]:
+    for each in names or ():
         if each not in known:
             raise UnknownSample(f"there is no {what} {each[:50]!r}: use {', '.join(known)}")
-    return tuple(dict.fromkeys(asked)) if asked else known
+    return tuple(dict.fromkeys(names)) if names else known
 
 
 def _sample(
-    seed: int, number: int, wanted: Sequence[str], spoken: Sequence[str]
+    seed: int, number: int, chosen_kinds: Sequence[str], chosen_languages: Sequence[str]
 ) -> GeneratedSample:
     # In turn, so that a few have as many kinds as possible; the languages change slower.
-    name = wanted[number % len(wanted)]
+    name = chosen_kinds[number % len(chosen_kinds)]
     random = Random(f"{seed}/{number}")
-    language = spoken[(number // len(wanted) + number) % len(spoken)]
+    language = chosen_languages[(number // len(chosen_kinds) + number) % len(chosen_languages)]
     kind = KINDS[name]
     prose = TextGenerator(random, language)
     title = prose.title()

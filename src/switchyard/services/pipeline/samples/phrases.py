@@ -24,10 +24,10 @@ class TextGenerator:
     """Sentences of one language on one subject, drawn with one generator."""
 
     def __init__(self, random: Random, language: str) -> None:
-        said = _phrases()
+        phrases = _phrases()
         self._random = random
-        self._names: dict[str, list[str]] = said["names"]
-        self._lists: dict[str, Any] = said[language]
+        self._names: dict[str, list[str]] = phrases["names"]
+        self._lists: dict[str, Any] = phrases[language]
         self._subject: dict[str, Any] = random.choice(self._lists["subjects"])
         self.language = language
         self.is_spaced: bool = self._lists.get("spaced", True)
@@ -65,12 +65,12 @@ class TextGenerator:
         subject = self._one(self._subject["subjects"])
         if self._lists.get("verb_first"):
             verb, thing = self._one(self._subject["verbs"]), self._one(self._subject["objects"])
-            said = f"{lead} {verb} {subject} {thing} {tail}"
+            sentence = f"{lead} {verb} {subject} {thing} {tail}"
         elif self.is_spaced:
-            said = f"{lead}, {subject} {self._one(self._subject['predicates'])} {tail}"
+            sentence = f"{lead}, {subject} {self._one(self._subject['predicates'])} {tail}"
         else:
-            said = f"{lead}，{subject}{self._one(self._subject['predicates'])}，{tail}"
-        return f"{said}{self._lists['stop']}"
+            sentence = f"{lead}，{subject}{self._one(self._subject['predicates'])}，{tail}"
+        return f"{sentence}{self._lists['stop']}"
 
     def paragraph(self, least: int = 3, most: int = 6) -> str:
         count = self._random.randint(least, most)

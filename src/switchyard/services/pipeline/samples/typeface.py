@@ -105,10 +105,12 @@ class Typeface:
 
     def length(self, text: str, size: float, bold: bool) -> float:
         """Of a text in one line, in points."""
-        kept = self._lengths.get((text, bold))
-        if kept is None:
-            kept = self._lengths[text, bold] = float(self.face(bold).measures.text_length(text, 1))
-        return kept * size
+        length = self._lengths.get((text, bold))
+        if length is None:
+            length = self._lengths[text, bold] = float(
+                self.face(bold).measures.text_length(text, 1)
+            )
+        return length * size
 
 
 def pymupdf() -> Any:

@@ -21,7 +21,7 @@ from switchyard.services.pipeline.sources.arxiv.arxiv_client import (
     payload_of,
 )
 from switchyard.services.pipeline.sources.arxiv.arxiv_client import (
-    Cursor as ListingCursor,
+    ListingCursor as ListingCursor,
 )
 from switchyard.services.pipeline.sources.source_client import backfill_errors
 

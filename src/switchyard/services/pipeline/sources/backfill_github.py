@@ -62,8 +62,8 @@ class GithubBackfill(Source):
             return len(self.options.repositories)
         async with backfill_client(github_server(self.context.settings), self.context) as client:
             if self.options.query is not None:
-                found = await self._page(client, 1, 1)
-                count = found.get("total_count")
+                results = await self._page(client, 1, 1)
+                count = results.get("total_count")
             else:
                 path = f"/orgs/{quote(self.options.org or '')}"
                 about = await client.get(path, accept=_JSON)
@@ -78,8 +78,8 @@ class GithubBackfill(Source):
             return
         async with backfill_client(github_server(self.context.settings), self.context) as client:
             while True:
-                found = await self._page(client, page, PAGE_SIZE)
-                listed = found.get("items")
+                results = await self._page(client, page, PAGE_SIZE)
+                listed = results.get("items")
                 if not isinstance(listed, list):
                     raise InvalidSourceResponse(
                         "GitHub returned something other than a list of repositories"
@@ -92,7 +92,7 @@ class GithubBackfill(Source):
                         yield Unusable(f"page {page}, {number}", "a repository without name", place)
                         continue
                     yield _item(name, place)
-                total = found.get("total_count", 0)
+                total = results.get("total_count", 0)
                 if len(listed) < PAGE_SIZE:
                     return
                 if self.options.query is not None and page * PAGE_SIZE >= MAX_SEARCH_RESULTS:

@@ -46,8 +46,8 @@ class HuggingfaceBackfill(Source):
     async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
         place, done = (cursor["page"], cursor["done"]) if cursor else (None, 0)
         kind = self.options.kind
-        wanted = {"limit": str(PAGE_SIZE), "sort": "createdAt", "direction": "1"}
-        wanted |= {
+        params = {"limit": str(PAGE_SIZE), "sort": "createdAt", "direction": "1"}
+        params |= {
             name: value
             for name in ("search", "author")
             if (value := getattr(self.options, name)) is not None
@@ -55,7 +55,7 @@ class HuggingfaceBackfill(Source):
         async with backfill_client(hub_server(self.context.settings), self.context) as client:
             while True:
                 try:
-                    answer = await client.get(place or f"/api/{kind}s", None if place else wanted)
+                    answer = await client.get(place or f"/api/{kind}s", None if place else params)
                 except ValueError as error:
                     raise InvalidSourceResponse("Hugging Face's next page is elsewhere") from error
                 listed = answer.json()

@@ -107,5 +107,5 @@ def mapping(value: object, what: str, label: str) -> Mapping[str, Any]:
 
 def words(value: object, *, most: int = 100) -> list[str]:
     """The texts of a foreign list: topics, tags."""
-    found = value if isinstance(value, list) else []
-    return [each[:200] for each in found if isinstance(each, str)][:most]
+    texts = value if isinstance(value, list) else []
+    return [each[:200] for each in texts if isinstance(each, str)][:most]

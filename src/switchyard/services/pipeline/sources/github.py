@@ -44,10 +44,10 @@ _ABOUT = ("description", "homepage", "language", "default_branch", "html_url", "
 
 def repository_name(text: str) -> str:
     """`owner/name` of a repository, from that or from its address. Raises ValueError."""
-    found = _NAME.fullmatch(text.strip())
-    if found is None or found["name"] in (".", ".."):
+    match = _NAME.fullmatch(text.strip())
+    if match is None or match["name"] in (".", ".."):
         raise ValueError(f"{text[:100]!r} is no repository: use owner/name")
-    return f"{found['owner']}/{found['name']}"
+    return f"{match['owner']}/{match['name']}"
 
 
 class IngestGithub(BaseModel):
@@ -85,16 +85,16 @@ class GithubSource(DocumentSource):
         return github_server(settings)
 
     async def find(self, wanted: IngestGithub, client: SourceClient) -> FoundDocument:
-        asked = f"/repos/{quote(wanted.repository)}"
-        answer = await client.get(asked, accept=_JSON, conditional=True)
+        path = f"/repos/{quote(wanted.repository)}"
+        answer = await client.get(path, accept=_JSON, conditional=True)
         about = mapping(answer.json(), "repository", self.label)
         try:
             name = repository_name(str(about.get("full_name")))
         except ValueError as error:
             raise InvalidSourceResponse("GitHub's repository has no name") from error
-        readme = await _optional(client, f"{asked}/readme", _RAW)
+        readme = await _optional(client, f"{path}/readme", _RAW)
         releases = await client.get(
-            f"{asked}/releases", {"per_page": str(MAX_RELEASES)}, accept=_JSON, conditional=True
+            f"{path}/releases", {"per_page": str(MAX_RELEASES)}, accept=_JSON, conditional=True
         )
         listed = releases.json()
         if not isinstance(listed, list):
@@ -138,16 +138,16 @@ def _metadata(
     name: str, about: Mapping[str, Any], releases: list[dict[str, Any]]
 ) -> dict[str, Any]:
     licence = about.get("license")
-    found: dict[str, Any] = {"repository": name}
-    found |= {key: about[key][:2000] for key in _ABOUT if is_prose(about.get(key))}
-    found["topics"] = words(about.get("topics"))
+    metadata: dict[str, Any] = {"repository": name}
+    metadata |= {key: about[key][:2000] for key in _ABOUT if is_prose(about.get(key))}
+    metadata["topics"] = words(about.get("topics"))
     if isinstance(licence, dict) and is_prose(licence.get("spdx_id")):
-        found["license"] = licence["spdx_id"][:100]
+        metadata["license"] = licence["spdx_id"][:100]
     for flag in ("fork", "archived", "private"):
-        found[flag] = about.get(flag) is True
+        metadata[flag] = about.get(flag) is True
     if isinstance(stars := about.get("stargazers_count"), int):
-        found["stars"] = stars
-    found["releases"] = [
+        metadata["stars"] = stars
+    metadata["releases"] = [
         {
             key: each[key][:300]
             for key in ("tag_name", "name", "published_at", "html_url")
@@ -156,4 +156,4 @@ def _metadata(
         for each in releases
         if not each.get("draft")
     ]
-    return found
+    return metadata

@@ -35,10 +35,10 @@ _ABOUT = ("author", "sha", "lastModified", "pipeline_tag", "library_name", "crea
 
 def hub_name(text: str) -> str:
     """`owner/name`, or `name` of the oldest models. Raises ValueError."""
-    found = _NAME.fullmatch(text.strip())
-    if found is None or ".." in found["id"]:
+    match = _NAME.fullmatch(text.strip())
+    if match is None or ".." in match["id"]:
         raise ValueError(f"{text[:100]!r} is no name of the hub: use owner/name")
-    return found["id"]
+    return match["id"]
 
 
 class IngestHuggingface(BaseModel):
@@ -116,14 +116,14 @@ def _tags(about: Mapping[str, Any]) -> list[str]:
 
 def _metadata(name: str, kind: Kind, about: Mapping[str, Any]) -> dict[str, Any]:
     card = about.get("cardData")
-    found: dict[str, Any] = {"id": name, "kind": kind, "tags": words(about.get("tags"))}
-    found |= {key: about[key][:500] for key in _ABOUT if is_prose(about.get(key))}
+    metadata: dict[str, Any] = {"id": name, "kind": kind, "tags": words(about.get("tags"))}
+    metadata |= {key: about[key][:500] for key in _ABOUT if is_prose(about.get(key))}
     for key in ("license", "language", "datasets", "base_model"):
         value = card.get(key) if isinstance(card, dict) else None
         if is_prose(value):
-            found[key] = str(value)[:500]
+            metadata[key] = str(value)[:500]
         elif listed := words(value):
-            found[key] = listed
+            metadata[key] = listed
     for flag in ("private", "gated", "disabled"):
-        found[flag] = about.get(flag) not in (None, False)
-    return found
+        metadata[flag] = about.get(flag) not in (None, False)
+    return metadata

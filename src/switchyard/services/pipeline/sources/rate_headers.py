@@ -45,9 +45,9 @@ def nothing_left(headers: Mapping[str, str], *, now: float) -> float | None:
     """Seconds until the server answers again, when this was the last request that it answers;
     None when there are more, or it does not say."""
     if any(headers.get(name, "").strip() == "0" for name in _REMAINING):
-        found = next((headers[name] for name in _RESET if name in headers), "").strip()
-        if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", found):
-            reset = float(found)
+        reset_text = next((headers[name] for name in _RESET if name in headers), "").strip()
+        if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", reset_text):
+            reset = float(reset_text)
             left = reset - _server_time(headers, now) if reset > _EPOCH else reset
             return min(max(left, 0.0) + _MARGIN, MAX_PAUSE)
     draft = re.search(r";\s*r=0\s*;\s*t=(\d{1,9})", headers.get("ratelimit", "")[:1000])

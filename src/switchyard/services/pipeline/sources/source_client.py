@@ -28,7 +28,11 @@ from urllib.parse import urlsplit
 from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.libraries import load
-from switchyard.services.engine.backfill.sources import SourceAway, SourceContext, SourceFailed
+from switchyard.services.engine.backfill.sources import (
+    SourceContext,
+    SourceFailed,
+    SourceUnreachable,
+)
 from switchyard.services.pipeline.sources.rate_headers import nothing_left, refused_for_now
 from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
@@ -89,12 +93,12 @@ class SourceClient:
         server: SourceServer,
         http: httpx.AsyncClient,
         pace: RequestPace,
-        kept: SourceResponseCache,
+        cache: SourceResponseCache,
     ) -> None:
         self.server = server
         self.pace = pace
         self._http = http
-        self._kept = kept
+        self._kept = cache
 
     @classmethod
     @asynccontextmanager
@@ -128,11 +132,11 @@ class SourceClient:
         else:
             pace = LocalThrottle(label=server.label, interval=interval, patience=waits)
         headers = {"User-Agent": settings.user_agent}
-        kept = SourceResponseCache(Storage(settings.files_url), server.name)
+        cache = SourceResponseCache(Storage(settings.files_url), server.name)
         async with uncompressed_client(
             timeout=server.timeout, headers={**headers, **server.headers}
         ) as http:
-            yield cls(server, http, pace, kept)
+            yield cls(server, http, pace, cache)
 
     def reserve(self, requests: int) -> AbstractAsyncContextManager[None]:
         """`async with client.row(3):` up to three requests that belong together, with nobody's in
@@ -167,22 +171,22 @@ class SourceClient:
         for an address of another server.
         """
         url = asked_for = self._url(path, params)
-        kept = await self._kept.find(asked_for, accept) if conditional else None
-        headers = {"Accept": accept, **conditions(kept)}
+        stored = await self._kept.find(asked_for, accept) if conditional else None
+        headers = {"Accept": accept, **conditions(stored)}
         for _ in range(MAX_REDIRECTS + 1):
             answer = await self._in_turn(url, headers)
             target = answer.headers.get("location", "")
             if answer.status not in _MOVED or not target:
                 break
-            url = self._without_secrets(_joined(url, target))
+            url = self._without_secrets(_join_url(url, target))
             if _origin(url) != _origin(self.server.base_url):
                 return answer
         if answer.status == 304:
-            if kept is None:
+            if stored is None:
                 raise InvalidSourceResponse(
                     f"{self.server.label} answers 304 without a question for it"
                 )
-            return kept
+            return stored
         if conditional and answer.status == 200:
             await self._kept.keep(answer, asked_for, accept)
         return answer
@@ -192,7 +196,7 @@ class SourceClient:
         host. Raises FetchRefused, FetchFailed, SourceBusy."""
         from switchyard.services.common.files.safe_http import FetchFailed, SsrfGuard, fetching
 
-        guard = SsrfGuard(trusted=frozenset({_place(self.server.base_url)}))
+        guard = SsrfGuard(trusted=frozenset({_host_and_port(self.server.base_url)}))
         async with self.pace.turn(takes=within) as turn:
             try:
                 async with fetching(
@@ -203,8 +207,8 @@ class SourceClient:
                 if error.after is None:
                     raise
                 wait = await turn.pause(error.after)
-                said = f"{self.server.label}'s files: {error}: pause for {wait:.0f} s"
-                raise SourceBusy(said, wait=wait) from error
+                message = f"{self.server.label}'s files: {error}: pause for {wait:.0f} s"
+                raise SourceBusy(message, wait=wait) from error
 
     async def _in_turn(self, url: str, headers: Mapping[str, str]) -> SourceResponse:
         server = self.server
@@ -220,8 +224,8 @@ class SourceClient:
             )
             if wait is not None:
                 wait = await turn.pause(wait)
-                said = f"{server.label} answers {answer.status}: pause for {wait:.0f} s"
-                raise SourceBusy(said, wait=wait)
+                message = f"{server.label} answers {answer.status}: pause for {wait:.0f} s"
+                raise SourceBusy(message, wait=wait)
             rest = nothing_left(answer.headers, now=now)
             if rest is not None:
                 await turn.pause(rest)
@@ -284,14 +288,14 @@ class SourceClient:
 
 @contextmanager
 def backfill_errors() -> Iterator[None]:
-    """Raise errors as those of a backfill's source: SourceAway for a request that can be repeated
-    later, SourceFailed for any other."""
+    """Raise errors as those of a backfill's source: SourceUnreachable for a request that can be
+    repeated later, SourceFailed for any other."""
     try:
         yield
     except PermanentError as error:
         raise SourceFailed(str(error)) from error
     except RetryableError as error:
-        raise SourceAway(str(error)) from error
+        raise SourceUnreachable(str(error)) from error
 
 
 @asynccontextmanager
@@ -306,7 +310,7 @@ async def backfill_client(
             yield client
 
 
-def _joined(url: str, target: str) -> str:
+def _join_url(url: str, target: str) -> str:
     import httpx
 
     try:
@@ -316,10 +320,10 @@ def _joined(url: str, target: str) -> str:
 
 
 def _origin(url: str) -> tuple[str, str, int]:
-    return (urlsplit(url).scheme, *_place(url))
+    return (urlsplit(url).scheme, *_host_and_port(url))
 
 
-def _place(url: str) -> tuple[str, int]:
+def _host_and_port(url: str) -> tuple[str, int]:
     """Host and port."""
     try:
         parts = urlsplit(url)

@@ -51,7 +51,7 @@ class SourceResponse:
         if status in (404, 410):
             raise SourceNotFound(f"{label} has nothing at {self.url[:300]} ({status})")
         if 400 <= status < 500 and status not in (408, 425):
-            raise SourceRefused(f"{label} refuses the request with {status}{self._decoded()}")
+            raise SourceRefused(f"{label} refuses the request with {status}{self._error_message()}")
         to = f" to {self.headers['location'][:200]}" if "location" in self.headers else ""
         after = parse_retry_after(self.headers.get("retry-after", ""))
         raise SourceUnavailable(f"{label} answers {status}{to}", after=after)
@@ -74,15 +74,17 @@ class SourceResponse:
         """What the server says that the body is in; None where it does not."""
         return charset_of(self.headers.get("content-type"))
 
-    def _decoded(self) -> str:
+    def _error_message(self) -> str:
         """What the server says about it, where that is JSON with a message or an error."""
         try:
-            told = json.loads(decode(self.body[:10_000], self.charset))
+            value = json.loads(decode(self.body[:10_000], self.charset))
         except (ValueError, RecursionError):
             return ""
-        found = [told.get(name) for name in ("message", "error")] if isinstance(told, dict) else []
-        said = next((each for each in found if isinstance(each, str) and each), "")
-        return f": {said[:300]}" if said else ""
+        messages = (
+            [value.get(name) for name in ("message", "error")] if isinstance(value, dict) else []
+        )
+        message = next((each for each in messages if isinstance(each, str) and each), "")
+        return f": {message[:300]}" if message else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +123,10 @@ class SourceResponseCache:
         return f"sources/{self.server}/{content_hash([url, accept])}"
 
 
-def conditions(kept: SourceResponse | None) -> dict[str, str]:
+def conditions(stored: SourceResponse | None) -> dict[str, str]:
     """The headers that ask for what has changed since."""
-    if kept is None:
+    if stored is None:
         return {}
-    if "etag" in kept.headers:
-        return {"If-None-Match": kept.headers["etag"]}
-    return {"If-Modified-Since": kept.headers["last-modified"]}
+    if "etag" in stored.headers:
+        return {"If-None-Match": stored.headers["etag"]}
+    return {"If-Modified-Since": stored.headers["last-modified"]}

@@ -42,9 +42,9 @@ class RequestTurn:
 
     async def pause(self, seconds: float) -> float:
         """Nobody begins another request for so long, MAX_PAUSE at most. Gives the seconds."""
-        kept = min(seconds, MAX_PAUSE)
-        await self._pause(kept)
-        return kept
+        bounded = min(seconds, MAX_PAUSE)
+        await self._pause(bounded)
+        return bounded
 
 
 class RequestPace(Protocol):
@@ -178,8 +178,8 @@ class LocalThrottle:
         async with self._connection:
             left = max(0.0, self._next - time.monotonic())
             if left > self._patience:
-                said = f"the next request to {self._label} is due in {left:.0f} s"
-                raise SourceBusy(said, wait=left)
+                message = f"the next request to {self._label} is due in {left:.0f} s"
+                raise SourceBusy(message, wait=left)
             await asyncio.sleep(left)
             self._next = time.monotonic() + self._interval
 

@@ -11,12 +11,16 @@ from switchyard.services.common.files.keys import content_hash
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job
-from switchyard.services.pipeline.classes import keyword_classes, similarity_classes
 from switchyard.services.pipeline.classes.class_definitions import (
     ClassDefinitions,
     MeaningKind,
     RuleKind,
     definitions,
+)
+from switchyard.services.pipeline.classes.keyword_classes import Keywords, classes_by_keywords
+from switchyard.services.pipeline.classes.similarity_classes import (
+    classes_by_similarity,
+    similarities,
 )
 from switchyard.services.pipeline.index.embedder import Embedder
 from switchyard.services.pipeline.index.opening import OpenIndex, index_of
@@ -51,9 +55,9 @@ async def classify_document(payload: DocumentJob, ctx: JobContext) -> Outcome:
         async def work() -> dict[str, Any]:
             pages = [text.result["title"], *(page["text"] for page in text.result["pages"])]
             by_words = await ctx.compute(
-                _by_words, defined, pages, characters=text.result["character_count"]
+                _keyword_classes_of, defined, pages, characters=text.result["character_count"]
             )
-            by_meaning = await _by_meaning(ctx, index, defined, document_id)
+            by_meaning = await _similarity_classes_of(ctx, index, defined, document_id)
             return {"classes": [_as_json(each) for each in (*by_words, *by_meaning)]}
 
         output = await files.reuse_or_run_async(
@@ -73,28 +77,26 @@ async def classify_document(payload: DocumentJob, ctx: JobContext) -> Outcome:
     return Next([Job("link_content", payload.model_dump(), lane=lane)], result)
 
 
-def _as_json(found: DocumentClass) -> dict[str, Any]:
+def _as_json(document_class: DocumentClass) -> dict[str, Any]:
     return {
-        "kind": found.kind,
-        "label": found.label,
-        "score": found.score,
-        "why": dict(found.why),
+        "kind": document_class.kind,
+        "label": document_class.label,
+        "score": document_class.score,
+        "why": dict(document_class.why),
     }
 
 
-def _by_words(defined: ClassDefinitions, pages: Sequence[str]) -> list[DocumentClass]:
+def _keyword_classes_of(defined: ClassDefinitions, pages: Sequence[str]) -> list[DocumentClass]:
     kinds = {name: kind for name, kind in defined.kinds.items() if isinstance(kind, RuleKind)}
     labels = [label for kind in kinds.values() for label in kind.labels.values()]
     keywords = {keyword for label in labels for keyword in label.keywords}
-    found = keyword_classes.Keywords(sorted(keywords)).count(pages)
+    counts = Keywords(sorted(keywords)).count(pages)
     return [
-        each
-        for name, kind in kinds.items()
-        for each in keyword_classes.classified(name, kind, found)
+        each for name, kind in kinds.items() for each in classes_by_keywords(name, kind, counts)
     ]
 
 
-async def _by_meaning(
+async def _similarity_classes_of(
     ctx: JobContext, index: OpenIndex, defined: ClassDefinitions, document_id: str
 ) -> list[DocumentClass]:
     kinds = {name: kind for name, kind in defined.kinds.items() if isinstance(kind, MeaningKind)}
@@ -102,28 +104,26 @@ async def _by_meaning(
         return []
     async with index.searched() as (table, embedder):
         count = await table.count(document_id)
-        passages = await table.vectors_at(document_id, _spread(count))
-    vectors = await _described(ctx, embedder, kinds)
-    found = []
+        passages = await table.vectors_at(document_id, _evenly_spread(count))
+    vectors = await _description_vectors(ctx, embedder, kinds)
+    classes = []
     for name, kind in kinds.items():
         described = [
             (label, vectors[description])
             for label, definition in kind.labels.items()
             for description in definition.descriptions
         ]
-        similar = similarity_classes.similarities(passages, described)
-        found += similarity_classes.classified(
-            name, kind, similar, embedder.calibration.min_relevance
-        )
-    return found
+        similar = similarities(passages, described)
+        classes += classes_by_similarity(name, kind, similar, embedder.calibration.min_relevance)
+    return classes
 
 
-def _spread(count: int) -> list[int]:
+def _evenly_spread(count: int) -> list[int]:
     step = max(1.0, count / MAX_PASSAGES)
     return [int(at * step) for at in range(min(count, MAX_PASSAGES))]
 
 
-class _Described:
+class _DescriptionVectors:
     """The vectors of descriptions, of one embedder: a server is asked once in a process."""
 
     def __init__(self) -> None:
@@ -131,27 +131,29 @@ class _Described:
 
 
 @asynccontextmanager
-async def _no_vectors() -> AsyncIterator[_Described]:
-    yield _Described()
+async def _no_vectors() -> AsyncIterator[_DescriptionVectors]:
+    yield _DescriptionVectors()
 
 
-async def _described(
+async def _description_vectors(
     ctx: JobContext, embedder: Embedder, kinds: Mapping[str, MeaningKind]
 ) -> dict[str, list[float]]:
-    kept = _Described()
+    vectors = _DescriptionVectors()
     if ctx.shared is not None:
-        kept = await ctx.shared.get(_Described, _no_vectors)
+        vectors = await ctx.shared.get(_DescriptionVectors, _no_vectors)
     texts = {
         description
         for kind in kinds.values()
         for label in kind.labels.values()
         for description in label.descriptions
     }
-    missing = sorted(text for text in texts if (embedder.name, text) not in kept.of)
+    missing = sorted(text for text in texts if (embedder.name, text) not in vectors.of)
     if missing:
-        if len(kept.of) > 10 * len(texts):
-            kept.of.clear()  # of files and embedders that are used no more
+        if len(vectors.of) > 10 * len(texts):
+            vectors.of.clear()  # of files and embedders that are used no more
             missing = sorted(texts)
         made = await embedder.embed(missing)
-        kept.of |= {(embedder.name, text): each for text, each in zip(missing, made, strict=True)}
-    return {text: kept.of[embedder.name, text] for text in texts}
+        vectors.of |= {
+            (embedder.name, text): each for text, each in zip(missing, made, strict=True)
+        }
+    return {text: vectors.of[embedder.name, text] for text in texts}

@@ -79,8 +79,8 @@ async def embed_document(payload: DocumentJob, ctx: JobContext) -> StageOutput:
                 "dimensions": written[0].dimensions,
             }
 
-        async def is_indexed(kept: Mapping[str, Any]) -> bool:
-            return bool(await index.count(document_id) == kept["chunks"])
+        async def is_indexed(result: Mapping[str, Any]) -> bool:
+            return bool(await index.count(document_id) == result["chunks"])
 
         embedder = (await index.generations()).active.embedder
         return await files.reuse_or_run_async(

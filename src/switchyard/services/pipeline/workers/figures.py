@@ -74,7 +74,7 @@ async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
     ends_at = time.monotonic() + TIME_BUDGET
 
     async def work() -> dict[str, Any]:
-        return {"figures": await _described(ctx, files, original, ends_at)}
+        return {"figures": await _describe_all(ctx, files, original, ends_at)}
 
     try:
         output = await files.reuse_or_run_async(
@@ -83,19 +83,19 @@ async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
             work,
             content=original.content,
             force=payload.force,
-            is_whole=lambda result: _are_there(files, result["figures"]),
+            is_whole=lambda result: _are_stored(files, result["figures"]),
         )
     except _TimeBudgetExceeded:
         return Next([Job("describe_figures", payload.model_dump())], {"document_id": document_id})
     figures = output.result["figures"]
     # Written although reused: what is kept of a stage goes after a day, this stays.
     await files.put_figures(original.content, figures)
-    told = {"document_id": document_id, "figures": len(figures), "reused": output.reused}
+    outcome = {"document_id": document_id, "figures": len(figures), "reused": output.reused}
     lane = "backfill" if ctx.message.priority <= 1 else "hot"
-    return Next([Job("embed_content", {"document_id": document_id}, lane=lane)], told)
+    return Next([Job("embed_content", {"document_id": document_id}, lane=lane)], outcome)
 
 
-async def _are_there(files: DocumentFiles, figures: Sequence[Mapping[str, Any]]) -> bool:
+async def _are_stored(files: DocumentFiles, figures: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the pictures are still stored."""
     there = {
         stored.key async for stored in files.storage.list_async(figure_folder(files.document_id))
@@ -103,7 +103,7 @@ async def _are_there(files: DocumentFiles, figures: Sequence[Mapping[str, Any]])
     return all(each["key"] in there for each in figures)
 
 
-async def _described(
+async def _describe_all(
     ctx: JobContext, files: DocumentFiles, original: StageOutput, ends_at: float
 ) -> list[dict[str, Any]]:
     from switchyard.services.pipeline.text.figures import MEDIA_TYPES, MEMORY_MB, cut
@@ -169,18 +169,20 @@ async def analyze_image(payload: AnalyzeImage, ctx: JobContext) -> Outcome:
         pictures = [(piece.content, MEDIA_TYPES[piece.suffix]) for piece in pieces]
         caption = ""
     else:
-        figure = await _figure(files, original, payload.figure)
+        figure = await _stored_figure(files, original, payload.figure)
         about |= {"page": figure["page"], "figure": payload.figure}
         try:
             content = await files.storage.get_async(figure["key"])
         except NotStored as error:
             raise _no_figure(payload) from error
         pictures, caption = [(content, figure["media_type"])], figure["caption"]
-    answer = await _answer(ctx, pictures, caption, payload.question)
+    answer = await _ask_about(ctx, pictures, caption, payload.question)
     return Done({**about, **answer})
 
 
-async def _figure(files: DocumentFiles, original: StageOutput, number: int) -> Mapping[str, Any]:
+async def _stored_figure(
+    files: DocumentFiles, original: StageOutput, number: int
+) -> Mapping[str, Any]:
     figures = await files.figures(original.content)
     if number > len(figures):
         raise NoSuchFigure(
@@ -201,7 +203,7 @@ async def _answer_or_refusal(
     from switchyard.services.llm.llm_errors import LlmRefused
 
     try:
-        return await _answer(ctx, [(content, media_type)], caption)
+        return await _ask_about(ctx, [(content, media_type)], caption)
     except LlmRefused as error:
         if error.elsewhere:  # of the key or the model, and not of the picture
             raise
@@ -209,22 +211,22 @@ async def _answer_or_refusal(
         return {"description": "", "model": model, "complete": False, "refused": str(error)}
 
 
-async def _answer(
+async def _ask_about(
     ctx: JobContext,
     pictures: Sequence[tuple[bytes, str]],
     caption: str,
     question: str | None = None,
 ) -> dict[str, Any]:
-    from switchyard.services.llm.budget_account import asked_by
+    from switchyard.services.llm.budget_account import requester_of
     from switchyard.services.llm.gate import Urgency
-    from switchyard.services.llm.vision_model import asked_of, vision_model_of
+    from switchyard.services.llm.vision_model import picture_chat, vision_model_of
 
     async with vision_model_of(ctx) as lane:
         answer, paid_before = await lane.answer(
-            asked_of(pictures, caption, question),
+            picture_chat(pictures, caption, question),
             urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
             within=ANSWER_TIMEOUT,
-            by=asked_by(ctx),
+            by=requester_of(ctx),
         )
     return {
         "description": answer.text,

@@ -34,7 +34,7 @@ RANKING_TIMEOUT = 600.0
 async def update_graph(payload: DocumentJob, ctx: JobContext) -> Outcome:
     """Tell the graph again what is kept of a document: what it is, and what it cites. Of a document
     that is gone, nothing is left."""
-    ledger, document_id = _ledger(ctx), payload.document_id
+    ledger, document_id = _require_ledger(ctx), payload.document_id
     repositories = PipelineLedger(ledger)
     if await repositories.documents.get_document(document_id) is None:
         dropped = await repositories.graph.drop_from_graph(document_id)
@@ -63,17 +63,17 @@ async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Out
     time, so that whatever is more urgent comes in between."""
     from switchyard.services.pipeline.graph.updating import upsert_similar
 
-    ledger = _ledger(ctx)
-    wanted = DocumentFilter(state=COMPLETED)
-    found = await PipelineLedger(ledger).documents.documents_after(
-        wanted, payload.after, payload.batch
+    ledger = _require_ledger(ctx)
+    completed = DocumentFilter(state=COMPLETED)
+    documents = await PipelineLedger(ledger).documents.documents_after(
+        completed, payload.after, payload.batch
     )
     edges = 0
     async with index_of(ctx) as index, index.searched() as (chunks, embedder):
         threshold = (
             embedder.calibration.min_similarity if payload.threshold is None else payload.threshold
         )
-        for document in found:
+        for document in documents:
             if ctx.is_cancelled():
                 break
             links = await similar_documents(
@@ -81,10 +81,10 @@ async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Out
             )
             await upsert_similar(ledger, document.id, document.title, map(asdict, links))
             edges += len(links)
-    result = {"documents": len(found), "edges": edges}
-    if len(found) < payload.batch:
+    result = {"documents": len(documents), "edges": edges}
+    if len(documents) < payload.batch:
         return Done(result)
-    last = found[-1]
+    last = documents[-1]
     more = payload.model_copy(update={"after": (last.created_at, last.id)})
     return Next([Job("compute_similarity", more.model_dump(mode="json"))], result)
 
@@ -101,7 +101,7 @@ async def recompute_graph(payload: RecomputeGraph, ctx: JobContext) -> Outcome:
     ones before, all at once. Documents that are gone leave the graph first."""
     from switchyard.services.pipeline.graph.pagerank import Ranks, rank, read_edges
 
-    ledger = _ledger(ctx)
+    ledger = _require_ledger(ctx)
     repositories = PipelineLedger(ledger)
     began = time.monotonic()
     dropped = 0
@@ -126,11 +126,11 @@ async def recompute_graph(payload: RecomputeGraph, ctx: JobContext) -> Outcome:
             communities=len(set(ranks.communities)),
             seconds=round(time.monotonic() - began, 3),
         )
-        shown = await repositories.graph_rankings.finish_ranking(ranking)
-    return Done({**asdict(ranking), "shown": shown, "dropped": dropped})
+        is_shown = await repositories.graph_rankings.finish_ranking(ranking)
+    return Done({**asdict(ranking), "shown": is_shown, "dropped": dropped})
 
 
-def _ledger(ctx: JobContext) -> Ledger:
+def _require_ledger(ctx: JobContext) -> Ledger:
     if ctx.ledger is None:
         raise PermanentError("the graph is in the ledger, and this job has none")
     return ctx.ledger

@@ -41,20 +41,20 @@ async def update_citations(ctx: JobContext, document_id: str) -> None:
     await _upsert(ctx, files, references=references)
 
 
-async def _upsert(ctx: JobContext, files: DocumentFiles, **found: Any) -> None:
+async def _upsert(ctx: JobContext, files: DocumentFiles, **edges: Any) -> None:
     if ctx.ledger is None:
         return
     from switchyard.services.pipeline.graph.updating import upsert_document
 
-    about, title = await _described(files)
+    about, title = await _about_and_title(files)
     if not about:
         document = await PipelineLedger(ctx.ledger).documents.get_document(files.document_id)
         if document is not None:
             about, title = {"source": document.source}, document.title
-    await upsert_document(ctx.ledger, files.document_id, about, title or "", **found)
+    await upsert_document(ctx.ledger, files.document_id, about, title or "", **edges)
 
 
-async def _described(files: DocumentFiles) -> tuple[Mapping[str, Any], str | None]:
+async def _about_and_title(files: DocumentFiles) -> tuple[Mapping[str, Any], str | None]:
     """What its source says of the document, and its title; from its result where the stages'
     outputs were cleaned away."""
     try:

@@ -72,7 +72,7 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
             LINK, input_hash, work, content=embedded.content, force=payload.force
         )
         # Written although reused: result and edges follow from the kept output.
-        key = await files.put_result_async(await _whole(files, output.result["links"]))
+        key = await files.put_result_async(await _document_result(files, output.result["links"]))
         await update_similarity(ctx, document_id, output.result["links"], output.content)
     result = {
         "document_id": document_id,
@@ -86,7 +86,7 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
     return Next([Job(PROCESS_REFERENCES.name, following)], result)
 
 
-async def _classes(files: DocumentFiles) -> list[dict[str, Any]]:
+async def _classes_of(files: DocumentFiles) -> list[dict[str, Any]]:
     """What the document is classified as; nothing where it came before there were classes."""
     try:
         classes: list[dict[str, Any]] = (await files.output_of_async(CLASSIFY)).result["classes"]
@@ -95,7 +95,7 @@ async def _classes(files: DocumentFiles) -> list[dict[str, Any]]:
     return classes
 
 
-async def _whole(files: DocumentFiles, links: Sequence[dict[str, Any]]) -> dict[str, Any]:
+async def _document_result(files: DocumentFiles, links: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The document's `result.json`."""
     about = (await files.output_of_async(INGEST)).result
     text = (await files.output_of_async(EXTRACT)).result
@@ -117,7 +117,7 @@ async def _whole(files: DocumentFiles, links: Sequence[dict[str, Any]]) -> dict[
         "summary": summary,
         "chunks": embedded["chunks"],
         "embedder": embedded["embedder"],
-        "classes": await _classes(files),
+        "classes": await _classes_of(files),
         "links": list(links),
         **entry_of(about),
     }

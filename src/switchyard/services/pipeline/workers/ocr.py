@@ -72,13 +72,13 @@ class OcrPdf(DocumentJob):
 
     def numbers(self, text: Mapping[str, Any]) -> list[int]:
         """The pages to read, of that result of `extract_text`."""
-        wanted = pages_for_ocr(text)
+        unread = pages_for_ocr(text)
         if self.scanned:
-            return wanted
+            return unread
         return [
             page["page"]
             for page in text["pages"]
-            if self.force or not page["text"] or page["page"] in wanted
+            if self.force or not page["text"] or page["page"] in unread
         ]
 
 
@@ -108,28 +108,32 @@ async def ocr_pdf(payload: OcrPdf, ctx: JobContext) -> Outcome:
         about = (await files.output_of_async(INGEST)).result
         numbers = payload.numbers(text.result)
         try:
-            pages = _Pages(ctx, payload, files, about, text.content)
+            pages = _PageReader(ctx, payload, files, about, text.content)
         except OcrNotInstalled as error:
             if not payload.scanned:
                 raise
-            left = {"document_id": document_id, "pages_left": len(numbers), "error": str(error)}
-            return Next([_following(payload, ctx)], left)
+            result_without_ocr = {
+                "document_id": document_id,
+                "pages_left": len(numbers),
+                "error": str(error),
+            }
+            return Next([_next_stage(payload, ctx)], result_without_ocr)
         if len(numbers) > MAX_UNDIVIDED_PAGES and not payload.divided:
             at.continues = True
-            return _divided(payload, numbers, ctx.message.priority)
+            return _divide(payload, numbers, ctx.message.priority)
         read = await pages.read(numbers)
-        told: dict[str, Any] = {"document_id": document_id, "pages_read": pages.fresh}
+        result: dict[str, Any] = {"document_id": document_id, "pages_read": pages.fresh}
         if len(read) < len(numbers):
             at.continues = True
-            told |= {"pages_done": len(read), "pages": len(numbers)}
-            return Next([Job("ocr_pdf", payload.same())], told)
-        output = await _put_back(files, text, about, read)
-    told |= {
+            result |= {"pages_done": len(read), "pages": len(numbers)}
+            return Next([Job("ocr_pdf", payload.same())], result)
+        output = await _insert_texts(files, text, about, read)
+    result |= {
         "page_count": output.result["page_count"],
         "word_count": output.result["word_count"],
         "broken_pages": output.result["broken_pages"],
     }
-    return Next([_following(payload, ctx)], told)
+    return Next([_next_stage(payload, ctx)], result)
 
 
 @job("ocr_pages", worker="ocr", lanes=("vlm_ocr",), timeout=OCR_TIMEOUT)
@@ -145,36 +149,38 @@ async def ocr_pages(payload: OcrPages, ctx: JobContext) -> Outcome:
     if beyond is not None:  # each would be kept as a file of a page without words
         raise PermanentError(f"the document has {len(there):,} pages, and no page {beyond:,}")
     about = (await files.output_of_async(INGEST)).result
-    pages = _Pages(ctx, payload, files, about, text.content)
+    pages = _PageReader(ctx, payload, files, about, text.content)
     read = await pages.read(payload.pages)
-    told = {"document_id": document_id, "pages": len(read), "pages_read": pages.fresh}
+    result = {"document_id": document_id, "pages": len(read), "pages_read": pages.fresh}
     left = [number for number in payload.pages if number not in read]
     if not left:
-        return Done(told)
-    return Next([Job("ocr_pages", payload.model_dump(exclude_none=True) | {"pages": left})], told)
+        return Done(result)
+    return Next([Job("ocr_pages", payload.model_dump(exclude_none=True) | {"pages": left})], result)
 
 
-def _divided(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
+def _divide(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
     """Jobs that read these pages, and the one that puts them together. It goes on without those
     that are dead, and reads their pages itself. A book does not hold up letters: those come first.
     """
     size = max(MIN_RANGE, ceil(len(numbers) / MAX_RANGES))
-    given = payload.model_dump(include={"document_id", "force", "language"}, exclude_none=True)
+    shared_fields = payload.model_dump(
+        include={"document_id", "force", "language"}, exclude_none=True
+    )
     ranges = [
         Job(
             "ocr_pages",
-            given | {"pages": list(numbers[start : start + size])},
+            shared_fields | {"pages": list(numbers[start : start + size])},
             priority=max(0, priority - 1),
         )
         for start in range(0, len(numbers), size)
     ]
-    told = {"document_id": payload.document_id, "pages": len(numbers), "jobs": len(ranges)}
+    result = {"document_id": payload.document_id, "pages": len(numbers), "jobs": len(ranges)}
     return Next(
-        ranges, told, then=Job("ocr_pdf", payload.same() | {"divided": True}), when_dead="go_on"
+        ranges, result, then=Job("ocr_pdf", payload.same() | {"divided": True}), when_dead="go_on"
     )
 
 
-def _following(payload: OcrPdf, ctx: JobContext) -> Job:
+def _next_stage(payload: OcrPdf, ctx: JobContext) -> Job:
     """The next stage. Documents that came slowly go on slowly: their priority is that of the
     backfill lane."""
     from switchyard.broker.lanes import BACKFILL
@@ -184,7 +190,7 @@ def _following(payload: OcrPdf, ctx: JobContext) -> Job:
     return Job("summarize_content", following, lane=lane)
 
 
-async def _put_back(
+async def _insert_texts(
     files: DocumentFiles,
     text: StageOutput,
     about: Mapping[str, Any],
@@ -193,8 +199,8 @@ async def _put_back(
     """The document's text with that of the pages in place; what the next stages work on."""
     from switchyard.services.pipeline.text.extraction import with_ocr
 
-    found = {number: page["text"] for number, page in read.items()}
-    whole = with_ocr(text.result, found, title=about["title"], filename=about["filename"])
+    texts = {number: page["text"] for number, page in read.items()}
+    whole = with_ocr(text.result, texts, title=about["title"], filename=about["filename"])
     if not whole["word_count"]:
         pages = "page" if whole["page_count"] == 1 else f"{whole['page_count']} pages"
         broken = [page["error"] for page in read.values() if page.get("error")]
@@ -203,7 +209,7 @@ async def _put_back(
     return await files.replace_async(EXTRACT, text, whole)
 
 
-class _Pages:
+class _PageReader:
     """The pages of one document, as one job reads them."""
 
     def __init__(
@@ -231,24 +237,24 @@ class _Pages:
 
     async def read(self, numbers: Sequence[int]) -> dict[int, Mapping[str, Any]]:
         """The pages by number, as they are kept: those that are done when the shift is over."""
-        found: dict[int, Mapping[str, Any]] = {}
+        pages: dict[int, Mapping[str, Any]] = {}
 
         async def one(number: int) -> None:
             page = await self._stored_page(number)
-            if page is None and not self._is_over():
+            if page is None and not self._is_time_over():
                 page = await self._read_and_store(number)
             if page is not None:
-                found[number] = page
-                told = f"page {len(found)} of {len(numbers)}"
-                self._ctx.progress(len(found) / len(numbers), told)
+                pages[number] = page
+                message = f"page {len(pages)} of {len(numbers)}"
+                self._ctx.progress(len(pages) / len(numbers), message)
 
         await gather_bounded(map(one, numbers), at_once=self._concurrency())
-        return found
+        return pages
 
     def _concurrency(self) -> int:
         return min(self._ctx.settings.worker_concurrency, os.cpu_count() or 1)
 
-    def _is_over(self) -> bool:
+    def _is_time_over(self) -> bool:
         return time.monotonic() > self._last_start or self._ctx.is_cancelled()
 
     async def _stored_page(self, number: int) -> Mapping[str, Any] | None:
@@ -266,7 +272,7 @@ class _Pages:
         return None
 
     async def _read_and_store(self, number: int) -> Mapping[str, Any]:
-        page = await self._recognised(number)
+        page = await self._recognise(number)
         page |= {"page": number, "input_hash": self._hash, "run": self._ctx.pipeline}
         page["content"] = self._content
         await self._files.require_async(self._content)
@@ -276,7 +282,7 @@ class _Pages:
         self.fresh += 1
         return page
 
-    async def _recognised(self, number: int) -> dict[str, Any]:
+    async def _recognise(self, number: int) -> dict[str, Any]:
         """What the page says; without text, and with the reason, where it can't be read. The
         others are read nevertheless."""
         from switchyard.services.pipeline.text.ocr import MEMORY_MB, OcrNotInstalled, read_page

@@ -81,17 +81,17 @@ async def rebuild_index(payload: RebuildIndex, ctx: JobContext) -> Outcome:
     async with index_of(ctx) as index:
         embedder = embedder_for(payload.settings(ctx.settings))
         state = await begin(index, embedder, force=payload.force)
-        told = {"embedder": embedder.name, "dimensions": embedder.dimensions}
+        result = {"embedder": embedder.name, "dimensions": embedder.dimensions}
         if state.building is None:
-            return Done({**told, "built": False})
+            return Done({**result, "built": False})
         if await build(
             index, state.building, lambda: time.monotonic() > over_at or ctx.is_cancelled()
         ):
-            return Done({**told, "built": True})
+            return Done({**result, "built": True})
     # What is begun goes on without force: that would begin once more behind the swap.
     again = payload.model_copy(update={"force": False})
     following = Job("rebuild_index", again.model_dump(exclude_none=True))
-    return Next([following], {**told, "built": False})
+    return Next([following], {**result, "built": False})
 
 
 @job("compact_storage", worker="reindex", lanes=("maintenance",), timeout=COMPACT_TIMEOUT)

@@ -68,8 +68,8 @@ class DocumentFiles:
         try:
             raw = self.storage.get(self._key(stage))
         except NotStored as error:
-            raise self._missing(stage) from error
-        output = self._required(stage, raw)
+            raise self._missing_output(stage) from error
+        output = self._required_output(stage, raw)
         if stage is not INGEST:
             self._require(output.content)
         return output
@@ -79,8 +79,8 @@ class DocumentFiles:
         try:
             raw = await self.storage.get_async(self._key(stage))
         except NotStored as error:
-            raise self._missing(stage) from error
-        output = self._required(stage, raw)
+            raise self._missing_output(stage) from error
+        output = self._required_output(stage, raw)
         if stage is not INGEST:
             await self.require_async(output.content)
         return output
@@ -88,17 +88,17 @@ class DocumentFiles:
     async def require_async(self, content: str | None) -> None:
         """Raises ContentReplaced when the document has other content now. None is any content."""
         try:
-            now = _read(await self.storage.get_async(self._key(INGEST)))
+            now = _parse_output(await self.storage.get_async(self._key(INGEST)))
         except NotStored:
             return
-        _compare(content, now)
+        _require_same_content(content, now)
 
     def _require(self, content: str | None) -> None:
         try:
-            now = _read(self.storage.get(self._key(INGEST)))
+            now = _parse_output(self.storage.get(self._key(INGEST)))
         except NotStored:
             return
-        _compare(content, now)
+        _require_same_content(content, now)
 
     def reuse_or_run(
         self,
@@ -112,17 +112,17 @@ class DocumentFiles:
         """What is kept for this input, or what `work` makes of it, kept from now on; the input
         goes back to that content. Raises ContentReplaced."""
         try:
-            kept = None if force else _read(self.storage.get(self._key(stage)))
+            stored = None if force else _parse_output(self.storage.get(self._key(stage)))
         except NotStored:
-            kept = None
-        if _fits(kept, stage, input_hash):
-            made, reused = {**kept, "content": content}, True
+            stored = None
+        if _is_reusable(stored, stage, input_hash):
+            envelope, reused = {**stored, "content": content}, True
         else:
-            made, reused = _envelope(stage, input_hash, content, work()), False
-        if made != kept:
+            envelope, reused = _envelope(stage, input_hash, content, work()), False
+        if envelope != stored:
             self._require(content)
-            self.storage.put(self._key(stage), encoded(made))
-        return _output(made, reused=reused)
+            self.storage.put(self._key(stage), encode_result(envelope))
+        return _stage_output(envelope, reused=reused)
 
     async def reuse_or_run_async(
         self,
@@ -137,17 +137,21 @@ class DocumentFiles:
         """`reuse_or_run`, for event loops. `is_whole` tells of a kept result whether what it
         stands for is still there, where that is more than the file."""
         try:
-            kept = None if force else _read(await self.storage.get_async(self._key(stage)))
+            stored = (
+                None if force else _parse_output(await self.storage.get_async(self._key(stage)))
+            )
         except NotStored:
-            kept = None
-        if _fits(kept, stage, input_hash) and (is_whole is None or await is_whole(kept["result"])):
-            made, reused = {**kept, "content": content}, True
+            stored = None
+        if _is_reusable(stored, stage, input_hash) and (
+            is_whole is None or await is_whole(stored["result"])
+        ):
+            envelope, reused = {**stored, "content": content}, True
         else:
-            made, reused = _envelope(stage, input_hash, content, await work()), False
-        if made != kept:
+            envelope, reused = _envelope(stage, input_hash, content, await work()), False
+        if envelope != stored:
             await self.require_async(content)
-            await self.storage.put_async(self._key(stage), encoded(made))
-        return _output(made, reused=reused)
+            await self.storage.put_async(self._key(stage), encode_result(envelope))
+        return _stage_output(envelope, reused=reused)
 
     async def replace_async(
         self, stage: Stage, before: StageOutput, result: Mapping[str, Any]
@@ -156,13 +160,13 @@ class DocumentFiles:
         Raises ContentReplaced."""
         made = _envelope(stage, before.input_hash, before.content, result)
         await self.require_async(before.content)
-        await self.storage.put_async(self._key(stage), encoded(made))
-        return _output(made, reused=False)
+        await self.storage.put_async(self._key(stage), encode_result(made))
+        return _stage_output(made, reused=False)
 
     async def put_result_async(self, result: Mapping[str, Any]) -> str:
         """Write the document's `result.json`; gives its key."""
         key = result_key(self.document_id)
-        await self.storage.put_async(key, encoded(result))
+        await self.storage.put_async(key, encode_result(result))
         return key
 
     def source_file(
@@ -178,25 +182,27 @@ class DocumentFiles:
 
     async def figures(self, content: str | None) -> list[dict[str, Any]]:
         """The figures that were described of this content; none where they were not."""
-        kept = await stored_result(self.storage, figures_key(self.document_id))
-        return list(kept["figures"]) if kept is not None and kept["content"] == content else []
+        stored = await stored_result(self.storage, figures_key(self.document_id))
+        return (
+            list(stored["figures"]) if stored is not None and stored["content"] == content else []
+        )
 
     async def put_figures(self, content: str | None, figures: Sequence[Mapping[str, Any]]) -> None:
         """Write the list of the document's figures, whose pictures are there; those that only the
         list before it has are left to `cleanup_expired`."""
-        kept = {"document_id": self.document_id, "content": content, "figures": figures}
-        await self.storage.put_async(figures_key(self.document_id), encoded(kept))
+        value = {"document_id": self.document_id, "content": content, "figures": figures}
+        await self.storage.put_async(figures_key(self.document_id), encode_result(value))
 
     def _key(self, stage: Stage) -> str:
         return stage_key(self.document_id, stage.name)
 
-    def _required(self, stage: Stage, raw: bytes) -> StageOutput:
-        kept = _read(raw)
-        if kept is None:
-            raise self._missing(stage)
-        return _output(kept, reused=True)
+    def _required_output(self, stage: Stage, raw: bytes) -> StageOutput:
+        stored = _parse_output(raw)
+        if stored is None:
+            raise self._missing_output(stage)
+        return _stage_output(stored, reused=True)
 
-    def _missing(self, stage: Stage) -> MissingOutput:
+    def _missing_output(self, stage: Stage) -> MissingOutput:
         return MissingOutput(
             f"there is no output of {stage.name} for document {self.document_id}: "
             "ingest the document again"
@@ -253,32 +259,36 @@ def _envelope(
     }
 
 
-def _read(raw: bytes) -> dict[str, Any] | None:
+def _parse_output(raw: bytes) -> dict[str, Any] | None:
     """A kept output; None when the file is not one."""
     try:
-        kept = json.loads(raw)
-        if isinstance(kept["result"], dict) and isinstance(kept["output_hash"], str):
-            return dict(kept)
+        stored = json.loads(raw)
+        if isinstance(stored["result"], dict) and isinstance(stored["output_hash"], str):
+            return dict(stored)
     except (ValueError, KeyError, TypeError) as error:
         # Puts are atomic, so this was somebody's hand. Working again mends it.
         _log.warning("stage output unreadable: %s", error)
     return None
 
 
-def _fits(kept: dict[str, Any] | None, stage: Stage, input_hash: str) -> TypeGuard[dict[str, Any]]:
+def _is_reusable(
+    stored: dict[str, Any] | None, stage: Stage, input_hash: str
+) -> TypeGuard[dict[str, Any]]:
     return (
-        kept is not None
-        and kept.get("version") == stage.version
-        and kept.get("input_hash") == input_hash
+        stored is not None
+        and stored.get("version") == stage.version
+        and stored.get("input_hash") == input_hash
     )
 
 
-def _output(kept: Mapping[str, Any], *, reused: bool) -> StageOutput:
-    content = kept["output_hash"] if kept.get("stage") == INGEST.name else kept.get("content")
-    return StageOutput(kept["result"], kept["input_hash"], kept["output_hash"], reused, content)
+def _stage_output(stored: Mapping[str, Any], *, reused: bool) -> StageOutput:
+    content = stored["output_hash"] if stored.get("stage") == INGEST.name else stored.get("content")
+    return StageOutput(
+        stored["result"], stored["input_hash"], stored["output_hash"], reused, content
+    )
 
 
-def _compare(content: str | None, first: Mapping[str, Any] | None) -> None:
+def _require_same_content(content: str | None, first: Mapping[str, Any] | None) -> None:
     if content is not None and first is not None and first["output_hash"] != content:
         raise ContentReplaced
 
@@ -286,12 +296,12 @@ def _compare(content: str | None, first: Mapping[str, Any] | None) -> None:
 async def stored_result(storage: Storage, key: str) -> dict[str, Any] | None:
     """A result that is kept for good; None where there is none."""
     try:
-        kept = json.loads(await storage.get_async(key))
+        value = json.loads(await storage.get_async(key))
     except NotStored:
         return None
-    return kept if isinstance(kept, dict) else None
+    return value if isinstance(value, dict) else None
 
 
-def encoded(value: Mapping[str, Any]) -> bytes:
+def encode_result(value: Mapping[str, Any]) -> bytes:
     """A result as it is stored."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -103,7 +103,7 @@ class ContentReplaced(Exception):
     """The document has got other content meanwhile; the run that brought it does the rest."""
 
 
-def superseded(document_id: str | None) -> Done:
+def superseded_outcome(document_id: str | None) -> Done:
     """Return the outcome of a stage whose run has been superseded."""
     return Done({"document_id": document_id or "", "superseded": True})
 
@@ -118,7 +118,7 @@ def ends_when_superseded(
         try:
             return await handler(payload, ctx)
         except ContentReplaced:
-            return superseded(payload.document_id)
+            return superseded_outcome(payload.document_id)
 
     return handle
 
@@ -143,7 +143,7 @@ async def at_stage(ctx: JobContext, document_id: str, stage: Stage) -> AsyncIter
     A stage that fails for good leaves the document `failed`, at that stage; a redrive takes it
     up again. Without a ledger nothing is noted.
     """
-    await note(ctx, document_id, stage, stage.state)
+    await note_stage(ctx, document_id, stage, stage.state)
     at = AtStage()
     try:
         yield at
@@ -153,15 +153,15 @@ async def at_stage(ctx: JobContext, document_id: str, stage: Stage) -> AsyncIter
         last_attempt = ctx.attempt >= ctx.message.metadata.max_attempts
         counts = not isinstance(error, RetryableError) or error.counts
         if isinstance(error, PermanentError) or (last_attempt and counts):
-            await note(ctx, document_id, stage, FAILED)
+            await note_stage(ctx, document_id, stage, FAILED)
         raise
     if at.continues:
         return
     last = stage is PIPELINE[-1]
-    await note(ctx, document_id, stage, COMPLETED if last else stage.state, completed=True)
+    await note_stage(ctx, document_id, stage, COMPLETED if last else stage.state, completed=True)
 
 
-async def note(
+async def note_stage(
     ctx: JobContext, document_id: str, stage: Stage, state: str, *, completed: bool = False
 ) -> None:
     """Set the document's stage and state in the ledger, where there is one.
@@ -180,7 +180,7 @@ async def note(
         )
 
 
-async def note_beside(ctx: JobContext, document_id: str, stage: Stage) -> None:
+async def note_completed_stage(ctx: JobContext, document_id: str, stage: Stage) -> None:
     """Add a stage that runs beside the pipeline to those that are behind the document, which
     stays where it is."""
     if ctx.ledger is not None:

@@ -21,7 +21,7 @@ from switchyard.services.pipeline.workers.stages import (
     DocumentJob,
     at_stage,
     ends_when_superseded,
-    note,
+    note_stage,
 )
 
 if TYPE_CHECKING:  # the job types are imported without a database
@@ -57,7 +57,7 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
     """A summary by the LLM server of the settings; extractive, and labelled so, without one."""
     files = DocumentFiles.for_document(ctx, payload.document_id)
     # `extract_text` runs without a ledger; that this job exists says that it is done.
-    await note(ctx, payload.document_id, EXTRACT, EXTRACT.state, completed=True)
+    await note_stage(ctx, payload.document_id, EXTRACT, EXTRACT.state, completed=True)
     async with at_stage(ctx, payload.document_id, SUMMARIZE):
         text = await files.output_of_async(EXTRACT)
         pages = [page["text"] for page in text.result["pages"]]
@@ -65,10 +65,10 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
 
         async def work() -> dict[str, Any]:
             if not ctx.settings.llm_servers:
-                return await _extractive(ctx, pages, title)
-            return await _by_model(ctx, pages, title)
+                return await _summarize_extractively(ctx, pages, title)
+            return await _summarize_by_model(ctx, pages, title)
 
-        input_hash = content_hash([text.output_hash, *_method(ctx.settings)])
+        input_hash = content_hash([text.output_hash, *_method_key(ctx.settings)])
         output = await files.reuse_or_run_async(
             SUMMARIZE, input_hash, work, content=text.content, force=payload.force
         )
@@ -85,7 +85,7 @@ def summary_messages(title: str | None, text: str) -> list[dict[str, str]]:
     ]
 
 
-def _method(settings: Settings) -> list[str]:
+def _method_key(settings: Settings) -> list[str]:
     """What the summary depends on beside the text."""
     if not settings.llm_servers:
         return [EXTRACTIVE_VERSION]
@@ -93,31 +93,31 @@ def _method(settings: Settings) -> list[str]:
     return [SUMMARY_VERSION, *models, str(TEXT_BUDGET)]
 
 
-async def _extractive(ctx: JobContext, pages: list[str], title: str) -> dict[str, Any]:
+async def _summarize_extractively(ctx: JobContext, pages: list[str], title: str) -> dict[str, Any]:
     summary = await ctx.compute(summarize, pages, title, characters=sum(map(len, pages)))
     return {"method": "extractive", "model": None, "summary": summary, "truncated": False}
 
 
-async def _by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, Any]:
+async def _summarize_by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, Any]:
     # With database and storage: whoever only declares job types needs neither.
     from switchyard.services.llm.batch_collector import may_batch
-    from switchyard.services.llm.budget_account import asked_by
+    from switchyard.services.llm.budget_account import requester_of
     from switchyard.services.llm.gate import Urgency
     from switchyard.services.llm.model_client import model_client_of
 
     length = sum(map(len, pages))
-    shown, truncated = await ctx.compute(_shown, pages, characters=length)
-    asked = {
-        "messages": summary_messages(title, shown),
+    excerpt, truncated = await ctx.compute(_excerpt, pages, characters=length)
+    chat = {
+        "messages": summary_messages(title, excerpt),
         "max_tokens": SUMMARY_MAX_TOKENS,
         "temperature": 0,
     }
     async with model_client_of(ctx) as lane:
         answer, paid_before = await lane.answer(
-            asked,
+            chat,
             urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
             within=CALL_RATIO * SUMMARY_TIMEOUT,
-            by=asked_by(ctx),
+            by=requester_of(ctx),
             batch=may_batch(ctx),
         )
     return {
@@ -131,7 +131,7 @@ async def _by_model(ctx: JobContext, pages: list[str], title: str) -> dict[str, 
     }
 
 
-def _shown(pages: list[str]) -> tuple[str, bool]:
+def _excerpt(pages: list[str]) -> tuple[str, bool]:
     """What a model is shown of a document, and whether anything was left out."""
     return fit(sections_of(pages), TEXT_BUDGET)
 
@@ -142,7 +142,7 @@ def estimate_summaries(
     """Guess the cost of a backfill of summaries; None for other jobs. Nobody reads the documents
     for a guess, so each is taken for one of TEXT_BUDGET characters."""
     from switchyard.services.llm.backfill_costs import estimate_of
-    from switchyard.services.llm.budget_account import most_tokens
+    from switchyard.services.llm.budget_account import max_usage_of
 
     if not jobs or job_type.name != "summarize_content":
         return None
@@ -150,4 +150,4 @@ def estimate_summaries(
         "messages": summary_messages("", "x" * TEXT_BUDGET),
         "max_tokens": SUMMARY_MAX_TOKENS,
     }
-    return estimate_of(settings, [most_tokens(question)], total, _COST_ASSUMPTION)
+    return estimate_of(settings, [max_usage_of(question)], total, _COST_ASSUMPTION)

@@ -47,7 +47,7 @@ _MINUTE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Cursor:
+class ListingCursor:
     """Where the next page of a listing begins: an offset into a window of dates. Text that
     `parse` reads again, so it can be kept anywhere."""
 
@@ -60,15 +60,15 @@ class Cursor:
         return f"{_stamp(self.since)}-{_stamp(self.until)}+{self.start}"
 
     @classmethod
-    def parse(cls, text: str) -> Cursor:
+    def parse(cls, text: str) -> ListingCursor:
         """Raises ValueError."""
-        found = re.fullmatch(r"(\d{12})-(\d{12})\+(\d{1,9})", text)
-        if found is None:
+        match = re.fullmatch(r"(\d{12})-(\d{12})\+(\d{1,9})", text)
+        if match is None:
             raise ValueError(f"{text!r} is no cursor of a listing")
         since, until = (
-            datetime.strptime(each, "%Y%m%d%H%M").replace(tzinfo=UTC) for each in found.group(1, 2)
+            datetime.strptime(each, "%Y%m%d%H%M").replace(tzinfo=UTC) for each in match.group(1, 2)
         )
-        return cls(since, until, int(found[3]))
+        return cls(since, until, int(match[3]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class FeedPage:
 
     entries: tuple[Entry, ...]
     """May be fewer than arXiv sent: damaged records are left out."""
-    cursor: Cursor | None
+    cursor: ListingCursor | None
     """Where the next page begins; None after the last."""
     total: int
     """Entries of this page's window of dates."""
-    window: Cursor
+    window: ListingCursor
     """Where this page began."""
 
 
@@ -113,13 +113,17 @@ class ArxivClient:
 
         Raises ValueError for a malformed id, and what `search` raises.
         """
-        wanted = [ArxivId.parse(str(each)) for each in ids]
-        if not wanted:
+        arxiv_ids = [ArxivId.parse(str(each)) for each in ids]
+        if not arxiv_ids:
             return []
-        if len(wanted) > MAX_PAGE:
+        if len(arxiv_ids) > MAX_PAGE:
             raise ValueError(f"at most {MAX_PAGE:,} ids at once")
         feed = await self._get(
-            {"id_list": ",".join(map(str, wanted)), "start": "0", "max_results": str(len(wanted))}
+            {
+                "id_list": ",".join(map(str, arxiv_ids)),
+                "start": "0",
+                "max_results": str(len(arxiv_ids)),
+            }
         )
         if feed.total and not feed.entries:
             raise InvalidSourceResponse(
@@ -149,7 +153,7 @@ class ArxivClient:
             raise ValueError(f"start is 0 or more, max_results 1 to {MAX_PAGE:,}")
         if since is not None or until is not None:
             last = until or datetime.now(UTC) + timedelta(days=1)
-            query = _within(query, date, since or FIRST_DAY, last)
+            query = _in_dates(query, date, since or FIRST_DAY, last)
         parameters = {
             "search_query": query,
             "start": str(start),
@@ -171,7 +175,7 @@ class ArxivClient:
         *,
         from_date: datetime | None = None,
         to_date: datetime | None = None,
-        cursor: Cursor | None = None,
+        cursor: ListingCursor | None = None,
         page_size: int = PAGE_SIZE,
     ) -> AsyncIterator[FeedPage]:
         """All that was submitted from `from_date` to `to_date`, oldest first, to the minute.
@@ -182,18 +186,18 @@ class ArxivClient:
         raises; after any of these the listing can be taken up again from the last cursor.
         """
         end = _minute(to_date or datetime.now(UTC))
-        at: Cursor | None = cursor
+        at: ListingCursor | None = cursor
         if at is None:
             first = _minute(from_date or FIRST_DAY)
-            at = Cursor(first, end) if first <= end else None
+            at = ListingCursor(first, end) if first <= end else None
         while at is not None:
             feed = await self.search(
                 query, at.start, page_size, since=at.since, until=at.until, order="ascending"
             )
             if at.start == 0 and feed.total > MAX_SEARCH_RESULTS:
-                at = Cursor(at.since, _middle(at))
+                at = ListingCursor(at.since, _middle(at))
                 continue
-            following = _after(at, feed, end)
+            following = _next_cursor(at, feed, end)
             yield FeedPage(feed.entries, following, feed.total, at)
             at = following
 
@@ -226,7 +230,7 @@ MAX_ENTRY_BYTES = 32 * 1024
 """Longest entry, as JSON, that a message carries."""
 
 
-def _within(query: str, date: str, since: datetime, until: datetime) -> str:
+def _in_dates(query: str, date: str, since: datetime, until: datetime) -> str:
     dates = f"{date}:[{_stamp(since)} TO {_stamp(until)}]"
     return f"({query}) AND {dates}" if query.strip() else dates
 
@@ -239,7 +243,7 @@ def _minute(moment: datetime) -> datetime:
     return moment.astimezone(UTC).replace(second=0, microsecond=0)
 
 
-def _middle(window: Cursor) -> datetime:
+def _middle(window: ListingCursor) -> datetime:
     """The last minute of the window's first half."""
     half = _minute(window.since + (window.until - window.since) / 2)
     if half >= window.until:
@@ -250,13 +254,13 @@ def _middle(window: Cursor) -> datetime:
     return half
 
 
-def _after(at: Cursor, feed: Feed, end: datetime) -> Cursor | None:
+def _next_cursor(at: ListingCursor, feed: Feed, end: datetime) -> ListingCursor | None:
     """Where the next page begins."""
     start = at.start + feed.count
     if start < feed.total:
-        return Cursor(at.since, at.until, start)
+        return ListingCursor(at.since, at.until, start)
     since = at.until + _MINUTE
     if since > end:
         return None
     # As long as the window before, which fitted, and as much again.
-    return Cursor(since, min(end, since + 2 * (at.until - at.since + _MINUTE) - _MINUTE))
+    return ListingCursor(since, min(end, since + 2 * (at.until - at.since + _MINUTE) - _MINUTE))

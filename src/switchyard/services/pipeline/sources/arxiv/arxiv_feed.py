@@ -61,16 +61,16 @@ class ArxivId:
         """Read `1605.08386v2`, `hep-th/9901001`, `math.GT/0309136`, `arXiv:1605.08386`, the
         address of an abstract or a PDF, a DOI of arXiv. Raises ValueError."""
         rest = _PREFIX.sub("", text.strip()).split("?")[0].split("#")[0].removesuffix("/")
-        found = _ID.fullmatch(rest.removesuffix(".pdf"))
-        if found is None:
+        match = _ID.fullmatch(rest.removesuffix(".pdf"))
+        if match is None:
             raise ValueError(
                 f"{text[:100]!r} is no arXiv id: they look like 1605.08386, 1605.08386v2 or "
                 "math/0309136"
             )
-        old = found["number"] is not None
+        old = match["number"] is not None
         # The subject class was never part of what makes an id unique.
-        base = f"{found['archive']}/{found['number']}" if old else found["base"]
-        return cls(base, int(found["version"]) if found["version"] else None)
+        base = f"{match['archive']}/{match['number']}" if old else match["base"]
+        return cls(base, int(match["version"]) if match["version"] else None)
 
 
 class Entry(BaseModel):
@@ -130,21 +130,21 @@ def parse_feed(data: bytes, charset: Charset | None = None) -> Feed:
     root = xml_tree(data, "arXiv", charset)
     if root.tag != f"{_ATOM}feed":
         raise InvalidSourceResponse("arXiv's answer is XML, but no Atom feed")
-    found = root.findall(f"{_ATOM}entry")
-    for each in found:
+    elements = root.findall(f"{_ATOM}entry")
+    for each in elements:
         if "/api/errors" in _text(each, f"{_ATOM}id"):
-            said = _text(each, f"{_ATOM}summary") or _text(each, f"{_ATOM}title")
-            raise SourceRefused(f"arXiv refuses the request: {said[:500]}")
+            reason = _text(each, f"{_ATOM}summary") or _text(each, f"{_ATOM}title")
+            raise SourceRefused(f"arXiv refuses the request: {reason[:500]}")
     return Feed(
-        entries=tuple(_entries(found)),
-        count=len(found),
+        entries=tuple(_entries(elements)),
+        count=len(elements),
         start=_number(root, "startIndex"),
         total=_number(root, "totalResults"),
     )
 
 
-def _entries(found: list[ET.Element]) -> Iterator[Entry]:
-    for each in found:
+def _entries(elements: list[ET.Element]) -> Iterator[Entry]:
+    for each in elements:
         try:
             yield _entry(each)
         except ValueError as error:
@@ -186,8 +186,8 @@ def _text(element: ET.Element, tag: str) -> str:
 
 
 def _time(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _number(root: ET.Element, name: str) -> int:

@@ -37,10 +37,10 @@ def origin_of(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def addresses(base: str, found: Iterable[str], *, most: int) -> list[str]:
+def link_addresses(base: str, links: Iterable[str], *, most: int) -> list[str]:
     """The addresses of links on a page, each once, in their order; what is none is left out."""
     made: dict[str, None] = {}
-    for each in found:
+    for each in links:
         if len(made) >= most:
             break
         if len(each) > MAX_LENGTH:

@@ -101,7 +101,7 @@ class WebFetcher:
         async with self._pace(url, delay).turn(takes=PAGE_TIMEOUT) as turn:
             try:
                 async with self._fetch(url, limit, PAGE_TIMEOUT, headers) as fetched:
-                    body = await _body(fetched, limit)
+                    body = await _read_body(fetched, limit)
                     return FetchedPage(url, fetched.status, fetched.headers, body)
             except SourceUnavailable as error:
                 # Also raised by `_fetch`, for what a server says that is to be left alone.
@@ -110,9 +110,11 @@ class WebFetcher:
                 wait = await turn.pause(error.after)
                 raise SourceBusy(f"{error}: pause for {wait:.0f} s", wait=wait) from error
 
-    def _fetch(self, url: str, limit: int, within: float, headers: Mapping[str, str]) -> _Fetch:
-        asked = {"User-Agent": self._ctx.settings.user_agent, "Accept": "*/*", **headers}
-        return _Fetch(url, limit, within, asked, self._guard())
+    def _fetch(
+        self, url: str, limit: int, within: float, headers: Mapping[str, str]
+    ) -> _TranslatedFetch:
+        request_headers = {"User-Agent": self._ctx.settings.user_agent, "Accept": "*/*", **headers}
+        return _TranslatedFetch(url, limit, within, request_headers, self._guard())
 
     def _guard(self) -> SsrfGuard:
         from switchyard.services.common.files.safe_http import SsrfGuard
@@ -155,9 +157,9 @@ class WebFetcher:
         """The site's robots.txt; empty where it has none. Of a site that does not answer we do not
         know what it allows: that is SourceUnavailable, and tried again."""
         key = f"sources/robots/{content_hash(origin.encode())}"
-        kept = await self._stored_robots(key)
-        if kept is not None:
-            return kept
+        stored = await self._stored_robots(key)
+        if stored is not None:
+            return stored
         url = f"{origin}/robots.txt"
         async with self._pace(url, 0).turn(takes=ROBOTS_TIMEOUT) as turn:
             try:
@@ -196,9 +198,9 @@ class WebFetcher:
 
     async def _stored_robots(self, key: str) -> str | None:
         try:
-            kept: Any = json.loads(await self._storage.get_async(key))
-            age = time.time() - float(kept["at"])
-            return str(kept["robots"]) if 0 <= age < ROBOTS_TTL else None
+            stored: Any = json.loads(await self._storage.get_async(key))
+            age = time.time() - float(stored["at"])
+            return str(stored["robots"]) if 0 <= age < ROBOTS_TTL else None
         except (NotStored, ValueError, KeyError, TypeError):
             return None
 
@@ -207,7 +209,7 @@ class _StatusRefused(SourceRefused):
     """The server's answer is a status of 400 to 499."""
 
 
-class _Fetch:
+class _TranslatedFetch:
     """`fetching`, with this room's errors."""
 
     def __init__(
@@ -243,21 +245,21 @@ class _Fetch:
         )
 
         host, port = place_of(self._url)
-        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         match error:
             case FetchMoved():
                 return error
             case FetchFailed(status=429, after=after):
-                return _after(host, error, THROTTLED_PAUSE if after is None else after)
+                return _unavailable_for(host, error, THROTTLED_PAUSE if after is None else after)
             case FetchFailed(status=503, after=after) if after is not None:
-                return _after(host, error, after)
+                return _unavailable_for(host, error, after)
             case FetchFailed():
                 return SourceUnavailable(f"{host}: {error}")
             case NotPublic():
                 # Of the host, not of the robots.txt there, which is asked for first.
                 return SourceRefused(
                     f"{error}; if it is yours and may be asked, "
-                    f"name it in JOBS_WEB_HOSTS of the ingest workers, as {shown}"
+                    f"name it in JOBS_WEB_HOSTS of the ingest workers, as {address}"
                 )
             case FetchRefused(status=404 | 410):
                 return SourceNotFound(f"there is no page {self._url[:300]} ({error})")
@@ -268,11 +270,11 @@ class _Fetch:
         return error
 
 
-def _after(host: str, error: Exception, seconds: float) -> SourceUnavailable:
+def _unavailable_for(host: str, error: Exception, seconds: float) -> SourceUnavailable:
     return SourceUnavailable(f"{host}: {error}", after=seconds)
 
 
-async def _body(fetched: Fetched, limit: int) -> bytes:
+async def _read_body(fetched: Fetched, limit: int) -> bytes:
     """All of it. Raises InvalidSourceResponse for what is too large for what it is."""
     body = bytearray()
     is_file = False

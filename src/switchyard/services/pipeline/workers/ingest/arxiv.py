@@ -19,8 +19,8 @@ from switchyard.services.pipeline.sources.arxiv.arxiv_client import (
 )
 from switchyard.services.pipeline.sources.arxiv.arxiv_feed import ArxivId, Entry
 from switchyard.services.pipeline.sources.source_errors import SourceBusy, SourceNotFound
-from switchyard.services.pipeline.workers.ingest.arxiv_documents import take_in
-from switchyard.services.pipeline.workers.ingest.source_jobs import snoozed
+from switchyard.services.pipeline.workers.ingest.arxiv_documents import ingest_paper
+from switchyard.services.pipeline.workers.ingest.source_jobs import snooze_for_turn
 
 DEFAULT_RESULTS = 100
 DEFAULT_RESULTS_SINCE = 1000
@@ -83,10 +83,10 @@ class IngestArxiv(BaseModel):
 _OF_QUERIES = frozenset({"start", "max_results", "since", "date"})
 
 
-def _describes(entry: Entry, wanted: str | None) -> bool:
-    if wanted is None:
+def _describes(entry: Entry, paper_id: str | None) -> bool:
+    if paper_id is None:
         return False
-    arxiv_id = ArxivId.parse(wanted)
+    arxiv_id = ArxivId.parse(paper_id)
     return arxiv_id.base == entry.id and arxiv_id.version in (None, entry.version)
 
 
@@ -96,23 +96,23 @@ async def ingest_arxiv(payload: IngestArxiv, ctx: JobContext) -> Outcome:
     page. When arXiv is not to be asked now, the job snoozes, which uses up no attempt."""
     try:
         if payload.query is not None:
-            return await _take_page(payload, payload.query, ctx)
-        entry = payload.entry or await _ask(ArxivId.parse(payload.id or ""), ctx)
-        return await take_in(entry, ctx, full_text=payload.full_text, force=payload.force)
+            return await _ingest_page(payload, payload.query, ctx)
+        entry = payload.entry or await _fetch_entry(ArxivId.parse(payload.id or ""), ctx)
+        return await ingest_paper(entry, ctx, full_text=payload.full_text, force=payload.force)
     except SourceBusy as busy:
-        return snoozed(busy, ctx)
+        return snooze_for_turn(busy, ctx)
 
 
-async def _ask(arxiv_id: ArxivId, ctx: JobContext) -> Entry:
+async def _fetch_entry(arxiv_id: ArxivId, ctx: JobContext) -> Entry:
     async with ArxivClient.connect(ctx.settings, ctx.ledger) as client:
-        found = await client.entries([arxiv_id])
-    entry = next((each for each in found if _describes(each, str(arxiv_id))), None)
+        entries = await client.entries([arxiv_id])
+    entry = next((each for each in entries if _describes(each, str(arxiv_id))), None)
     if entry is None:
         raise SourceNotFound(f"arXiv has no paper {arxiv_id}")
     return entry
 
 
-async def _take_page(payload: IngestArxiv, query: str, ctx: JobContext) -> Outcome:
+async def _ingest_page(payload: IngestArxiv, query: str, ctx: JobContext) -> Outcome:
     size = min(PAGE_SIZE, payload.wanted)
     async with ArxivClient.connect(ctx.settings, ctx.ledger) as client:
         feed = await client.search(

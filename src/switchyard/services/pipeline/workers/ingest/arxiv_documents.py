@@ -17,10 +17,10 @@ from switchyard.services.pipeline.sources.arxiv.arxiv_feed import ArxivId, Entry
 from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
 from switchyard.services.pipeline.workers.ingest.incoming_document import (
     IncomingDocument,
-    document_of,
+    document_of_source,
+    duplicate_outcome,
     extract_next,
     is_taken,
-    known_already,
     source_lease,
 )
 from switchyard.services.pipeline.workers.stages import document_id_of
@@ -44,8 +44,8 @@ class IngestedVersion:
     @classmethod
     def from_filename(cls, filename: str | None) -> IngestedVersion | None:
         """Read a filename; None when it is not from here."""
-        found = re.fullmatch(r".+v(\d{1,4})\.(pdf|md)", filename or "", re.ASCII)
-        return cls(int(found[1]), found[2] == "pdf") if found else None
+        match = re.fullmatch(r".+v(\d{1,4})\.(pdf|md)", filename or "", re.ASCII)
+        return cls(int(match[1]), match[2] == "pdf") if match else None
 
 
 def takes_over(known: IngestedVersion | None, offered: IngestedVersion) -> bool:
@@ -58,14 +58,14 @@ def takes_over(known: IngestedVersion | None, offered: IngestedVersion) -> bool:
     return offered.full_text and not known.full_text
 
 
-async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool) -> Outcome:
+async def ingest_paper(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool) -> Outcome:
     """Make the paper's document, or bring it up to date, and start the pipeline.
 
     A version that the document has, or an older one, is a duplicate: nothing runs then, unless
     its pipeline has not come to an end. A document that was made of the PDF stays so.
     """
     source = entry.arxiv_id.source
-    known, claim = await document_of(ctx, source)
+    known, claim = await document_of_source(ctx, source)
     before = IngestedVersion.from_filename(known.filename) if known else None
     whole = full_text or (before is not None and before.full_text)
     offered = IngestedVersion(
@@ -75,8 +75,8 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
     if known is not None and not renews and not force:
         same = before is not None and before.version == offered.version
         if not same or await is_taken(ctx, known):
-            return known_already(known)
-    data, identity = await _content(entry, ctx, offered)
+            return duplicate_outcome(known)
+    data, identity = await _paper_content(entry, ctx, offered)
     arrival = IncomingDocument(
         data,
         identity,
@@ -108,14 +108,14 @@ async def take_in(entry: Entry, ctx: JobContext, *, full_text: bool, force: bool
     )
 
 
-async def _content(
+async def _paper_content(
     entry: Entry, ctx: JobContext, offered: IngestedVersion
 ) -> tuple[bytes, FileIdentity]:
-    """What the document is made of. Raises what `_pdf` raises."""
+    """What the document is made of. Raises what `_download_pdf` raises."""
     if not offered.full_text or entry.pdf_url is None:
         data = f"# {entry.title}\n\n{entry.abstract}\n".encode()
         return data, FileIdentity(content_hash(data), MARKDOWN, len(data))
-    data = await _pdf(entry.pdf_url, ctx)
+    data = await _download_pdf(entry.pdf_url, ctx)
     try:
         identity = await asyncio.to_thread(identify, data, None)
     except UnsupportedDocument as error:
@@ -127,7 +127,7 @@ async def _content(
     return data, identity
 
 
-async def _pdf(url: str, ctx: JobContext) -> bytes:
+async def _download_pdf(url: str, ctx: JobContext) -> bytes:
     """Download a PDF, in turn. Raises FetchRefused, FetchFailed, SourceBusy."""
     limit = ctx.settings.max_document_bytes
     async with ArxivClient.connect(ctx.settings, ctx.ledger) as arxiv:

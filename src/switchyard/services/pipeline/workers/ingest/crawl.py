@@ -37,11 +37,11 @@ from switchyard.services.pipeline.sources.source_errors import (
     SourceNotFound,
     SourceRefused,
 )
-from switchyard.services.pipeline.sources.web.web_addresses import addresses, page_address
+from switchyard.services.pipeline.sources.web.web_addresses import link_addresses, page_address
 from switchyard.services.pipeline.sources.web.web_fetcher import WebFetcher
 from switchyard.services.pipeline.text.web import MAX_LINKS, WebText
-from switchyard.services.pipeline.workers.ingest.source_jobs import snoozed, take_in
-from switchyard.services.pipeline.workers.ingest.web import SOURCE, found_on
+from switchyard.services.pipeline.workers.ingest.source_jobs import ingest_found, snooze_for_turn
+from switchyard.services.pipeline.workers.ingest.web import SOURCE, document_on_page
 
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
@@ -73,40 +73,42 @@ async def crawl_page(payload: CrawlPagePayload, ctx: JobContext) -> Outcome:
     now = ctx.ledger.clock.time()
     if (why := crawl.over(now)) is not None:
         return Done({"skipped": why})
-    pressure = await _pressure(ctx)
+    pressure = await _lane_pressure(ctx)
     if pressure is Pressure.FULL:
         pause = FULL_PAUSE * (1 + random.random() / 2)
         return Snooze(pause, "the backfill lane is full: the crawl waits")
     visitor = WebFetcher(ctx)
     try:
-        visited = await visitor.visit(page.url, may_follow=_following(crawl, page, ctx.ledger))
-        found, said = await found_on(visited, visited.url, ctx)
+        visited = await visitor.visit(page.url, may_follow=_redirect_check(crawl, page, ctx.ledger))
+        document, page_text = await document_on_page(visited, visited.url, ctx)
     except SourceBusy as busy:
-        return snoozed(busy, ctx)
+        return snooze_for_turn(busy, ctx)
     except (SourceNotFound, SourceRefused, UnsupportedDocument) as error:
         # What a link leads to is nobody's fault here: no dead letter for each broken one.
         return Done({"skipped": str(error)[:300]})
-    links = await _take_up(crawl, page, said, visited.url, ctx.ledger, ctx, pressure)
-    if found is None or (said is not None and not said.indexed):
-        why = "no readable text" if found is None else "the page asks not to be indexed"
+    links = await _claim_links(crawl, page, page_text, visited.url, ctx.ledger, ctx, pressure)
+    if document is None or (page_text is not None and not page_text.indexed):
+        why = "no readable text" if document is None else "the page asks not to be indexed"
         return Done({"skipped": why, "links": links})
-    return await take_in(found, f"{SOURCE}{visited.url}", ctx, asked_at=now)
+    return await ingest_found(document, f"{SOURCE}{visited.url}", ctx, asked_at=now)
 
 
-async def _take_up(
+async def _claim_links(
     crawl: CrawlRecord,
     page: CrawlPage,
-    said: WebText | None,
+    page_text: WebText | None,
     base: str,
     ledger: Ledger,
     ctx: JobContext,
     pressure: Pressure,
 ) -> int:
     """The pages that this one links to become pages of the crawl; how many are new."""
-    if said is None or page.depth >= crawl.max_depth:
+    if page_text is None or page.depth >= crawl.max_depth:
         return 0
     urls = [
-        each for each in addresses(base, said.links, most=MAX_LINKS) if belongs(each, crawl.hosts)
+        each
+        for each in link_addresses(base, page_text.links, most=MAX_LINKS)
+        if belongs(each, crawl.hosts)
     ]
     registry = Registry([job_type_of(crawl_page)])
     pages = list(found_pages(registry, crawl.id, urls, page.depth + 1, page.job_id))
@@ -118,7 +120,7 @@ async def _take_up(
     )
 
 
-def _following(
+def _redirect_check(
     crawl: CrawlRecord, page: CrawlPage, ledger: Ledger
 ) -> Callable[[str], Awaitable[None]]:
     """Whether the page's server may send us there: not out of the crawl, and not to what is another
@@ -134,7 +136,7 @@ def _following(
     return may_follow
 
 
-async def _pressure(ctx: JobContext) -> Pressure:
+async def _lane_pressure(ctx: JobContext) -> Pressure:
     """How full the lane is; nothing is kept waiting where that is not known."""
     if ctx.shared is None or ctx.settings.amqp_url is None:
         return Pressure.OK

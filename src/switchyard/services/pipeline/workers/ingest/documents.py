@@ -24,10 +24,10 @@ from switchyard.services.engine.records.requests import MAX_SOURCE, checked_sour
 from switchyard.services.pipeline.records.documents import NEEDS_OCR
 from switchyard.services.pipeline.workers.ingest.incoming_document import (
     IncomingDocument,
+    duplicate_outcome,
     extract_next,
     is_claim,
     is_taken,
-    known_already,
 )
 from switchyard.services.pipeline.workers.stage_outputs import (
     DocumentFiles,
@@ -43,8 +43,8 @@ from switchyard.services.pipeline.workers.stages import (
     DocumentJob,
     document_id_of,
     ends_when_superseded,
-    note,
-    superseded,
+    note_stage,
+    superseded_outcome,
 )
 
 _SEND_DOCUMENT = "send the file to POST /documents"
@@ -114,16 +114,16 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
         document, created = await arrival.upsert(ctx.ledger, document_id)
         if document.content_hash != identity.sha256:
             if await is_taken(ctx, document):
-                return known_already(document)
+                return duplicate_outcome(document)
             claimed = document if is_claim(document) else None
             if claimed is None:  # it stays its source's own, although it has failed
                 arrival = replace(arrival, source=None)
             document, created = await arrival.upsert(ctx.ledger, document_id, instead_of=claimed)
             if not created:
-                return known_already(document)
+                return duplicate_outcome(document)
         elif not created:
             if not payload.force and await is_taken(ctx, document):
-                return known_already(document)
+                return duplicate_outcome(document)
             # A redelivery finds the document that it made itself.
             duplicate = document.pipeline != ctx.pipeline
             is_paper = document.id != document_id  # and goes by its filename
@@ -135,7 +135,7 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
             if duplicate:
                 renewed = await arrival.renew(ctx.ledger, document)
                 if renewed is None:
-                    return known_already(document)
+                    return duplicate_outcome(document)
                 document = renewed
             document_id, arrival = document.id, replace(arrival, source=document.source)
     await arrival.store(ctx, document_id)
@@ -209,7 +209,7 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
             filename=about["filename"],
             extractor=extractor,
             drafts=drafts,
-            on_page=_telling(ctx),
+            on_page=_page_progress(ctx),
         )
 
     try:
@@ -217,7 +217,7 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
             EXTRACT, input_hash, work, content=original.content, force=payload.force
         )
     except ContentReplaced:
-        return superseded(payload.document_id)
+        return superseded_outcome(payload.document_id)
     if not keeps:
         drafts.delete()
     needs_ocr = output.result["needs_ocr"]
@@ -241,7 +241,7 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
     return Next([following], result)
 
 
-def _telling(ctx: JobContext) -> Callable[[int, int], None]:
+def _page_progress(ctx: JobContext) -> Callable[[int, int], None]:
     return lambda number, count: ctx.progress(number / count, f"page {number} of {count}")
 
 
@@ -264,14 +264,14 @@ def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
         filename=payload.filename,
         extractor=extractor,
         drafts=drafts,
-        on_page=_telling(ctx),
+        on_page=_page_progress(ctx),
     )
     key = extraction_key(ctx.job_id)
     storage.put(key, json.dumps({"job_id": ctx.job_id, **text}, ensure_ascii=False).encode())
     drafts.delete()
-    kept = ("title", "page_count", "word_count", "needs_ocr")
-    told = {name: text[name] for name in kept}
-    return Done(told | {"pages_read": text["page_count"] - drafts.given, "result": key})
+    names = ("title", "page_count", "word_count", "needs_ocr")
+    result = {name: text[name] for name in names}
+    return Done(result | {"pages_read": text["page_count"] - drafts.given, "result": key})
 
 
 class AwaitOcr(DocumentJob):
@@ -289,6 +289,6 @@ async def await_ocr(payload: AwaitOcr, ctx: JobContext) -> Outcome:
 
     A job of its own because `extract_text` runs in a process that has no ledger.
     """
-    await note(ctx, payload.document_id, EXTRACT, NEEDS_OCR, completed=True)
+    await note_stage(ctx, payload.document_id, EXTRACT, NEEDS_OCR, completed=True)
     following = Job(OCR.name, payload.model_dump(exclude_defaults=True), lane="vlm_ocr")
     return Next([following], {"document_id": payload.document_id, "state": NEEDS_OCR})

@@ -23,7 +23,7 @@ from switchyard.services.pipeline.workers.stages import (
     INGEST,
     at_stage,
     document_id_of,
-    note,
+    note_stage,
 )
 
 if TYPE_CHECKING:
@@ -72,15 +72,15 @@ class IncomingDocument:
         if ctx.ledger is None or self.source is None:
             raise ValueError("a source's document needs the ledger and the source")
         document_id = document_id_of(self.source)
-        found, created = await self.upsert(ctx.ledger, document_id, instead_of=claim)
-        if created or found.source != self.source:
-            return found
-        if not is_claim(found):
+        document, created = await self.upsert(ctx.ledger, document_id, instead_of=claim)
+        if created or document.source != self.source:
+            return document
+        if not is_claim(document):
             return None
-        as_it_is = (found.filename, found.title, found.source)
-        if as_it_is == (self.filename, self.title, self.source) and await is_taken(ctx, found):
-            return found
-        return await self.renew(ctx.ledger, found)
+        as_it_is = (document.filename, document.title, document.source)
+        if as_it_is == (self.filename, self.title, self.source) and await is_taken(ctx, document):
+            return document
+        return await self.renew(ctx.ledger, document)
 
     async def renew(self, ledger: Ledger, document: Document) -> Document | None:
         """The document with this content from now on; None when another run has it since it was
@@ -102,7 +102,7 @@ class IncomingDocument:
         else:
             mine = await self.place(ctx, claim)
             if mine is not None and mine.pipeline != ctx.pipeline:
-                return known_already(mine)
+                return duplicate_outcome(mine)
         if mine is None:  # another job was faster, perhaps with an older version
             return taken_by_another(self.source)
         await self.store(ctx, mine.id)
@@ -123,7 +123,7 @@ class IncomingDocument:
         async with at_stage(ctx, document_id, INGEST):
             key = upload_key(document_id, self.identity.media_type)
             await files.storage.put_async(key, self.data)
-            kept = {
+            result = {
                 "key": key,
                 "media_type": self.identity.media_type,
                 "size": self.identity.size,
@@ -132,27 +132,29 @@ class IncomingDocument:
                 "source": self.source,
             }
             if self.entry is not None:
-                kept["entry"] = self.entry
+                result["entry"] = self.entry
 
             async def work() -> Mapping[str, Any]:
-                return kept
+                return result
 
-            input_hash = content_hash([self.identity.sha256, kept])
+            input_hash = content_hash([self.identity.sha256, result])
             # Written although it may be there: cleaned away by age, it would be missed by the next
             # stage, and no job names the document yet.
             await files.reuse_or_run_async(INGEST, input_hash, work, content=None, force=True)
-        await note(ctx, document_id, EXTRACT, "queued")
+        await note_stage(ctx, document_id, EXTRACT, "queued")
 
 
-async def document_of(ctx: JobContext, source: str) -> tuple[Document | None, Document | None]:
+async def document_of_source(
+    ctx: JobContext, source: str
+) -> tuple[Document | None, Document | None]:
     """Return the document that was taken in from a source, or the one that claims the source."""
     if ctx.ledger is None:
         return None, None
     page = await PipelineLedger(ctx.ledger).documents.list_documents(source=source, limit=1)
     if not page.items:
         return None, None
-    found = page.items[0]
-    return (None, found) if is_claim(found) else (found, None)
+    document = page.items[0]
+    return (None, document) if is_claim(document) else (document, None)
 
 
 def is_claim(document: Document) -> bool:
@@ -184,13 +186,13 @@ def taken_by_another(source: str | None) -> Snooze:
     return Snooze(RECHECK_INTERVAL, f"{source} is being taken in by another job")
 
 
-def known_already(document: Document) -> Done:
+def duplicate_outcome(document: Document) -> Done:
     """The answer for a document that is there, under this content or this source."""
     return Done({"document_id": document.id, "duplicate": True, "state": document.state})
 
 
-def extract_next(document_id: str, *, force: bool, duplicate: bool, **told: Any) -> Next:
-    """The answer of a job that has taken a document in; `told` is what else it says of it."""
+def extract_next(document_id: str, *, force: bool, duplicate: bool, **details: Any) -> Next:
+    """The answer of a job that has taken a document in; `details` is what else it says of it."""
     following = {"document_id": document_id} | ({"force": True} if force else {})
-    result = {"document_id": document_id, "duplicate": duplicate, **told}
+    result = {"document_id": document_id, "duplicate": duplicate, **details}
     return Next([Job(EXTRACT.name, following)], result)

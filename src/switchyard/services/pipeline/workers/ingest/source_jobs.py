@@ -30,10 +30,10 @@ from switchyard.services.pipeline.sources.source_client import SourceClient
 from switchyard.services.pipeline.sources.source_errors import SourceBusy
 from switchyard.services.pipeline.workers.ingest.incoming_document import (
     IncomingDocument,
-    document_of,
+    document_of_source,
+    duplicate_outcome,
     extract_next,
     is_taken,
-    known_already,
     source_lease,
     taken_by_another,
 )
@@ -76,15 +76,17 @@ def ingest_job(
         asked_at = _now(ctx)
         try:
             async with (
-                SourceClient.connect(source.server(ctx.settings), ctx.settings, ctx.ledger) as it,
-                it.reserve(source.requests),
+                SourceClient.connect(
+                    source.server(ctx.settings), ctx.settings, ctx.ledger
+                ) as client,
+                client.reserve(source.requests),
             ):
-                found = await source.find(payload, it)
+                document = await source.find(payload, client)
         except SourceBusy as busy:
-            return snoozed(busy, ctx)
+            return snooze_for_turn(busy, ctx)
         force = getattr(payload, "force", False) is True
-        return await take_in(
-            found, f"{source.name}:{found.id}", ctx, asked_at=asked_at, force=force
+        return await ingest_found(
+            document, f"{source.name}:{document.id}", ctx, asked_at=asked_at, force=force
         )
 
     handler.__name__ = handler.__qualname__ = name
@@ -95,7 +97,7 @@ def ingest_job(
     return job(name, worker=worker, lanes=lanes, timeout=timeout)(handler)
 
 
-def snoozed(busy: SourceBusy, ctx: JobContext) -> Snooze:
+def snooze_for_turn(busy: SourceBusy, ctx: JobContext) -> Snooze:
     """The answer of a job that has no turn now: it comes again, and no attempt is used up."""
     moment = now() if ctx.ledger is None else ctx.ledger.clock.now()
     age = (moment - ctx.message.metadata.created_at).total_seconds()
@@ -109,8 +111,8 @@ def snooze_for(wait: float, age: float, chance: float) -> float:
     return max(wait, chance * min(age / 5, MAX_SNOOZE))
 
 
-async def take_in(
-    found: FoundDocument,
+async def ingest_found(
+    document: FoundDocument,
     source: str,
     ctx: JobContext,
     *,
@@ -123,21 +125,21 @@ async def take_in(
     come to an end. `asked_at` is when the source was asked, by the ledger's clock: what somebody
     else has taken in since then may be newer.
     """
-    data = found.data if found.data is not None else found.text.encode("utf-8", "replace")
+    data = document.data if document.data is not None else document.text.encode("utf-8", "replace")
     identity = (
         identify(data, None)
-        if found.data is not None
+        if document.data is not None
         else FileIdentity(content_hash(data), MARKDOWN, len(data))
     )
-    mark = content_hash([identity.sha256, dict(found.metadata)])[:12]
+    mark = content_hash([identity.sha256, dict(document.metadata)])[:12]
     arrival = IncomingDocument(
         data,
         identity,
         source=source,
-        filename=f"{_slug(found.id)}@{mark}.{_SUFFIXES.get(identity.media_type, 'txt')}",
-        title=found.title[:1000],
+        filename=f"{_slug(document.id)}@{mark}.{_SUFFIXES.get(identity.media_type, 'txt')}",
+        title=document.title[:1000],
         pipeline=ctx.pipeline,
-        entry=found.metadata,
+        entry=document.metadata,
     )
     document_id = document_id_of(source)
     renewed = resumed = False
@@ -145,11 +147,11 @@ async def take_in(
         await arrival.store(ctx, document_id)
     else:
         async with source_lease(ctx.ledger, source):
-            known, claim = await document_of(ctx, source)
+            known, claim = await document_of_source(ctx, source)
             if known is not None:
                 same = f"@{mark}." in (known.filename or "")
                 if same and not force and await is_taken(ctx, known):
-                    return known_already(known)
+                    return duplicate_outcome(known)
                 resumed = known.pipeline == ctx.pipeline
                 if not same and not resumed and known.updated_at > asked_at:
                     return taken_by_another(source)

@@ -32,11 +32,11 @@ from switchyard.services.pipeline.sources.web.web_addresses import page_address
 from switchyard.services.pipeline.sources.web.web_fetcher import FetchedPage, WebFetcher
 from switchyard.services.pipeline.text.web import MEMORY_MB, TIMEOUT, WebText, read_page
 from switchyard.services.pipeline.workers.ingest.incoming_document import (
-    document_of,
+    document_of_source,
+    duplicate_outcome,
     is_taken,
-    known_already,
 )
-from switchyard.services.pipeline.workers.ingest.source_jobs import snoozed, take_in
+from switchyard.services.pipeline.workers.ingest.source_jobs import ingest_found, snooze_for_turn
 
 SOURCE = "url:"
 _HTML = re.compile(rb"<(?:!doctype\s+html|html|head|body|title|meta|p|div)\b", re.IGNORECASE)
@@ -67,26 +67,26 @@ async def ingest_url(payload: IngestUrl, ctx: JobContext) -> Outcome:
         conditions = {} if payload.force else await validators.conditions()
         page = await WebFetcher(ctx).visit(payload.url, conditions)
     except SourceBusy as busy:
-        return snoozed(busy, ctx)
+        return snooze_for_turn(busy, ctx)
     if page.status == 304:
-        known, _ = await document_of(ctx, f"{SOURCE}{payload.url}")
+        known, _ = await document_of_source(ctx, f"{SOURCE}{payload.url}")
         if known is not None and await is_taken(ctx, known):
-            return known_already(known)
+            return duplicate_outcome(known)
         try:
             page = await WebFetcher(ctx).visit(payload.url)
         except SourceBusy as busy:
-            return snoozed(busy, ctx)
-    found, _ = await found_on(page, payload.url, ctx)
-    if found is None:
+            return snooze_for_turn(busy, ctx)
+    document, _ = await document_on_page(page, payload.url, ctx)
+    if document is None:
         raise UnreadablePage(f"there is no readable text at {payload.url[:300]}")
-    outcome = await take_in(
-        found, f"{SOURCE}{payload.url}", ctx, asked_at=asked_at, force=payload.force
+    outcome = await ingest_found(
+        document, f"{SOURCE}{payload.url}", ctx, asked_at=asked_at, force=payload.force
     )
     await validators.keep(page)
     return outcome
 
 
-async def found_on(
+async def document_on_page(
     page: FetchedPage, url: str, ctx: JobContext
 ) -> tuple[FoundDocument | None, WebText | None]:
     """What a page has as a document, None where nothing is readable; and what it says, where it is
@@ -101,7 +101,7 @@ async def found_on(
         if media == PDF or media in IMAGES:
             return FoundDocument(id=url, title=name, data=page.body, metadata=metadata), None
         return FoundDocument(id=url, title=name, text=decode_text(body), metadata=metadata), None
-    said = await ctx.in_process(
+    page_text = await ctx.in_process(
         read_page,
         page.body,
         page.url,
@@ -112,14 +112,14 @@ async def found_on(
     metadata |= {
         name: value[:300]
         for name in ("author", "date", "language")
-        if (value := getattr(said, name)) is not None
+        if (value := getattr(page_text, name)) is not None
     }
-    if not said.text.strip():
-        return None, said
-    title = said.title[:1000] or url[:1000]
-    heading = "" if said.text.lstrip().startswith("# ") else f"# {title}\n\n"
-    text = f"{heading}{said.text.strip()}\n"
-    return FoundDocument(id=url, title=title, text=text, metadata=metadata), said
+    if not page_text.text.strip():
+        return None, page_text
+    title = page_text.title[:1000] or url[:1000]
+    heading = "" if page_text.text.lstrip().startswith("# ") else f"# {title}\n\n"
+    text = f"{heading}{page_text.text.strip()}\n"
+    return FoundDocument(id=url, title=title, text=text, metadata=metadata), page_text
 
 
 def is_html(body: bytes, kind: str) -> bool:
@@ -140,16 +140,19 @@ class PageValidators:
 
     async def conditions(self) -> dict[str, str]:
         try:
-            kept = json.loads(await self._storage.get_async(self._key))
-            asked = {"If-None-Match": kept["etag"], "If-Modified-Since": kept["last-modified"]}
-            return {name: value for name, value in asked.items() if _is_header(value)}
+            stored = json.loads(await self._storage.get_async(self._key))
+            headers = {
+                "If-None-Match": stored["etag"],
+                "If-Modified-Since": stored["last-modified"],
+            }
+            return {name: value for name, value in headers.items() if _is_header(value)}
         except (NotStored, ValueError, KeyError, TypeError):
             return {}
 
     async def keep(self, page: FetchedPage) -> None:
-        told = {name: page.headers.get(name) for name in ("etag", "last-modified")}
-        if any(told.values()):
-            await self._storage.put_async(self._key, json.dumps(told).encode())
+        validators = {name: page.headers.get(name) for name in ("etag", "last-modified")}
+        if any(validators.values()):
+            await self._storage.put_async(self._key, json.dumps(validators).encode())
 
 
 def _is_header(value: object) -> bool:

@@ -18,11 +18,11 @@ from switchyard.services.pipeline.citations.stored import stored_references
 from switchyard.services.pipeline.citations.works import LinkStatus, WorkLink
 from switchyard.services.pipeline.workers.graph_updates import update_citations
 from switchyard.services.pipeline.workers.references.payloads import LinkCitations
-from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, encoded
+from switchyard.services.pipeline.workers.stage_outputs import DocumentFiles, encode_result
 from switchyard.services.pipeline.workers.stages import (
     LINK_CITATIONS,
     ends_when_superseded,
-    note_beside,
+    note_completed_stage,
 )
 
 TIME_BUDGET = 240.0
@@ -48,31 +48,31 @@ async def link_citations(payload: LinkCitations, ctx: JobContext) -> Outcome:
 
 async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
     storage = DocumentFiles.for_document(ctx, document_id).storage
-    found = await stored_references(storage, document_id)
-    if found is None:
+    stored = await stored_references(storage, document_id)
+    if stored is None:
         raise NothingToLink(
             f"the references of document {document_id} have not been looked for: publish "
             "process_references with its document_id"
         )
     # Here and below in threads: a book has thousands of references.
     references = await asyncio.to_thread(
-        lambda: [Reference.from_json(each) for each in found["references"]]
+        lambda: [Reference.from_json(each) for each in stored["references"]]
     )
-    linked = await _linked(references, ctx)
+    linked = await _link(references, ctx)
     if isinstance(linked, Snooze):
         return linked
     links, noted = linked
     made = {
         "document_id": document_id,
-        "of": found.get("hash"),
+        "of": stored.get("hash"),
         "links": await asyncio.to_thread(lambda: [link.as_json() for link in links]),
         **noted,
     }
     key = links_key(document_id)
-    await storage.put_async(key, encoded(made))
+    await storage.put_async(key, encode_result(made))
     await update_citations(ctx, document_id)
-    await note_beside(ctx, document_id, LINK_CITATIONS)
-    return Done({"document_id": document_id, **_counted(links), **noted, "result": key})
+    await note_completed_stage(ctx, document_id, LINK_CITATIONS)
+    return Done({"document_id": document_id, **_count_by_status(links), **noted, "result": key})
 
 
 async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
@@ -81,7 +81,7 @@ async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
     from switchyard.services.pipeline.citations.engines.choice import parse_all
 
     references = await parse_all(texts, ctx)
-    linked = await _linked(references, ctx)
+    linked = await _link(references, ctx)
     if isinstance(linked, Snooze):
         return linked
     links, noted = linked
@@ -91,11 +91,11 @@ async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
     ]
     key = extraction_key(ctx.job_id)
     output = {"job_id": ctx.job_id, "references": made, "citations": [], **noted}
-    await Storage(ctx.settings.files_url).put_async(key, encoded(output))
-    return Done({"references": len(made), **_counted(links), **noted, "result": key})
+    await Storage(ctx.settings.files_url).put_async(key, encode_result(output))
+    return Done({"references": len(made), **_count_by_status(links), **noted, "result": key})
 
 
-async def _linked(
+async def _link(
     references: Sequence[Reference], ctx: JobContext
 ) -> tuple[Sequence[WorkLink], dict[str, Any]] | Snooze:
     """The links; and `paused`, the catalogues that were left out, with the time until which."""
@@ -123,5 +123,5 @@ async def _linked(
         return links, {"paused": paused} if paused else {}
 
 
-def _counted(links: Sequence[WorkLink]) -> dict[str, Any]:
+def _count_by_status(links: Sequence[WorkLink]) -> dict[str, Any]:
     return {status.value: sum(link.status is status for link in links) for status in LinkStatus}

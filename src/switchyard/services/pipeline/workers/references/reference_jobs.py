@@ -22,18 +22,18 @@ from switchyard.services.pipeline.workers.references.reference_source import (
     MEMORY_MB,
     READING_TIMEOUT,
     ReferenceSource,
+    boxes_in_pdf,
     pdf_key_of,
-    placed_in,
     source_of,
 )
-from switchyard.services.pipeline.workers.stage_outputs import StageOutput, encoded
+from switchyard.services.pipeline.workers.stage_outputs import StageOutput, encode_result
 from switchyard.services.pipeline.workers.stages import (
     EXTRACT_REFERENCES,
     LINK_CITATIONS,
     PARSE_REFERENCES,
     PROCESS_REFERENCES,
     ends_when_superseded,
-    note_beside,
+    note_completed_stage,
 )
 
 LANES = ("hot", "maintenance")
@@ -45,9 +45,9 @@ async def extract_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
     """Find the references of a document, a text or an upload, and cut the list into single ones;
     each keeps its label and its page."""
     source = await source_of(payload, ctx)
-    made = await _found(source, payload, ctx)
+    made = await _find_references(source, payload, ctx)
     references = made.result["references"]
-    return await _done(source, ctx, {"references": references}, reused=made.reused)
+    return await _store_result(source, ctx, {"references": references}, reused=made.reused)
 
 
 @job("parse_references", worker="link", lanes=LANES, timeout=300)
@@ -56,9 +56,11 @@ async def parse_references(payload: ParseReferences, ctx: JobContext) -> Outcome
     if payload.references is not None:
         return Done({"references": await _fields(payload.references, ctx)})
     source = await source_of(payload, ctx)
-    texts = reference_lists.listed("\n".join(source.pages))
-    made = await _parsed(source, [{"text": text} for text in texts], ctx)
-    return await _done(source, ctx, {"references": made.result["references"]}, reused=made.reused)
+    texts = reference_lists.split_list("\n".join(source.pages))
+    made = await _parse_references(source, [{"text": text} for text in texts], ctx)
+    return await _store_result(
+        source, ctx, {"references": made.result["references"]}, reused=made.reused
+    )
 
 
 @job("process_references", worker="link", lanes=LANES, timeout=600)
@@ -67,35 +69,37 @@ async def process_references(payload: ReferencesOf, ctx: JobContext) -> Outcome:
     """Find the references of a document, a text or an upload, cut them into fields, and tie the
     text's markers to them."""
     source = await source_of(payload, ctx)
-    found = await _found(source, payload, ctx)
-    raw = found.result["references"]
-    fields = await _parsed(source, raw, ctx, force=payload.force)
-    body = found.result["body"]
+    lists = await _find_references(source, payload, ctx)
+    raw = lists.result["references"]
+    fields = await _parse_references(source, raw, ctx, force=payload.force)
+    body = lists.result["body"]
     made = await ctx.compute(
-        reference_lists.put_together,
+        reference_lists.with_citations,
         raw,
         fields.result["references"],
         body,
         characters=sum(map(len, body)),
     )
-    reused = found.reused and fields.reused
+    reused = lists.reused and fields.reused
     if payload.document_id is None:
-        return await _done(source, ctx, made, reused=reused)
+        return await _store_result(source, ctx, made, reused=reused)
     await source.files.require_async(source.text.content)
-    return await _done_with_document(source, payload.document_id, ctx, made, reused=reused)
+    return await _store_with_document(source, payload.document_id, ctx, made, reused=reused)
 
 
-async def _found(source: ReferenceSource, payload: ReferencesOf, ctx: JobContext) -> StageOutput:
+async def _find_references(
+    source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
+) -> StageOutput:
     asks_grobid = "grobid" in ctx.settings.reference_engines
 
     async def work() -> Mapping[str, Any]:
         pages = source.pages
-        found: Mapping[str, Any] = await ctx.compute(
-            reference_lists.found, pages, characters=sum(map(len, pages))
+        lists: Mapping[str, Any] = await ctx.compute(
+            reference_lists.find_references, pages, characters=sum(map(len, pages))
         )
-        if asks_grobid and not found["references"]:
-            return await _found_by_grobid(source, payload, ctx) or found
-        return await _placed(found, source, payload, ctx)
+        if asks_grobid and not lists["references"]:
+            return await _find_by_grobid(source, payload, ctx) or lists
+        return await _with_boxes(lists, source, payload, ctx)
 
     return await source.files.reuse_or_run_async(
         EXTRACT_REFERENCES,
@@ -106,17 +110,17 @@ async def _found(source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
     )
 
 
-async def _placed(
-    found: Mapping[str, Any], source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
+async def _with_boxes(
+    lists: Mapping[str, Any], source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
 ) -> Mapping[str, Any]:
     """The same with each reference's boxes, where there is a PDF."""
-    references = found["references"]
+    references = lists["references"]
     key = await pdf_key_of(source, payload)
     if key is None or not references:
-        return found
+        return lists
     try:
         placed = await ctx.in_process(
-            placed_in,
+            boxes_in_pdf,
             ctx.settings.files_url,
             key,
             ctx.settings.pdf_extractor,
@@ -129,15 +133,15 @@ async def _placed(
     except (TimeoutError, MemoryError, PermanentError) as error:
         # The text is there, so that nothing else needs the PDF.
         structlog.get_logger("citations").warning("no boxes of references", error=str(error))
-        return found
+        return lists
     boxed = [
         each | ({"boxes": boxes} if boxes else {})
         for each, boxes in zip(references, placed, strict=True)
     ]
-    return {**found, "references": boxed}
+    return {**lists, "references": boxed}
 
 
-async def _found_by_grobid(
+async def _find_by_grobid(
     source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
 ) -> Mapping[str, Any] | None:
     """What GROBID finds in the paper's PDF; None where there is no PDF, or GROBID can't read it."""
@@ -153,13 +157,13 @@ async def _found_by_grobid(
         structlog.get_logger("citations").warning("GROBID can't read a PDF", error=str(error))
         return None
     pages = source.pages
-    found: Mapping[str, Any] = await ctx.compute(
-        reference_lists.found_by_another, entries, pages, characters=sum(map(len, pages))
+    lists: Mapping[str, Any] = await ctx.compute(
+        reference_lists.references_of_tei, entries, pages, characters=sum(map(len, pages))
     )
-    return found
+    return lists
 
 
-async def _parsed(
+async def _parse_references(
     source: ReferenceSource,
     raw: Sequence[Mapping[str, Any]],
     ctx: JobContext,
@@ -190,16 +194,16 @@ async def _fields(texts: Sequence[str], ctx: JobContext) -> list[dict[str, Any]]
     return await asyncio.to_thread(lambda: [reference.as_json() for reference in parsed])
 
 
-async def _done(
+async def _store_result(
     source: ReferenceSource, ctx: JobContext, made: Mapping[str, Any], *, reused: bool
 ) -> Done:
     """The answer of a job whose result lies in storage: a book has thousands of references."""
     key = extraction_key(ctx.job_id)
-    await source.files.storage.put_async(key, encoded({"job_id": ctx.job_id, **made}))
+    await source.files.storage.put_async(key, encode_result({"job_id": ctx.job_id, **made}))
     return Done({**_counts(made), "result": key, "reused": reused})
 
 
-async def _done_with_document(
+async def _store_with_document(
     source: ReferenceSource,
     document_id: str,
     ctx: JobContext,
@@ -210,9 +214,9 @@ async def _done_with_document(
     key = references_key(document_id)
     about = {"document_id": document_id, "hash": content_hash(made), "content": source.text.content}
     # Written although reused: what is kept of a stage goes after a day, this stays.
-    await source.files.storage.put_async(key, encoded({**about, **made}))
+    await source.files.storage.put_async(key, encode_result({**about, **made}))
     await update_citations(ctx, document_id)
-    await note_beside(ctx, document_id, PROCESS_REFERENCES)
+    await note_completed_stage(ctx, document_id, PROCESS_REFERENCES)
     result = {"document_id": document_id, **_counts(made), "result": key, "reused": reused}
     if not ctx.settings.link_citations:
         return Done(result)

@@ -10,17 +10,16 @@ if TYPE_CHECKING:
     from switchyard.services.pipeline.citations.engines.tei_reading import TeiEntry
 
 
-def found(pages: Sequence[str]) -> dict[str, Any]:
-    """The references of a paper, not yet cut into fields, and its text without them."""
+def find_references(pages: Sequence[str]) -> dict[str, Any]:
+    """Find the references of a paper, not yet cut into fields, and its text without them."""
     from switchyard.services.pipeline.citations.sections import split
 
     paper = split(pages)
     return {"references": [asdict(raw) for raw in paper.references], "body": paper.body}
 
 
-def listed(text: str) -> list[str]:
-    """The references of a text that has nothing else: with blank lines between them, else one to
-    a line."""
+def split_list(text: str) -> list[str]:
+    """Split a text that is a list of references: at blank lines, else one to a line."""
     from switchyard.services.pipeline.citations.sections import MAX_REFERENCES
     from switchyard.services.pipeline.citations.tokens import MAX_REFERENCE_CHARS
 
@@ -30,9 +29,9 @@ def listed(text: str) -> list[str]:
     return [block.strip()[:MAX_REFERENCE_CHARS] for block in blocks[:MAX_REFERENCES]]
 
 
-def found_by_another(entries: Sequence[TeiEntry], pages: Sequence[str]) -> dict[str, Any]:
-    """The same as `found`, of references that another program has found in the whole paper; each
-    has its `fields` already. They are numbered where the text cites by numbers."""
+def references_of_tei(entries: Sequence[TeiEntry], pages: Sequence[str]) -> dict[str, Any]:
+    """Return what `find_references` does, of references that another program has found in the whole
+    paper, each with its `fields`. They are numbered where the text cites by numbers."""
     from switchyard.services.pipeline.citations.sections import cites_by_number
 
     numbered = cites_by_number(pages)
@@ -51,10 +50,10 @@ def found_by_another(entries: Sequence[TeiEntry], pages: Sequence[str]) -> dict[
     }
 
 
-def put_together(
+def with_citations(
     raw: Sequence[Mapping[str, Any]], fields: Sequence[Mapping[str, Any]], body: Sequence[str]
 ) -> dict[str, Any]:
-    """References with their places in the list, and where the text cites them."""
+    """Return references with their places in the list, and where the text cites them."""
     from switchyard.services.pipeline.citations.reference import Reference
     from switchyard.services.pipeline.citations.sections import RawReference, citations_in
 

@@ -80,7 +80,7 @@ def read_file(
     files_url: str, key: str, filename: str | None, extractor: Any, folder: str
 ) -> Mapping[str, Any]:
     """The text of an upload, in a process that can be killed; its lines stay below that folder,
-    for `placed_in`. Raises PermanentError."""
+    for `boxes_in_pdf`. Raises PermanentError."""
     from switchyard.services.common.files.uploads import identify
     from switchyard.services.pipeline.text.extraction import extract
 
@@ -107,7 +107,7 @@ async def pdf_key_of(source: ReferenceSource, payload: ReferencesOf) -> str | No
     return key if there else None
 
 
-def placed_in(
+def boxes_in_pdf(
     files_url: str,
     key: str,
     extractor: Any,
