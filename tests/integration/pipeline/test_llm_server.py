@@ -119,12 +119,12 @@ async def test_reasoning_that_has_been_told_is_taken_back_and_is_not_told_again(
     (one,) = asking.llm_servers
     async with ServerClient.connect(one, 5) as client:
         for _ in range(2):
-            said = await client.ask(ASKED, within=10, tell=told.append, restart=told.clear)
+            said = await client.ask(ASKED, within=10, on_text=told.append, restart=told.clear)
             assert said.answer.text == "Water."
             assert "".join(told) == "Water."
             told.clear()
         never = pytest.fail
-        await client.ask(ASKED, within=10, tell=told.append, restart=lambda: never("told again"))
+        await client.ask(ASKED, within=10, on_text=told.append, restart=lambda: never("told again"))
 
 
 @pytest.mark.parametrize("reason", [None, "", "null"])

@@ -87,14 +87,14 @@ def test_a_source_that_can_not_work_is_refused_where_it_is_declared() -> None:
         label = "Slow"
         interval = 60.0
 
-        async def find(self, wanted: SourceItem, client: Any) -> FoundDocument:
+        async def find(self, item: SourceItem, client: Any) -> FoundDocument:
             raise NotImplementedError
 
     class Untyped(Slow):
         name = "untyped"
         interval = 1.0
 
-        async def find(self, wanted, client):
+        async def find(self, item, client):
             raise NotImplementedError
 
     class Misnamed(Slow):

@@ -44,8 +44,8 @@ class AnswerStream:
     async def follow(
         self, end: Awaitable[JobRecord | None], *, heartbeat: float = HEARTBEAT_INTERVAL
     ) -> AsyncGenerator[LlmText | JobRecord | None, None]:
-        """The pieces, and last the job's record as `end` gives it; None after `heartbeat` seconds
-        without any. Raises what `end` raises."""
+        """Yield the pieces of the answer, and last the job's record as `end` gives it; None after
+        `heartbeat` seconds without a piece. Raises what `end` raises."""
         ending = asyncio.ensure_future(end)
         ending.add_done_callback(lambda _: self._subscription.close())
         try:
@@ -71,7 +71,8 @@ class AnswerStream:
 
 
 def _text_piece(event: JobEvent) -> LlmText | None:
-    """Anybody who may publish on the broker may have written it."""
+    """Read a piece of text from an event; None for an event that is malformed, as anybody who may
+    publish on the broker may have written it."""
     text, offset = event.fields.get("text"), event.fields.get("offset")
     if not isinstance(text, str) or not isinstance(offset, int) or isinstance(offset, bool):
         return None

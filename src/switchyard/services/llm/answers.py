@@ -67,7 +67,7 @@ class Answers:
         return cls(Storage(settings.files_url), ledger, max_age=max_age)
 
     async def close(self) -> None:
-        """What the storage has not taken by now is paid for again."""
+        """Stop writing; an answer that the storage has not taken by now is paid for again."""
         if self._writing is not None:
             await self._writing.close()
 
@@ -79,7 +79,7 @@ class Answers:
         within: float,
         fresh: bool = False,
     ) -> tuple[Completion, bool]:
-        """The answer, and whether it was there already. `ask` asks within so many seconds.
+        """Return the answer, and whether it was stored already. `ask` asks within so many seconds.
 
         `fresh` asks anew whatever is kept, and keeps the new answer. Raises what `ask` raises,
         LlmSaturated when another asks the same for longer than `within` seconds, LedgerError.
@@ -114,7 +114,7 @@ class Answers:
 
     @asynccontextmanager
     async def _exclusive(self, key: str) -> AsyncIterator[None]:
-        """One at a time in this process."""
+        """Let one question of this key through at a time in this process."""
         lock, waiting = self._asking.get(key, (asyncio.Lock(), 0))
         self._asking[key] = lock, waiting + 1
         try:
@@ -126,7 +126,7 @@ class Answers:
                 self._asking[key] = lock, waiting - 1
 
     async def _find_or_claim(self, key: str, patience: float) -> Completion | None:
-        """The kept answer; None when this process is to ask."""
+        """Return the stored answer; None when this process is to ask."""
         deadline = time.monotonic() + patience
         if self._repository is None:
             return await self._read_stored(key)
@@ -175,7 +175,7 @@ class Answers:
     async def _store_or_hold(
         self, key: str, question: Mapping[str, Any], answer: Completion
     ) -> Completion:
-        """Where the storage does not take it, it is kept here until the storage does."""
+        """Store an answer; hold it in memory until the storage takes it."""
         encoded = self._encode(question, answer)
         self._unwritten.pop(key, None)  # an older one
         try:
@@ -224,7 +224,7 @@ class Answers:
         return time.time() if self._ledger is None else self._ledger.clock.time()
 
     async def _read_stored(self, key: str) -> Completion | None:
-        """The answer in the storage, if it is not too old."""
+        """Return the answer in the storage, if it is not too old."""
         try:
             body: Any = json.loads(await self._storage.get_async(_file_key(key)))
             if body["made_at"] <= self._now() - self._max_age:

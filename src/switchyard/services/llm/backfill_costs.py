@@ -29,7 +29,8 @@ _OF_REQUESTS = (
 def estimate(
     settings: Settings, job_type: JobType, jobs: Sequence[NewJob], total: int | None
 ) -> CostEstimate | None:
-    """The guess by a backfill's first jobs; None for jobs that ask no model themselves."""
+    """Estimate the cost of a backfill by its first jobs; None for jobs that ask no model
+    themselves."""
     if not jobs or not issubclass(job_type.payload_model, LlmRequest):
         return None
     usages = [_max_usage(job_type.payload_model, job) for job in jobs]

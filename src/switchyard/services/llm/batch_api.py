@@ -49,7 +49,7 @@ class RemoteBatch:
 
     @classmethod
     def from_response(cls, batch: Any) -> RemoteBatch:
-        """Raises InvalidLlmResponse."""
+        """Read a batch from the server's answer. Raises InvalidLlmResponse."""
         files = (_checked_id(batch, "output_file_id"), _checked_id(batch, "error_file_id"))
         remote_id = _checked_id(batch, "id")
         if remote_id is None:
@@ -74,14 +74,14 @@ class BatchApi:
     @classmethod
     @asynccontextmanager
     async def connect(cls, server: LlmServer) -> AsyncIterator[BatchApi]:
-        """Raises LlmRefused for an address that is none."""
+        """Open a connection to the server. Raises LlmRefused for an invalid address."""
         key = server.api_key
         secret = key.get_secret_value() if key else None
         async with open_api(server.base_url, secret, REQUEST_TIMEOUT) as api:
             yield cls(api)
 
     async def find_created(self, ours: str) -> RemoteBatch | None:
-        """The batch with our id in its metadata."""
+        """Find the batch that has our id in its metadata."""
         async for each in self._listed("/batches", {}):
             marks = field_of(each, "metadata")
             if isinstance(marks, Mapping) and marks.get(METADATA_KEY) == ours:
@@ -89,7 +89,8 @@ class BatchApi:
         return None
 
     async def _listed(self, path: str, params: Mapping[str, str]) -> AsyncIterator[Any]:
-        """What the server lists there, the newest first as these servers have it; bounded."""
+        """Yield the entries of a listing, newest first as these servers have it, up to
+        MAX_LISTED_PAGES pages."""
         after: dict[str, str] = {}
         for _ in range(MAX_LISTED_PAGES):
             page = await self._page(path, {"limit": 100, **params, **after})
@@ -109,7 +110,7 @@ class BatchApi:
         )
 
     async def upload(self, ours: str, content: bytes) -> str:
-        """The file's id."""
+        """Upload the file with a batch's questions. Returns the file's id."""
 
         async def create() -> Any:
             files = self._api.files.with_raw_response
@@ -122,7 +123,7 @@ class BatchApi:
         return file_id
 
     async def uploads(self, ours: str) -> list[str]:
-        """Files of a batch's questions that were uploaded before."""
+        """List the files with a batch's questions that were uploaded before."""
         return [
             file_id
             async for each in self._listed("/files", {"purpose": "batch"})
@@ -131,7 +132,8 @@ class BatchApi:
         ]
 
     async def create(self, ours: str, file_id: str) -> RemoteBatch:
-        """Once: a network error is not tried again here, as the server may have heard of it."""
+        """Create the batch. A network error is not retried here, as the server may have created
+        it."""
         return RemoteBatch.from_response(
             await call_with_retries(
                 lambda: self._api.post(
@@ -163,9 +165,9 @@ class BatchApi:
         await _call_api(lambda: self._api.delete(f"/files/{file_id}", cast_to=object))
 
     async def lines(self, file_id: str, *, most: int) -> Iterator[Any]:
-        """The first lines of a file of answers as JSON; None for one that is none, or too long for
-        one answer. Each is read when it is asked for: as JSON, all of them would take twenty times
-        the memory."""
+        """Yield the first lines of a file of answers, read as JSON one by one: all of them at once
+        would take twenty times the memory. A line that is not JSON, or too long for one answer, is
+        None."""
 
         async def read() -> bytes:
             return (await self._api.files.content(file_id)).content
@@ -174,7 +176,7 @@ class BatchApi:
 
 
 def _upload_name(ours: str) -> str:
-    """Of the file with a batch's questions."""
+    """Return the name of the file with a batch's questions."""
     return f"switchyard-{ours}.jsonl"
 
 

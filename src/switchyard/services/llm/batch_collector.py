@@ -43,15 +43,16 @@ class WaitingForBatch(RetryableError):
 
 
 def batch_servers(settings: Settings) -> list[LlmServer]:
-    """Those whose Batch API is used: of the lowest order alone, as others stand in for these."""
+    """Return the servers whose Batch API is used: of the lowest order alone, as others stand in for
+    these."""
     servers = settings.llm_servers
     first = min((each.order for each in servers), default=0)
     return [each for each in servers if each.batch and each.order == first]
 
 
 def may_batch(ctx: JobContext) -> bool:
-    """Whether the job can wait for a batch: in the lane backfill, behind a broker, and not too near
-    its end date."""
+    """Return whether the job can wait for a batch: in the lane backfill, behind a broker, and not
+    too near its end date."""
     settings, expires_at = ctx.settings, ctx.message.metadata.expires_at
     if ctx.lane != BACKFILL.name or ctx.ledger is None or settings.llm_direct:
         return False
@@ -66,19 +67,19 @@ def may_batch(ctx: JobContext) -> bool:
 class BatchCollector:
     """Collects the questions of one process."""
 
-    def __init__(self, ledger: Ledger, server: LlmServer, till: BudgetAccount) -> None:
+    def __init__(self, ledger: Ledger, server: LlmServer, account: BudgetAccount) -> None:
         self._ledger = ledger
         self._batches = LlmLedger(ledger).batches
         self._server = server
-        self._account = till
+        self._account = account
 
     @classmethod
     def from_settings(
-        cls, settings: Settings, ledger: Ledger | None, till: BudgetAccount
+        cls, settings: Settings, ledger: Ledger | None, account: BudgetAccount
     ) -> BatchCollector | None:
         """Make the collector of the settings' servers; None where no server gets batches."""
         servers = batch_servers(settings)
-        return None if ledger is None or not servers else cls(ledger, servers[0], till)
+        return None if ledger is None or not servers else cls(ledger, servers[0], account)
 
     async def collect(self, question: Mapping[str, Any], by: Requester) -> None:
         """Add a question to a provider batch, and raise WaitingForBatch until the batch has ended;
@@ -110,7 +111,7 @@ class BatchCollector:
 
 
 def batch_line_of(item: BatchItem, server: LlmServer) -> dict[str, Any]:
-    """A question as a line of a batch's file."""
+    """Return a question as a line of a batch's file."""
     return {
         "custom_id": item.key,
         "method": "POST",
@@ -123,5 +124,6 @@ def batch_line_of(item: BatchItem, server: LlmServer) -> dict[str, Any]:
 
 
 def freed_call(item: BatchItem) -> LlmCall:
-    """What was set aside for it, given back."""
+    """Return the question's call as one that has cost nothing, so that its reserve is given
+    back."""
     return replace(item.call, state=CallState.FREE)

@@ -87,8 +87,8 @@ class BatchSender:
         self._log = structlog.get_logger("llm")
 
     async def run(self) -> None:
-        """Until it is cancelled. Where no server gets batches, it looks now and then for what is
-        left from when one did."""
+        """Send and conclude batches until cancelled. Where no server gets batches, earlier ones are
+        still concluded."""
         tidied_at = float("-inf")
         while True:
             try:
@@ -106,8 +106,8 @@ class BatchSender:
             await self._account.settle(replace(call, state=CallState.FREE))
 
     async def turn(self) -> None:
-        """Open batches, see them on, and call the jobs of those that have ended. One that can't
-        go on holds up no other. Raises LedgerError."""
+        """Open batches, advance them, and wake the jobs of those that have ended. A batch that
+        can't be advanced holds up no other. Raises LedgerError."""
         await self._release()
         for server in self._servers.values():
             await self._batches.open_llm_batch(
@@ -130,8 +130,8 @@ class BatchSender:
         await self._wake_jobs()
 
     async def _release(self) -> None:
-        """What no batch is to have asks live: its provider gets none any more, or a job ends soon.
-        What was set aside is free first: a second time does no harm."""
+        """Release collected questions whose provider gets no batches any more, or whose job ends
+        soon: their jobs ask live. The reserve is freed first: a second time does no harm."""
         while items := await self._batches.unfit_llm_questions(
             list(self._servers), ends_within=MAX_BATCH_WAIT
         ):
@@ -168,8 +168,8 @@ class BatchSender:
     # --- sending ------------------------------------------------------------------------------
 
     async def _send(self, batch: LlmBatch, server: LlmServer, *, late: bool, over: bool) -> None:
-        """Send it, unless the server has it already; within the fence. `over`: the server would
-        have ended it by now, had it got it."""
+        """Send a batch, unless the server has it already; within the fence. `over`: the server
+        would have ended it by now, had it got it."""
         try:
             async with BatchApi.connect(server) as api:
                 remote = await api.find_created(batch.id) or await self._create(
@@ -198,7 +198,7 @@ class BatchSender:
     async def _create(
         self, batch: LlmBatch, api: BatchApi, server: LlmServer, late: bool
     ) -> RemoteBatch | None:
-        """The server has no such batch: make it, or give it up."""
+        """Create a batch that the server does not have; give it up where that is too late."""
         await self._remove_uploads(api, batch)
         items = {} if late else await self._batches.llm_batch_items(batch)
         if not items:
@@ -214,8 +214,8 @@ class BatchSender:
             raise
 
     async def _remove_uploads(self, api: BatchApi, batch: LlmBatch) -> None:
-        """Files that were uploaded for it before the sender was killed, or got no answer: what is
-        in them may be half, or of other settings."""
+        """Delete files that were uploaded for the batch before its sender was killed or got no
+        answer: they may be cut off, or made with other settings."""
         try:
             file_ids = await api.uploads(batch.id)
         except Trouble as error:
@@ -224,7 +224,8 @@ class BatchSender:
         await self._remove(api, file_ids)
 
     async def _give_way(self, batch: LlmBatch, server: LlmServer, remote_id: str) -> None:
-        """This process was frozen, and another has sent the batch: one is enough."""
+        """Cancel the batch that this process has sent, where another sent it while this one was
+        frozen."""
         remote_ids = {each.id: each.remote_id for each in await self._batches.llm_batches()}
         self._log.warning("batch sent by another process", batch=batch.id, remote=remote_id)
         if remote_ids.get(batch.id) != remote_id:
@@ -310,7 +311,7 @@ class BatchSender:
         await self._batches.conclude_llm_item(item.key, batch, ItemState.ANSWERED)
 
     async def _give_up(self, batch: LlmBatch, note: str) -> None:
-        """The batch has ended: what it has not answered is asked live."""
+        """End a batch: questions that it has not answered are asked live."""
         await self._release_items(batch)
         noted = await self._batches.note_llm_batch(batch, state=BatchState.DONE, note=note)
         self._looked_at.pop(batch.id, None)
@@ -331,7 +332,7 @@ class BatchSender:
             self._log.warning("batch not cancelled", remote=remote_id, error=str(error))
 
     async def _remove(self, api: BatchApi, files: Iterable[str]) -> None:
-        """The server need not keep them."""
+        """Delete files at the server, which need not be kept there."""
         for file_id in files:
             try:
                 await api.delete(file_id)

@@ -28,8 +28,8 @@ _ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
 
 
 def bounded_http(timeout: float) -> openai.DefaultAsyncHttpxClient:
-    """The SDK's HTTP client, in whose answers InvalidLlmResponse is raised beyond that, and where
-    they are packed: they would grow behind any bound."""
+    """Return the SDK's HTTP client. It raises InvalidLlmResponse for an answer beyond these bounds,
+    and for a compressed one, which would grow behind any bound."""
     import openai
 
     from switchyard.broker.tls import authorities
@@ -64,8 +64,8 @@ async def _bound_response(response: Any) -> None:
 
 
 def _stays_at_server(response: Any) -> bool:
-    """Whether a redirect stays at the server that was asked: it must not choose whom we ask, with
-    our rights in our network."""
+    """Return whether a redirect stays at the server that was asked: a server must not choose which
+    addresses of our network are called with our key."""
     server = response.request.url
     try:
         target = server.join(response.headers["location"])
@@ -84,7 +84,8 @@ async def _bounded_body(parts: AsyncIterator[bytes], *, most: int) -> AsyncItera
 
 
 async def _bounded_events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """A stream may be as long as it takes: `Reading` counts what is kept of it."""
+    """Pass a stream on, bounding each event. A whole stream may be long: `CompletionReader` bounds
+    the text that is kept of it."""
     size, last = 0, b""
     async for part in parts:
         joined = last + part

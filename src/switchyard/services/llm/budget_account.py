@@ -112,7 +112,7 @@ class EmbeddingBudget:
     def embedding(
         self, model: str, texts: Sequence[str]
     ) -> AbstractAsyncContextManager[CallCharge]:
-        """As `BudgetAccount.embedding`."""
+        """Charge one call, as `BudgetAccount.embedding` does."""
         return self.account.embedding(model, texts, self.asked_by)
 
 
@@ -176,7 +176,7 @@ class BudgetAccount:
     def estimate(
         self, server: LlmServer, chat: Mapping[str, Any], by: Requester, *, batch: bool = False
     ) -> LlmCall:
-        """A call that is to be made, with what it costs at most."""
+        """Return a call that is to be made, with the most that it can cost."""
         usage = max_usage_of(chat)
         price = self._prices.of(server.model)
         cost = None if price is None else price.cost(usage, batch=batch)
@@ -184,8 +184,8 @@ class BudgetAccount:
         return LlmCall(uuid4().hex, CallState.OPEN, by, server.name, name, usage, cost, batch=batch)
 
     def settled_call(self, call: LlmCall, answer: Completion) -> LlmCall:
-        """The call with what it did cost. Where the server does not count tokens, by the estimate
-        of the question and the length of the answer."""
+        """Return the call with its actual cost. Where the server does not count tokens, by the
+        estimate of the question and the length of the answer."""
         usage: Mapping[str, int] = answer.usage
         if not usage:
             answer_tokens = -(-len(answer.text.encode()) // BYTES_PER_TOKEN)
@@ -251,13 +251,13 @@ class BudgetAccount:
 
 
 def format_budget(budget: BudgetState, currency: str) -> str:
-    """How a budget stands, for people."""
+    """Describe the state of a budget for people."""
     reserved = f", {amount(budget.reserved, '')} set aside" if budget.reserved > 0 else ""
     return f"{amount(budget.spent, '')} of {amount(budget.limit, currency)} spent{reserved}"
 
 
 def amount(value: float, currency: str) -> str:
-    """Money, with as many places as it takes to see it."""
+    """Format money, with as many decimals as it takes to see it."""
     places = 2 if value >= 1 or value == 0 else 4 if value >= 0.01 else 6
     return f"{value:,.{places}f} {currency}".rstrip()
 
@@ -288,5 +288,5 @@ async def clean_up_spending(settings: Settings, ledger: Ledger) -> int:
 
 
 def first_day(ledger: Ledger, days: int = 30) -> str:
-    """The first day of the last so many, today included: `2026-11-22`."""
+    """Return the first of the last `days` days, today included: `2026-11-22`."""
     return (ledger.clock.now() - timedelta(days=days - 1)).date().isoformat()

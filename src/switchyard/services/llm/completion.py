@@ -121,8 +121,8 @@ class CompletionReader:
         self._filter = ThoughtFilter(self._pass_on, self._begin_anew)
 
     async def read(self, response: Any) -> Completion:
-        """The answer of the SDK's HTTP response. Raises InvalidLlmResponse, LlmRefused,
-        LlmUnavailable."""
+        """Read the SDK's HTTP response, whole or as a stream. Raises InvalidLlmResponse,
+        LlmRefused, LlmUnavailable."""
         parts = response.aiter_bytes()
         if "event-stream" not in response.headers.get("content-type", ""):
             # Not every server streams, and not every one that does says so.
@@ -185,7 +185,7 @@ class CompletionReader:
         self._filter.take(text)
 
     def read_whole(self, completion: Any) -> Completion:
-        """The answer of a completion as JSON has it. Raises InvalidLlmResponse, LlmRefused,
+        """Read a completion that came as one JSON object. Raises InvalidLlmResponse, LlmRefused,
         LlmUnavailable."""
         choices = field_of(completion, "choices")
         if not isinstance(choices, list) or not choices:
@@ -198,7 +198,7 @@ class CompletionReader:
         return self._completion()
 
     def _text_of(self, message: Any) -> str:
-        """The text of a message or of a piece of one: a string, or a list of parts."""
+        """Return the text of a message or of a piece of one: a string, or a list of parts."""
         content, refusal = field_of(message, "content"), field_of(message, "refusal")
         texts = []
         for part in content if isinstance(content, list) else [content]:
@@ -254,7 +254,7 @@ class CompletionReader:
             self.restart()
 
     def completion_without_text(self, answer: object) -> Completion:
-        """What an answer without text, as one of vectors, says of itself."""
+        """Return model and usage of an answer without text, such as one of vectors."""
         self._read_metadata(field_of(answer, "model"), field_of(answer, "usage"))
         return Completion("", self._model or self.requested_model, None, dict(self._usage))
 
@@ -305,26 +305,27 @@ class CompletionReader:
 
 
 def readable(text: str) -> str:
-    """Text that can be written: halves of surrogate pairs joined, where JSON or a stream has cut
-    between them, and those without the other half replaced."""
+    """Return text that can be encoded: halves of surrogate pairs are joined, where JSON or a stream
+    has cut between them, and those without the other half replaced."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def field_of(value: object, name: str) -> Any:
-    """A field of what a server has sent as JSON; None where there is none."""
+    """Return a field of an answer that was read as JSON; None where there is none."""
     return value.get(name) if isinstance(value, dict) else None
 
 
 def is_cut(error: Exception) -> bool:
-    """Whether an error is one of the HTTP client that the SDK brings: the connection ended."""
+    """Return whether an error is one of the HTTP client that the SDK brings: the connection
+    ended."""
     return "TransportError" in {each.__name__ for each in type(error).__mro__}
 
 
 async def event_data(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of each event of a stream (server-sent events of WHATWG HTML). A last event needs no
-    empty line behind it where it is whole, as some servers end."""
+    """Yield the data of each event of a stream (server-sent events of WHATWG HTML). A last event
+    needs no empty line behind it where it is whole, as some servers end."""
     data, pieces, ended_with_cr = bytearray(), list[bytes](), False
     async for part in parts:
         if ended_with_cr and part.startswith(b"\n"):

@@ -101,12 +101,12 @@ class ServerPace:
         return cls(bounds.within(bounds.start), now)
 
     def dump(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the state as JSON."""
         return asdict(self)
 
     @classmethod
     def load(cls, values: Mapping[str, Any], bounds: Bounds, now: float) -> ServerPace:
-        """What `dump` gave. From a version that kept other things, the beginning."""
+        """Read what `dump` gave. State of a version with other fields is begun anew."""
         names = {each.name for each in fields(Window)}
         if set(values) != {each.name for each in fields(cls)} or set(values["window"]) != names:
             return cls.first(bounds, now)
@@ -128,14 +128,14 @@ class ConcurrencyPolicy(Protocol):
         ...
 
     def next(self, pace: ServerPace) -> tuple[float, Mapping[str, float]]:
-        """The limit, and what to remember."""
+        """Return the next limit, and what to remember for the next window."""
         ...
 
 
 def observe(
     pace: ServerPace, sample: CallSample, rule: ConcurrencyPolicy, bounds: Bounds, now: float
 ) -> ServerPace:
-    """What is known of a server after a call has ended."""
+    """Return the state of a server after a call has ended."""
     window = pace.window.plus(sample)
     pace = replace(pace, window=window)
     calls = window.answered + window.timed_out + window.refused

@@ -72,8 +72,8 @@ class DirectRequests:
         ledger: Ledger,
         metrics: Metrics | None = None,
     ) -> AsyncIterator[DirectRequests]:
-        """At the end, what is still under way is cancelled: nobody else would answer it. `metrics`
-        show its requests."""
+        """Open the requests of this process. At the end, requests under way are cancelled: nobody
+        else would answer them. `metrics` count them."""
         hub = EventHub()
 
         def hear(job_id: str, text: str, offset: int) -> None:
@@ -109,8 +109,9 @@ class DirectRequests:
         return await self._runner.publish(request)
 
     async def wait_for_end(self, job_id: str, *, timeout: float) -> JobRecord | None:
-        """The request when it has ended; as it stands after `timeout` seconds; None where there is
-        none. That of another process is looked up every second. Raises LedgerError."""
+        """Return the request when it has ended, or as it stands after `timeout` seconds; None where
+        there is none. A request of another process is looked up every second. Raises LedgerError.
+        """
         deadline = time.monotonic() + timeout
         await self._runner.wait(job_id, timeout)
         while True:
@@ -132,7 +133,7 @@ class DirectRequests:
             )
 
     async def _register(self) -> None:
-        """Be known as alive before anything is recorded as run by this process."""
+        """Register this process as alive, before anything is recorded as run by it."""
         async with self._registering:
             if self._is_registered:
                 return

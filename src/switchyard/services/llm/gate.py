@@ -130,7 +130,7 @@ class LlmGate:
     async def open(
         cls, settings: Settings, ledger: Ledger, *, rule: ConcurrencyPolicy | None = None
     ) -> AsyncIterator[LlmGate]:
-        """The gate of the settings' servers; its slots are given back at the end."""
+        """Open the gate of the settings' servers; its slots are given back at the end."""
         bounds = {each.name: bounds_of(settings, each) for each in settings.llm_servers}
         gate = cls(ledger, settings.llm_servers, rule or RULES[settings.llm_pacing], bounds)
         try:
@@ -228,8 +228,8 @@ class LlmGate:
     async def _take_slot(
         self, urgency: Urgency, without: Collection[str]
     ) -> Admission | SlotsFull | ServerPaused:
-        """A slot at a server of the lowest order that is not paused; those with more weight are
-        asked first more often."""
+        """Take a slot at a server of the lowest order that is not paused; servers with more weight
+        are tried first more often."""
         pauses: list[ServerPaused] = []
         usable = [each for each in self._servers if each.name not in without]
         for _, group in groupby(usable, key=lambda each: each.order):
@@ -259,7 +259,7 @@ class LlmGate:
         return min(pauses, key=lambda each: each.seconds)
 
     def _with_server_name(self, server: LlmServer, paused: ServerPaused) -> ServerPaused:
-        """With the server's name, where there are several."""
+        """Add the server's name to the reason, where there are several servers."""
         if len(self._servers) == 1:
             return paused
         return replace(paused, reason=f"{server.name}: {paused.reason}")
@@ -278,7 +278,7 @@ class LlmGate:
 
 
 def bounds_of(settings: Settings, server: LlmServer) -> Bounds:
-    """Of the calls that a server gets at once."""
+    """Return the bounds of the calls that a server gets at once."""
     most = settings.most_calls(server)
     start, least = settings.llm_concurrency, settings.llm_concurrency_min
     return Bounds(min(start, most), min(least, most), most)
@@ -294,7 +294,7 @@ def state_after_call(
     bounds: Bounds,
     dice: float,
 ) -> LlmServerState:
-    """What is known of a server after a call. `dice`, from 1 to 1.1, keeps processes apart."""
+    """Return the state of a server after a call. `dice`, from 1 to 1.1, keeps processes apart."""
     pace = ServerPace.load(state.pace, bounds, now)
     timing = outcome.timing
     sample = CallSample(

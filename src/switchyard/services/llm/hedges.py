@@ -33,7 +33,7 @@ class Hedges:
     """When one process sends second requests."""
 
     def __init__(self, share: float) -> None:
-        """`share` is the part of the hot calls that may get one, 0 to 1; none at 0."""
+        """Take the part of the hot calls that may get a second request, 0 to 1; none at 0."""
         self._share = share
         self._saved = 0.0
         self._times: deque[float] = deque(maxlen=MAX_CALLS)
@@ -63,18 +63,18 @@ class Hedges:
 
     async def race(
         self,
-        patience: float,
-        speech: OutputStream | None,
+        delay: float,
+        output: OutputStream | None,
         first: Callable[[OutputStream], Coroutine[Any, Any, T]],
         second: Callable[[OutputStream], Coroutine[Any, Any, T]],
     ) -> T:
-        """The answer of the first that begins, of `first` and, when that has not begun after
-        `patience` seconds and there is budget, `second`. Where one fails before it begins, it is
-        the other's. Raises what `first` raises."""
-        start = _FirstTokenRace(speech)
+        """Return the answer of the request that begins to answer first: `first`, or `second`, which
+        is sent when `first` has not begun after `patience` seconds and there is a permit. Where one
+        fails before it begins, the other's answer counts. Raises what `first` raises."""
+        start = _FirstTokenRace(output)
         runs = [asyncio.create_task(first(start.runner(0)))]
         try:
-            if await _wait_for_any(patience, runs[0], start.given):
+            if await _wait_for_any(delay, runs[0], start.given):
                 return await runs[0]
             if not self.take_permit():
                 return await runs[0]
@@ -104,10 +104,10 @@ class Hedges:
 class _FirstTokenRace:
     """Which of two has begun to answer first."""
 
-    def __init__(self, speech: OutputStream | None) -> None:
+    def __init__(self, output: OutputStream | None) -> None:
         self.winner: int | None = None
         self.given = asyncio.Event()
-        self.speech = speech
+        self.output = output
 
     def runner(self, number: int) -> OutputStream:
         return _HedgedStream(self, number)
@@ -124,18 +124,18 @@ class _HedgedStream(OutputStream):
         self._number = number
 
     def begin(self) -> None:
-        if self._start.winner == self._number and self._start.speech is not None:
-            self._start.speech.begin()
+        if self._start.winner == self._number and self._start.output is not None:
+            self._start.output.begin()
 
     def write(self, text: str) -> None:
         start = self._start
         if start.winner is None:
             start.winner = self._number
             start.given.set()
-            if start.speech is not None:
-                start.speech.begin()
-        if start.winner == self._number and start.speech is not None:
-            start.speech.write(text)
+            if start.output is not None:
+                start.output.begin()
+        if start.winner == self._number and start.output is not None:
+            start.output.write(text)
 
 
 async def _wait_for_any(timeout: float | None, *things: asyncio.Task[Any] | asyncio.Event) -> bool:

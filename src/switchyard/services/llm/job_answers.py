@@ -33,15 +33,18 @@ MAX_SHOWN = 300
 async def answer_request(
     request: LlmRequest, ctx: JobContext, *, within: float, batch: bool = False
 ) -> dict[str, Any]:
-    """The result of a job that asks: `text`, `value` where there is a schema, `model`, `usage`, ….
+    """Return the result of a job that asks: `text`, `value` where there is a schema, `model`,
+    `usage`, ….
 
     With `batch` it may go through a Batch API, for a job that asks nothing else. Raises Expired
     when the job's time is over, LlmUnusable, and what `ModelClient.answer` raises.
     """
     left = _time_left(ctx, within)
     try:
-        async with model_client_of(ctx) as lane:
-            return await _ask_with_repair(lane, request, ctx, left, batch=batch and may_batch(ctx))
+        async with model_client_of(ctx) as client:
+            return await _ask_with_repair(
+                client, request, ctx, left, batch=batch and may_batch(ctx)
+            )
     except RetryableError as error:
         expires_at = ctx.message.metadata.expires_at
         # What goes back is away for the shortest delay at least: it would only come to expire.
@@ -66,7 +69,7 @@ def _time_left(ctx: JobContext, within: float) -> float:
 
 
 async def _ask_with_repair(
-    lane: ModelClient, request: LlmRequest, ctx: JobContext, within: float, *, batch: bool
+    client: ModelClient, request: LlmRequest, ctx: JobContext, within: float, *, batch: bool
 ) -> dict[str, Any]:
     question = request.question()
     urgency = Urgency.from_priority(ctx.lane, ctx.message.priority)
@@ -75,14 +78,14 @@ async def _ask_with_repair(
     async def ask(*more: dict[str, str]) -> tuple[Completion, bool]:
         left = max(0.1, deadline - time.monotonic())
         chat = question.request_body(*more)
-        return await lane.answer(
+        return await client.answer(
             chat,
             urgency=urgency,
             within=left,
             fresh=request.fresh,
             by=requester_of(ctx),
             batch=batch and not request.stream,  # somebody reads along
-            speech=ctx.output if request.stream else None,
+            output=ctx.output if request.stream else None,
         )
 
     answer, reused = await ask()
@@ -98,7 +101,7 @@ async def _ask_with_repair(
     try:
         value = await parse_answer(second.text, question.schema, ctx.in_process)
     except ValueError as error:
-        await _forget_answers(lane, question, repair)
+        await _forget_answers(client, question, repair)
         storage = Storage(ctx.settings.files_url)
         await keep_raw(storage, ctx.job_id, [answer.text, second.text])
         raise LlmUnusable(
@@ -129,11 +132,11 @@ def _repair_messages(answer: Completion, complaint: str) -> list[dict[str, str]]
 
 
 async def _forget_answers(
-    lane: ModelClient, question: LlmQuestion, repair: list[dict[str, str]]
+    client: ModelClient, question: LlmQuestion, repair: list[dict[str, str]]
 ) -> None:
-    """A redrive is to get other answers."""
-    await lane.forget(question.request_body())
-    await lane.forget(question.request_body(*repair))
+    """Delete the stored answers, so that a redrive gets others."""
+    await client.forget(question.request_body())
+    await client.forget(question.request_body(*repair))
 
 
 class LlmUnusable(PermanentError):
@@ -147,8 +150,8 @@ async def keep_raw(storage: Storage, job_id: str, answers: Sequence[str]) -> Non
 
 
 async def raw_answers(storage: Storage, record: JobRecord) -> list[str] | None:
-    """What the model answered to a job that is dead because neither answer fits; None for any
-    other, and where they are not kept any more. Raises StorageError."""
+    """Return what the model answered to a job that is dead because neither answer fits; None for
+    any other job, and where the answers are not stored any more. Raises StorageError."""
     if record.error_type != LlmUnusable.__name__:
         return None
     try:

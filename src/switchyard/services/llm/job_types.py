@@ -23,31 +23,31 @@ SHORT_ANSWER_TIMEOUT = 300.0
 
 @job("chat_completion", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def chat_completion(payload: ChatRequest, ctx: JobContext) -> Outcome:
-    """The answer to a chat; JSON that fits, where the request has a schema."""
+    """Answer a chat; with JSON that fits, where the request has a schema."""
     return await _answer(payload, ctx, LONG_ANSWER_TIMEOUT)
 
 
 @job("extract_facts", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def extract_facts(payload: FactsRequest, ctx: JobContext) -> Outcome:
-    """The facts that a text states, each with the words that say so."""
+    """List the facts that a text states, each with the words that say so."""
     return await _answer(payload, ctx, LONG_ANSWER_TIMEOUT)
 
 
 @job("extract_field_group", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def extract_field_group(payload: FieldGroupRequest, ctx: JobContext) -> Outcome:
-    """The values of some fields in a text."""
+    """Find the values of some fields in a text."""
     return await _answer(payload, ctx, LONG_ANSWER_TIMEOUT)
 
 
 @job("extract_entities", worker="llm", lanes=LANES, timeout=LONG_ANSWER_TIMEOUT)
 async def extract_entities(payload: EntitiesRequest, ctx: JobContext) -> Outcome:
-    """What a text names, by kind."""
+    """List what a text names, by kind."""
     return await _answer(payload, ctx, LONG_ANSWER_TIMEOUT)
 
 
 @job("classify", worker="llm", lanes=LANES, timeout=SHORT_ANSWER_TIMEOUT)
 async def classify(payload: ClassifyRequest, ctx: JobContext) -> Outcome:
-    """The label that fits a text best."""
+    """Choose the label that fits a text best."""
     return await _answer(payload, ctx, SHORT_ANSWER_TIMEOUT)
 
 

@@ -89,7 +89,7 @@ def add_server_name(error: Exception, server: str) -> None:
 
 
 def translate(error: openai.OpenAIError) -> LlmUnavailable | InvalidLlmResponse | LlmRefused:
-    """The error of this module that an error of the `openai` package stands for."""
+    """Return the error of this module that stands for an error of the `openai` package."""
     import openai
 
     if isinstance(error, openai.APITimeoutError):
@@ -139,12 +139,13 @@ def _connection_error(error: openai.APIConnectionError) -> LlmUnavailable | LlmR
 
 
 def _cause_class_names(error: BaseException) -> set[str]:
-    """What the cause is, by the names of its classes: the SDK's HTTP client is its own affair."""
+    """Return the names of the classes of an error's cause: the SDK's HTTP client can't be imported
+    here."""
     return {each.__name__ for each in type(error.__cause__).__mro__}
 
 
 def _server_message(error: openai.APIStatusError) -> str:
-    """What the server said, shortened; never the request."""
+    """Return the server's message, shortened; never the request."""
     body = error.body
     message = body.get("message") if isinstance(body, dict) else body
     return _shortened(message or error.message)

@@ -74,8 +74,8 @@ class UnknownLlmRequest(NotFoundError):
 
 
 def result_of(record: JobRecord, now: float) -> LlmResult:
-    """What a job's record says of its request; `now` is the ledger's time. Who waits as long as the
-    request may take is told that it expired, although its worker may have yet to record that."""
+    """Return the result that a job's record stands for; `now` is the ledger's time. A request that
+    has expired is TIMEOUT, although its worker may have yet to record that."""
     status = LlmStatus.WAITING
     match record.state:
         case State.SUCCEEDED:
@@ -134,8 +134,8 @@ class LLMQueue:
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: Settings | None = None) -> AsyncIterator[LLMQueue]:
-        """A queue at the broker and ledger of the settings (JOBS_…), closed at the end. What is
-        asked directly and not answered by then is cancelled."""
+        """Open a queue at the broker and ledger of the settings (JOBS_…); it is closed at the end.
+        Requests that this process asks directly and that have no answer by then are cancelled."""
         settings = settings or Settings()
         registry = Registry.load(dict.fromkeys((*job_modules(), *settings.modules)))
         if settings.llm_direct:
@@ -176,8 +176,8 @@ class LLMQueue:
         ledger: Ledger,
         metrics: Metrics | None = None,
     ) -> AsyncIterator[LLMQueue]:
-        """Requests that this process runs itself, whatever JOBS_LLM_DIRECT says; `metrics` show
-        them."""
+        """Open a queue whose requests this process runs itself, whatever JOBS_LLM_DIRECT says;
+        `metrics` count them."""
         async with DirectRequests.open(settings, registry, ledger, metrics) as requests:
             yield cls(ledger, requests)
 
@@ -254,7 +254,8 @@ class LLMQueue:
         return AnswerStream(self._backend.hub, known)
 
     async def wait_for_end(self, job_id: str, *, timeout: float) -> JobRecord | None:
-        """The record of a request when it has ended; as it stands after `timeout` seconds."""
+        """Return the record of a request when it has ended, or as it stands after `timeout`
+        seconds."""
         return await self._backend.wait_for_end(job_id, timeout=timeout)
 
     async def stream(
@@ -288,8 +289,8 @@ class LLMQueue:
             written.close()
 
     async def result(self, job_id: str, *, timeout: float = 600.0) -> LlmResult:
-        """What became of a request, as soon as it has ended; `waiting` when that takes longer than
-        `timeout` seconds. Raises UnknownLlmRequest, LedgerError."""
+        """Return the result of a request as soon as it has ended; WAITING when that takes longer
+        than `timeout` seconds. Raises UnknownLlmRequest, LedgerError."""
         record = await self._backend.wait_for_end(job_id, timeout=timeout)
         if record is None:
             raise UnknownLlmRequest(f"there is no request {job_id}")

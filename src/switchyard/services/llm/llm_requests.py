@@ -39,7 +39,7 @@ class LlmQuestion:
     schema: Schema | None = None
 
     def request_body(self, *more: Mapping[str, str]) -> dict[str, Any]:
-        """The parameters of the API, with further messages."""
+        """Return the parameters of the API, with further messages."""
         body: dict[str, Any] = {
             "messages": [dict(each) for each in (*self.messages, *more)],
             "max_tokens": self.max_tokens,
@@ -66,7 +66,7 @@ class LlmRequest(BaseModel, ABC):
 
     @abstractmethod
     def question(self) -> LlmQuestion:
-        """What is sent to the model."""
+        """Return the question that is sent to the model."""
 
 
 class _WithSchema(LlmRequest):
@@ -204,5 +204,5 @@ def _object(**properties: Schema) -> Schema:
 
 
 def framed(text: str) -> str:
-    """A text from outside, between lines that it can't close itself."""
+    """Put a text from outside between lines that it can't close itself."""
     return f"<document>\n{_FRAME.sub('[document]', text)}\n</document>"

@@ -51,7 +51,7 @@ class ModelClient:
         clients: Mapping[str, ServerClient],
         gate: LlmGate | None,
         answers: Answers,
-        till: BudgetAccount,
+        account: BudgetAccount,
         hedges: Hedges,
         collector: BatchCollector | None = None,
     ) -> None:
@@ -59,7 +59,7 @@ class ModelClient:
         self._clients = clients
         self._gate = gate
         self._answers = answers
-        self._account = till
+        self._account = account
         self._hedges = hedges
         self._collector = collector
 
@@ -75,8 +75,8 @@ class ModelClient:
     async def open(
         cls, settings: Settings, ledger: Ledger | None, *, rule: ConcurrencyPolicy | None = None
     ) -> AsyncIterator[ModelClient]:
-        """A lane; its connections end with the context. Without a ledger, only this process knows
-        of its calls. Raises LlmRefused when no server is set, or its address is none."""
+        """Open a client; its connections end with the context. Without a ledger, only this process
+        knows of its calls. Raises LlmRefused when no server is set, or its address is none."""
         servers = settings.llm_servers
         if not servers:
             raise LlmRefused("no model server is set: JOBS_LLM_BASE_URL is empty")
@@ -88,12 +88,12 @@ class ModelClient:
             gate = None
             if ledger is not None:
                 gate = await stack.enter_async_context(LlmGate.open(settings, ledger, rule=rule))
-            till = BudgetAccount.from_settings(settings, ledger)
-            collector = BatchCollector.from_settings(settings, ledger, till)
+            account = BudgetAccount.from_settings(settings, ledger)
+            collector = BatchCollector.from_settings(settings, ledger, account)
             hedges = Hedges(settings.llm_hedge_share)
             answers = Answers.from_settings(settings, ledger)
             stack.push_async_callback(answers.close)
-            yield cls(servers, clients, gate, answers, till, hedges, collector)
+            yield cls(servers, clients, gate, answers, account, hedges, collector)
 
     async def answer(
         self,
@@ -102,7 +102,7 @@ class ModelClient:
         urgency: Urgency,
         within: float,
         fresh: bool = False,
-        speech: OutputStream | None = None,
+        output: OutputStream | None = None,
         by: Requester = NO_REQUESTER,
         batch: bool = False,
     ) -> tuple[Completion, bool]:
@@ -110,7 +110,7 @@ class ModelClient:
         already: what was asked before, or is being asked, is not paid for again unless it is to be
         `fresh`.
 
-        `within` is seconds, waiting for room included. `speech` gets the text as it comes; the cost
+        `within` is seconds, waiting for room included. `output` gets the text as it comes; the cost
         is charged to `by`. With `batch`, the question is added to a provider batch and
         WaitingForBatch is raised; the job is retried when the batch has ended. Raises what `ask`
         raises.
@@ -122,7 +122,7 @@ class ModelClient:
         async def ask(left: float) -> Completion:
             if collector is not None:
                 await collector.collect(question, by)
-            return await self.ask(chat, urgency=urgency, within=left, speech=speech, by=by)
+            return await self.ask(chat, urgency=urgency, within=left, output=output, by=by)
 
         answer, reused = await self._answers.get(question, ask, within=within, fresh=fresh)
         is_own = collector is not None and await collector.finish_wait(question, by)
@@ -147,7 +147,7 @@ class ModelClient:
         *,
         urgency: Urgency,
         within: float,
-        speech: OutputStream | None = None,
+        output: OutputStream | None = None,
         by: Requester = NO_REQUESTER,
     ) -> Completion:
         """Ask the first server that can answer a chat, and pay for it in any case.
@@ -174,7 +174,7 @@ class ModelClient:
                 raise last or error from error
             try:
                 return await self._ask_hedged(
-                    admission, chat, deadline - time.monotonic(), speech, by, urgency, tried
+                    admission, chat, deadline - time.monotonic(), output, by, urgency, tried
                 )
             except LlmLimited as error:
                 last = error  # it is paused now; the gate knows whether another has room
@@ -199,49 +199,49 @@ class ModelClient:
         admission: Admission,
         chat: Mapping[str, Any],
         within: float,
-        speech: OutputStream | None,
+        output: OutputStream | None,
         by: Requester,
         urgency: Urgency,
         tried: set[str],
     ) -> Completion:
-        """`_call`; of a hot question that is late, by the first of two requests that begins to
-        answer."""
-        patience = self._hedges.hedge_delay() if urgency.lane == 0 else None
-        if patience is None:
-            return await self._call(admission, chat, within, speech, by)
+        """Call the server; a hot question that is late is sent again, and the request that begins
+        to answer first counts."""
+        hedge_delay = self._hedges.hedge_delay() if urgency.lane == 0 else None
+        if hedge_delay is None:
+            return await self._call(admission, chat, within, output, by)
         deadline = time.monotonic() + within
         others = set(self._clients) - tried - {admission.server.name}
 
-        async def first(output: OutputStream) -> Completion:
-            return await self._call(admission, chat, within, output, by)
+        async def first(hedged_output: OutputStream) -> Completion:
+            return await self._call(admission, chat, within, hedged_output, by)
 
-        async def second(output: OutputStream) -> Completion:
+        async def second(hedged_output: OutputStream) -> Completion:
             without = tried | {admission.server.name} if others else tried
             left = deadline - time.monotonic()
             another = await self._take_slot(urgency, min(HEDGE_SLOT_TIMEOUT, left), without)
-            return await self._call(another, chat, deadline - time.monotonic(), output, by)
+            return await self._call(another, chat, deadline - time.monotonic(), hedged_output, by)
 
-        return await self._hedges.race(patience, speech, first, second)
+        return await self._hedges.race(hedge_delay, output, first, second)
 
     async def _call(
         self,
         admission: Admission,
         chat: Mapping[str, Any],
         within: float,
-        speech: OutputStream | None,
+        output: OutputStream | None,
         by: Requester,
     ) -> Completion:
         outcome: CallOutcome | None = None
-        if speech is not None:
-            speech.begin()  # another server may have begun
+        if output is not None:
+            output.begin()  # another server may have begun
         try:
             async with self._account.charged_call(admission.server, chat, by) as charge:
                 response = await self._clients[admission.server.name].ask(
                     chat,
                     within=within,
-                    tell=None if speech is None else speech.write,
-                    restart=(speech or OutputStream()).begin,
-                    broken=charge.count_broken,
+                    on_text=None if output is None else output.write,
+                    restart=(output or OutputStream()).begin,
+                    on_broken=charge.count_broken,
                 )
                 charge.answer = response.answer
             outcome = _outcome_of_response(response)

@@ -39,8 +39,8 @@ LONG_PAUSE_SECONDS = 120.0
 
 
 async def model_servers(system: DoctorContext) -> list[Diagnostic]:
-    """Those of the settings that fail again and again, or have asked for a long pause; nothing
-    where none was called yet."""
+    """Check the servers of the settings for repeated failures and long pauses; nothing where none
+    was called yet."""
     names = {each.name for each in system.settings.model_servers}
     known = [
         each
@@ -122,7 +122,7 @@ async def samples(settings: Settings, ledger: Ledger) -> list[tuple[Metric, Samp
 def _server_samples(
     settings: Settings, reports: Iterable[LlmServerReport]
 ) -> list[tuple[Metric, Samples]]:
-    """Those of the settings: the ledger may know others, of long ago."""
+    """Return the samples of the settings' servers: the ledger may know others, of long ago."""
     most = {each.name: settings.most_calls(each) for each in settings.model_servers}
     known = [each for each in reports if each.name in most]
     return [

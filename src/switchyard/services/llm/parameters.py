@@ -49,7 +49,7 @@ class Parameters:
 
     @classmethod
     def for_server(cls, server: LlmServer) -> Parameters:
-        """As the settings have it; what they leave open, the server's answers tell."""
+        """Return the parameters that the settings fix; the server's answers decide the others."""
         name, sends = server.max_tokens_name, server.sends_temperature
         return cls(
             max_tokens_name=name or "max_tokens",
@@ -59,7 +59,7 @@ class Parameters:
         )
 
     def body(self, chat: Mapping[str, Any]) -> dict[str, Any]:
-        """A question as this server takes it."""
+        """Return a chat as this server takes it."""
         sent = {
             self.max_tokens_name if name in _NAMES else name: value for name, value in chat.items()
         }
@@ -68,12 +68,13 @@ class Parameters:
         return sent
 
     def streamed(self, chat: Mapping[str, Any]) -> dict[str, Any]:
-        """The same, to be answered as a stream."""
+        """Return a chat as this server takes it, to be answered as a stream."""
         options = {"stream_options": {"include_usage": True}} if self.sends_stream_options else {}
         return {"stream": True, **options, **self.body(chat)}
 
     def after(self, error: openai.APIStatusError, chat: Mapping[str, Any]) -> Parameters | None:
-        """What to try instead after such an answer; None where it is about something else."""
+        """Return the parameters to try after such an error; None where it is about something
+        else."""
         if error.status_code not in _STATUSES:
             return None
         complaint = str(error.body or error.message)[:_MAX_COMPLAINT]

@@ -36,8 +36,9 @@ _FOREIGN = ("$dynamicRef", "$recursiveRef", "$id", "$anchor", "$dynamicAnchor")
 
 
 def refuse_costly(schema: Mapping[str, Any]) -> None:
-    """Raises ValueError for a schema that is too large or too deep, that refers to something else
-    than a part of its own (`#/…`), or that applies too much to one place of an answer."""
+    """Refuse a schema that is too costly to check. Raises ValueError for one that is too large or
+    too deep, that refers to something else than a part of its own (`#/…`), or that applies too much
+    to one place of an answer."""
     try:
         written = json.dumps(schema)
     except RecursionError as error:
@@ -48,8 +49,8 @@ def refuse_costly(schema: Mapping[str, Any]) -> None:
 
 
 def parts_of(schema: Mapping[str, Any]) -> int | None:
-    """How many parts one that `refuse_costly` lets pass has, with its references followed; None
-    where that never ends, or as good as."""
+    """Count the parts of a schema that `refuse_costly` lets pass, with its references followed;
+    None where they are endless, or nearly so."""
     return _SchemaComplexity(schema).followed(schema, 0, {})
 
 
@@ -68,7 +69,7 @@ class _SchemaComplexity:
             self._count(*self._left.pop())
 
     def followed(self, part: Any, level: int, known: dict[int, int | None]) -> int | None:
-        """As `parts_of`; `known` by identity, None while it is being counted."""
+        """Count as `parts_of` does; `known` by identity, None while it is being counted."""
         if not isinstance(part, dict):
             return 1
         if id(part) not in known and level <= MAX_LEVELS:
@@ -83,7 +84,7 @@ class _SchemaComplexity:
         return known.get(id(part))
 
     def _count(self, part: Any, level: int) -> int:
-        """How many parts apply where this one does."""
+        """Count the parts that apply where this one does."""
         if not isinstance(part, dict):
             return 1
         if level > MAX_LEVELS:

@@ -64,8 +64,8 @@ class ServerClient:
     @classmethod
     @asynccontextmanager
     async def connect(cls, server: LlmServer, timeout: float) -> AsyncIterator[ServerClient]:
-        """A client of that server; its connections end with the context. `timeout` is seconds for
-        one request. Raises LlmRefused for an address that is none."""
+        """Open a client of the server; its connections end with the context. `timeout` is seconds
+        for one request. Raises LlmRefused for an address that is none."""
         key = server.api_key
         async with open_api(
             server.base_url, key.get_secret_value() if key else None, timeout
@@ -77,16 +77,17 @@ class ServerClient:
         chat: Mapping[str, Any],
         *,
         within: float,
-        tell: Callable[[str], None] | None = None,
+        on_text: Callable[[str], None] | None = None,
         restart: Callable[[], None] = lambda: None,
-        broken: Callable[[], None] = lambda: None,
+        on_broken: Callable[[], None] = lambda: None,
     ) -> ModelResponse:
-        """The model's answer to a chat: `messages`, and the parameters of the API.
+        """Return the model's answer to a chat: `messages`, and the parameters of the API.
 
-        `within` is seconds for all tries together: keep it well under the job's time limit. `tell`
-        gets the text piece by piece, of the last try; a try that fails after the first piece is the
-        last. `restart` is called when what `tell` got was not the answer, which begins anew.
-        `broken` is called for each try but the last that may have been charged. Cancelling
+        `within` is seconds for all tries together: keep it well under the job's time limit.
+        `on_text` gets the text piece by piece, of the last try; a try that fails after the first
+        piece is the last. `restart` is called when the text so far was not the answer, which begins
+        anew.
+        `on_broken` is called for each try but the last that may have been charged. Cancelling
         closes the request, so that the server stops.
         Raises LlmUnavailable, InvalidLlmResponse (try again later) or LlmRefused (do not).
         """
@@ -97,8 +98,8 @@ class ServerClient:
         def pass_on(text: str) -> None:
             nonlocal has_text
             has_text = True
-            if tell is not None:
-                tell(text)
+            if on_text is not None:
+                on_text(text)
 
         async def create() -> ModelResponse:
             # The SDK's own limit is for each read: a stream that trickles would go on for ever.
@@ -125,7 +126,7 @@ class ServerClient:
             switchyard__llm__server=self._server_name,
         ) as chat_span:
             response = await call_with_retries(
-                create, within=within, again=lambda: not (tell and has_text), broken=broken
+                create, within=within, again=lambda: not (on_text and has_text), broken=on_broken
             )
             chat_span.note(
                 gen_ai__usage__input_tokens=response.answer.usage.get("prompt_tokens"),
@@ -136,18 +137,18 @@ class ServerClient:
     async def _ask_adapting(
         self,
         chat: Mapping[str, Any],
-        tell: Callable[[str], None],
+        on_text: Callable[[str], None],
         restart: Callable[[], None],
     ) -> ModelResponse:
-        """The answer; asked again where the server refuses a parameter that can be sent otherwise,
-        and from then on in the way that it took."""
+        """Ask; where the server refuses a parameter that can be sent otherwise, ask again, and from
+        then on in the way that it took."""
         import openai
 
         parameters = self._parameters
         tried = {parameters}
         while True:
             try:
-                response = await self._send(parameters.streamed(chat), tell, restart)
+                response = await self._send(parameters.streamed(chat), on_text, restart)
             except openai.APIStatusError as error:
                 changed = parameters.after(error, chat)
                 if changed is None or changed in tried or len(tried) > MAX_REPEATS:
@@ -161,12 +162,12 @@ class ServerClient:
     async def _send(
         self,
         body: Mapping[str, Any],
-        tell: Callable[[str], None],
+        on_text: Callable[[str], None],
         restart: Callable[[], None],
     ) -> ModelResponse:
         import openai
 
-        reading = CompletionReader(self.model, tell, restart, self._begins_within)
+        reading = CompletionReader(self.model, on_text, restart, self._begins_within)
         async with await self._api.post(
             "/chat/completions",
             body={"model": self.model, **body},
@@ -183,7 +184,7 @@ class ServerClient:
 async def open_api(
     base_url: str, api_key: str | None, timeout: float
 ) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The SDK's client with its own retries off. `timeout` is seconds for one request.
+    """Open the SDK's client with its own retries off. `timeout` is seconds for one request.
 
     Raises LlmRefused when the address is none.
     """
@@ -219,8 +220,9 @@ async def call_with_retries(
     again: Callable[[], bool] = lambda: True,
     broken: Callable[[], None] = lambda: None,
 ) -> Reply:
-    """Await `create()`, again after network errors as long as `again()` says so, at most `within`
-    seconds in all. `broken()` is called before each new try if the one before may have cost.
+    """Await `create()`, and repeat it after network errors while `again()` is true, at most
+    `within` seconds in all. `broken()` is called before each new try if the one before may have
+    cost.
 
     Raises what `services.llm.llm_errors.translate` makes of the SDK's errors.
     """

@@ -24,7 +24,7 @@ def quota_wait(headers: Mapping[str, str]) -> float:
 
 
 def _seconds(text: str) -> float:
-    """`6m0.5s`, `20ms`, or a plain number of seconds."""
+    """Read a duration: `6m0.5s`, `20ms`, or a plain number of seconds."""
     text = text.strip()[:40]
     if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text):
         return float(text)

@@ -80,8 +80,8 @@ def _value_or_complaint(text: str, schema: Mapping[str, Any]) -> tuple[Any, str 
 
 
 def parse_answer_here(text: str, schema: Mapping[str, Any]) -> Any:
-    """The value that a model's answer stands for. Raises ValueError, which says what is wrong with
-    it in words for the model. Schemas of others: `parse_answer`."""
+    """Return the value of a model's answer. Raises ValueError, which says what is wrong with the
+    answer in words for the model. For schemas from outside, use `parse_answer`."""
     value = _parse_json(text)
     validator = _validator(schema)
     if validator.is_valid(value):

@@ -82,11 +82,11 @@ class ThoughtFilter:
         """The reasoning had no opening mark."""
 
     def take(self, text: str) -> None:
-        """The next piece of the text."""
+        """Read the next piece of the text."""
         self._read(self._held + text, is_last=False)
 
     def end(self) -> str:
-        """The answer; empty where there was nothing but reasoning."""
+        """Return the answer; empty where there was nothing but reasoning."""
         self._read(self._held, is_last=True)
         if self._header is not None:  # no head of a message, but text that looks like one
             self._give_back_header()
@@ -146,7 +146,7 @@ class ThoughtFilter:
         self._pass(header)
 
     def _follow_mark(self, mark: re.Match[str], after: str) -> bool:
-        """Follow a mark; whether it was one."""
+        """Follow a mark. Returns whether it was one."""
         kind = mark.lastgroup or ""
         if kind == "fence":
             if self._within is None and self._header is None:
@@ -178,8 +178,8 @@ class ThoughtFilter:
         return self._is_harmony
 
     def _is_frame(self, mark: str) -> bool:
-        """Whether it is a frame of the answer; without reasoning before it, `<answer>` may be an
-        element that the model was asked for."""
+        """Return whether a mark is a frame of the answer; without reasoning before it, `<answer>`
+        may be an element that the model was asked for."""
         if mark.startswith("<|"):
             return True
         if mark.startswith("</"):
@@ -223,7 +223,7 @@ class ThoughtFilter:
         return False
 
     def _began_within(self) -> bool:
-        """What was passed on so far was reasoning, where it was anything."""
+        """Treat the text so far as reasoning."""
         if self._answer:
             self._answer.clear()
             self.had_thoughts = self.began_within = True
@@ -233,7 +233,7 @@ class ThoughtFilter:
         return True
 
     def _is_quoted(self, after: str) -> bool:
-        """Whether the mark is spoken of: between quotes of which the first opens."""
+        """Return whether a mark is only mentioned: between quotes of which the first opens."""
         before = self._before[-1:]
         if before not in _QUOTES or not after or after not in _MENTION_AFTER:
             return False
@@ -241,14 +241,14 @@ class ThoughtFilter:
 
 
 def without_thoughts(text: str) -> str:
-    """The answer in a whole text; empty where there is nothing but reasoning."""
+    """Return the answer in a whole text; empty where there is nothing but reasoning."""
     reader = ThoughtFilter()
     reader.take(text)
     return reader.end()
 
 
 def _name_of(kind: str, mark: re.Match[str]) -> str:
-    """What an opening mark and its closing one have in common."""
+    """Return the name that an opening mark and its closing one have in common."""
     family = kind.partition("_")[2]
     return family or mark[0].strip("</> ").split()[0].lower()
 

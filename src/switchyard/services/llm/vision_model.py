@@ -32,7 +32,7 @@ class VisionModel(ModelClient):
 
 
 def require_vision(ctx: JobContext) -> None:
-    """Raises VisionNotSet."""
+    """Check that a vision model is set. Raises VisionNotSet."""
     if ctx.settings.for_vision is None:
         raise VisionNotSet(
             "no vision model is set: set JOBS_VISION_MODEL, and JOBS_VISION_BASE_URL where "
@@ -49,13 +49,13 @@ def vision_model_of(ctx: JobContext) -> AbstractAsyncContextManager[ModelClient]
 def picture_chat(
     pictures: Sequence[tuple[bytes, str]], caption: str, question: str | None
 ) -> dict[str, Any]:
-    """The chat that asks about a picture: to describe it, or a question of one's own. `pictures`
-    are its content and its media type; several are the pieces of one that is long."""
-    text = framed(caption) if caption else "There is no caption."
+    """Return the chat that asks about a picture: to describe it, or to answer a question.
+    `pictures` are contents with media types; several are the pieces of one long picture."""
+    prompt = framed(caption) if caption else "There is no caption."
     if question is not None:
-        text = f"{text}\n\nInstead of describing it, answer this question:\n{question}"
+        prompt += f"\n\nInstead of describing it, answer this question:\n{question}"
     if len(pictures) > 1:
-        text += f"\n\nThe picture is long: these are its {len(pictures)} pieces in their order."
+        prompt += f"\n\nThe picture is long: these are its {len(pictures)} pieces in their order."
     images = [
         {
             "type": "image_url",
@@ -66,7 +66,7 @@ def picture_chat(
     return {
         "messages": [
             {"role": "system", "content": _DESCRIBE},
-            {"role": "user", "content": [{"type": "text", "text": text}, *images]},
+            {"role": "user", "content": [{"type": "text", "text": prompt}, *images]},
         ],
         "max_tokens": _MAX_TOKENS,
         "temperature": 0,

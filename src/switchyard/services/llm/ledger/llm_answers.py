@@ -37,8 +37,8 @@ class LlmAnswerRepository(Repository):
         max_age: float,
         lost: bool = False,
     ) -> AnswerClaim:
-        """Whether the answer is kept, and is not older than `max_age` seconds; else the right to
-        ask, for `ttl` seconds, or who has it. `lost`: what is kept can't be read."""
+        """Look an answer up that is not older than `max_age` seconds; else claim the right to ask,
+        for `ttl` seconds. `lost`: the stored answer can't be read."""
         now = db_now(connection)
         mine = llm_answers.c.key == key
         row = connection.execute(select(llm_answers).where(mine)).one_or_none()
@@ -71,7 +71,7 @@ class LlmAnswerRepository(Repository):
 
     @write
     def keep_llm_answer(self, connection: Connection, key: str, size: int) -> None:
-        """The answer is there, `size` bytes; whoever has asked need not hold the claim."""
+        """Record an answer of `size` bytes, and end the claim of its asker."""
         now = db_now(connection)
         values = {"size": size, "created_at": now, "used_at": now}
         ended = {**values, "holder": None, "lease_until": None}
@@ -83,7 +83,7 @@ class LlmAnswerRepository(Repository):
 
     @write
     def give_up_llm_answer(self, connection: Connection, key: str, holder: str) -> None:
-        """Whoever had the right to ask has no answer: others may ask now."""
+        """Release the right to ask, without an answer: others may ask now."""
         mine = (llm_answers.c.key == key) & (llm_answers.c.holder == holder)
         gone = mine & llm_answers.c.created_at.is_(None)
         connection.execute(delete(llm_answers).where(gone))
@@ -91,7 +91,7 @@ class LlmAnswerRepository(Repository):
 
     @write
     def forget_llm_answer(self, connection: Connection, key: str) -> None:
-        """The answer is not kept any longer; who asks just now goes on."""
+        """Delete the record of an answer; a process that asks just now goes on."""
         mine = (llm_answers.c.key == key) & llm_answers.c.holder.is_(None)
         connection.execute(delete(llm_answers).where(mine))
 
@@ -99,9 +99,9 @@ class LlmAnswerRepository(Repository):
     def drop_llm_answers(
         self, connection: Connection, *, max_age: float, max_bytes: int, limit: int = 1000
     ) -> list[str]:
-        """Forget answers that are older than `max_age` seconds, and of the others those that were
-        not used for longest, until what is left has `max_bytes` at most. Gives the keys of up to
-        `limit` that are forgotten now, whose files nobody needs any more."""
+        """Delete the records of answers that are older than `max_age` seconds, and of the others
+        those that were not used for longest, until what is left has `max_bytes` at most. Returns
+        the keys of up to `limit` records that were deleted, whose files nobody needs any more."""
         now = db_now(connection)
         idle = llm_answers.c.holder.is_(None) & llm_answers.c.created_at.is_not(None)
         newest_first = (llm_answers.c.used_at.desc(), llm_answers.c.key)

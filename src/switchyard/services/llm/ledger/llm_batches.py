@@ -51,8 +51,8 @@ class LlmBatchRepository(Repository):
 
     @write
     def await_llm_batch(self, connection: Connection, key: str, job_id: str) -> ItemState | None:
-        """Where a question stands, which the job waits for from now on, unless a batch has ended
-        for it; None where it was not collected."""
+        """Return the state of a question, and note that the job waits for it unless a batch has
+        ended for it; None where the question was not collected."""
         state = connection.scalar(select(items.state).where(items.key == key))
         if state is not None and state not in ENDED_STATES:
             _add_wait(connection, key, job_id)
@@ -80,8 +80,8 @@ class LlmBatchRepository(Repository):
 
     @write
     def end_llm_wait(self, connection: Connection, key: str, job_id: str) -> bool:
-        """The job has come for a question that no batch has any more; whether the batch has
-        answered it, and for this job first."""
+        """Delete a job's wait for a question that no batch has any more. Returns whether the batch
+        has answered the question, and this job was the first to ask it."""
         mine = (waits.key == key) & (waits.job_id == job_id)
         connection.execute(delete(llm_batch_waits).where(mine))
         ended = (items.key == key) & items.state.in_(ENDED_STATES)
@@ -102,8 +102,8 @@ class LlmBatchRepository(Repository):
         ends_within: float,
         limit: int = 200,
     ) -> list[BatchItem]:
-        """Collected questions that no batch is to have: of another provider than these, or of a job
-        whose end date comes within so many seconds."""
+        """List collected questions that no batch is to have: of another provider than these, or of
+        a job whose end date comes within `ends_within` seconds."""
         ends_soon = exists().where(
             waits.key == items.key,
             waits.job_id == jobs.c.id,
@@ -121,7 +121,8 @@ class LlmBatchRepository(Repository):
         return [_item_of(row) for row in connection.execute(query)]
 
     async def release_llm_question(self, key: str) -> bool:
-        """Its jobs ask live. False where it is in a batch meanwhile."""
+        """Let the jobs of a collected question ask live. Returns False where it is in a batch
+        meanwhile."""
         mine = (items.key == key) & (items.state == ItemState.COLLECTED)
         return await self._changes(
             update(llm_batch_items).where(mine).values(state=ItemState.LIVE.value)
@@ -140,9 +141,9 @@ class LlmBatchRepository(Repository):
         most: int,
         most_bytes: int,
     ) -> LlmBatch | None:
-        """A batch of the questions collected for a provider, up to `most` of them, and of so many
-        bytes; None while the oldest has not waited for `wait` seconds and there are fewer. Those
-        whose jobs have all ended are left."""
+        """Open a batch of the questions collected for a provider, up to `most` questions and
+        `most_bytes`. Returns None while the oldest has not waited for `wait` seconds and there are
+        fewer. Questions whose jobs have all ended are left."""
         now = db_now(connection)
         has_open_job = exists().where(
             waits.key == items.key,
@@ -190,7 +191,7 @@ class LlmBatchRepository(Repository):
 
     @read
     def llm_batches(self, connection: Connection) -> list[LlmBatch]:
-        """Those that are not done, the oldest first."""
+        """List the batches that are not done, the oldest first."""
         query = (
             select(llm_batches)
             .where(batches.state != BatchState.DONE)
@@ -200,8 +201,8 @@ class LlmBatchRepository(Repository):
 
     @write
     def fence_llm_batch(self, connection: Connection, batch_id: str, seconds: float) -> bool:
-        """Be the only one who sends a batch, for so many seconds. False where somebody is, or it
-        is sent."""
+        """Reserve the sending of a batch for this process, for so many seconds. Returns False where
+        another process has it, or the batch is sent."""
         now = db_now(connection)
         free = (batches.id == batch_id) & (batches.state == BatchState.SENDING)
         free &= batches.fenced_until <= now
@@ -216,8 +217,8 @@ class LlmBatchRepository(Repository):
         remote_id: str | None = None,
         note: str | None = None,
     ) -> bool:
-        """What has become of a batch. False, and nothing changes, where it is not as it was read:
-        another process has seen it on while this one was frozen."""
+        """Record the new state of a batch. Returns False, and changes nothing, where the batch is
+        not as it was read: another process has advanced it while this one was frozen."""
         values: dict[str, Any] = {"state": state.value, "note": clean(note)}
         if remote_id is not None:
             values["remote_id"] = remote_id
@@ -226,14 +227,14 @@ class LlmBatchRepository(Repository):
 
     @read
     def llm_batch_items(self, connection: Connection, batch: LlmBatch) -> dict[str, BatchItem]:
-        """Its questions that have no end yet, by their keys; none where it is not as it was
-        read."""
+        """Return a batch's questions that have no end yet, by key; none where the batch is not as
+        it was read."""
         query = select(llm_batch_items).where(_open_in(batch)).order_by(items.key)
         return {row.key: _item_of(row) for row in connection.execute(query)}
 
     async def conclude_llm_item(self, key: str, batch: LlmBatch, state: ItemState) -> bool:
-        """A batch has ended for one of its questions. False where it had before, or is not as it
-        was read."""
+        """Record that a batch has ended for one of its questions. Returns False where it had
+        before, or the batch is not as it was read."""
         mine = (items.key == key) & _open_in(batch)
         return await self._changes(update(llm_batch_items).where(mine).values(state=state.value))
 
@@ -245,8 +246,8 @@ class LlmBatchRepository(Repository):
 
     @write
     def call_llm_waits(self, connection: Connection, limit: int = 200) -> list[str]:
-        """Jobs whose question no batch has any more, and which are not under way: they are to be
-        published. Each is named again after ten minutes, until it has come."""
+        """Return jobs whose question no batch has any more, and which are not under way: they are
+        to be published. Each is returned again after WAKE_RETRY_INTERVAL, until it has come."""
         now = db_now(connection)
         due = (
             select(waits.key, waits.job_id)
@@ -268,8 +269,9 @@ class LlmBatchRepository(Repository):
 
     @write
     def tidy_llm_batches(self, connection: Connection, *, max_age: float) -> list[LlmCall]:
-        """Forget batches that are done, and questions that nobody comes for, as old as so many
-        seconds; gives what was set aside for those that were never sent."""
+        """Delete batches that are done, and questions that no job comes for, as old as `max_age`
+        seconds. Returns the calls of questions that were never sent, whose reserve is to be freed.
+        """
         old = db_now(connection) - max_age
         unwanted = (items.created_at < old) & (items.state != ItemState.SENT)
         gone = connection.execute(
@@ -283,7 +285,7 @@ class LlmBatchRepository(Repository):
 
     @read
     def llm_batch_counts(self, connection: Connection) -> Mapping[tuple[str, str], int]:
-        """Questions by provider and state."""
+        """Count questions by provider and state."""
         query = select(items.provider, items.state, func.count()).group_by(
             items.provider, items.state
         )
@@ -299,7 +301,8 @@ def _add_wait(connection: Connection, key: str, job_id: str) -> None:
 
 
 def _open_in(batch: LlmBatch) -> ColumnElement[bool]:
-    """A question of the batch that has no end yet, while the batch is as it was read."""
+    """Return the condition for questions of a batch that have no end yet, while the batch is as it
+    was read."""
     as_read = exists().where(batches.id == batch.id, batches.state == batch.state.value)
     return and_(items.batch_id == batch.id, items.state == ItemState.SENT, as_read)
 

@@ -52,8 +52,8 @@ class LlmSlotRepository(Repository):
         first: float,
         most: int,
     ) -> SlotAnswer:
-        """A slot for `ttl` seconds, if one is free beside `keep_free`. `first` is the limit of a
-        server that was never called, `most` what no rule may exceed."""
+        """Take a slot for `ttl` seconds, if one is free beside `keep_free`. `first` is the limit of
+        a server that was never called, `most` what no rule may exceed."""
         state, now = _lock_server(connection, server, first)
         if state.paused_until > now:
             return ServerPaused(state.paused_until - now, state.pause_reason or "paused")
@@ -109,7 +109,7 @@ class LlmSlotRepository(Repository):
 
     @read
     def llm_servers(self, connection: Connection) -> list[LlmServerReport]:
-        """The servers that were called, by name."""
+        """List the servers that were called, by name."""
         now = db_now(connection)
         alive = llm_slots.c.expires_at > now
         counted = select(llm_slots.c.server, func.count()).where(alive).group_by("server")
@@ -147,9 +147,9 @@ class LlmSlotRepository(Repository):
     def waiting_for_servers(
         self, connection: Connection, servers: Collection[str], worker: str, *, pause: float
     ) -> dict[str, int]:
-        """Jobs of a kind of worker that went back because each of these servers is paused, by lane;
-        none while one is not, or for at most `pause` seconds more: then they come back by
-        themselves, and wait in their queues."""
+        """Count by lane the jobs of a kind of worker that went back because all these servers are
+        paused. None are counted while one server is not paused, or for at most `pause` seconds
+        more: then the jobs come back by themselves."""
         paused = select(func.count()).where(
             llm_servers.c.name.in_(servers),
             llm_servers.c.paused_until > db_now(connection) + pause,
@@ -176,7 +176,7 @@ def _in_flight(connection: Connection, server: str) -> int:
 
 
 def _lock_server(connection: Connection, server: str, first: float) -> tuple[LlmServerState, float]:
-    """The server's state, which nobody else changes until the end of the transaction; and now."""
+    """Lock the server's row until the end of the transaction. Returns its state, and the time."""
     query = select(llm_servers).where(llm_servers.c.name == server).with_for_update()
     row = connection.execute(query).one_or_none()
     if row is None:

@@ -98,7 +98,7 @@ class LlmSpendRepository(Repository):
 
     @write
     def settle_lost_llm_calls(self, connection: Connection, limit: int = 500) -> int:
-        """Count calls by their estimate whose process has died; how many there were."""
+        """Count calls whose process has died by their estimate. Returns how many there were."""
         now = db_now(connection)
         lost = (
             select(llm_calls)
@@ -122,7 +122,7 @@ class LlmSpendRepository(Repository):
 
     @read
     def llm_budgets(self, connection: Connection, *, per_day: float | None) -> list[BudgetState]:
-        """The budgets of today and of all backfills that have one and are not over."""
+        """Return the budgets of today and of all backfills that have one and have not ended."""
         today = f"day:{_day(db_now(connection))}"
         limits = {} if per_day is None else {today: per_day}
         running = select(bulk_operations.c.id, bulk_operations.c.budget).where(
@@ -136,7 +136,7 @@ class LlmSpendRepository(Repository):
 
     @read
     def llm_spent_today(self, connection: Connection) -> dict[str, SpendRow]:
-        """What each provider's calls came to today, by its name; `""` is all of it."""
+        """Return the cost of today's calls by the provider's name; `""` is the cost of all."""
         day = _day(db_now(connection))
         accounts = select(llm_accounts).where(llm_accounts.c.day == day)
         rows = {}
@@ -168,8 +168,8 @@ class LlmSpendRepository(Repository):
         until: str | None = None,
         limit: int = 100,
     ) -> list[SpendRow]:
-        """What was spent, by one thing that calls have in common: on the days from `since` to
-        `until` (`2026-11-22`), both included. Days in their order, all others with what has cost
+        """Return what was spent, by one thing that calls have in common: on the days from `since`
+        to `until` (`2026-11-22`), both included. Days in their order, all others with what has cost
         most first, up to `limit`."""
         query = _spend_query(by).limit(limit)
         if since is not None:
@@ -180,8 +180,8 @@ class LlmSpendRepository(Repository):
 
     @write
     def drop_llm_calls(self, connection: Connection, *, max_age: float, limit: int = 5000) -> int:
-        """Forget up to `limit` calls that are older than so many seconds, and accounts of days as
-        old; how many calls."""
+        """Delete up to `limit` calls that are older than `max_age` seconds, and accounts of days as
+        old. Returns the number of calls."""
         day = _day(db_now(connection) - max_age)
         old = select(llm_calls.c.id).where(llm_calls.c.day < day).limit(limit)
         gone = connection.execute(delete(llm_calls).where(llm_calls.c.id.in_(old)))
@@ -239,8 +239,7 @@ def _limits(
 
 
 def _lock_accounts(connection: Connection, keys: Iterable[str], day: str) -> dict[str, Row[Any]]:
-    """The accounts, which nobody else changes until the end of the transaction. In one order in
-    all processes."""
+    """Lock the accounts' rows until the end of the transaction, in one order in all processes."""
     accounts = {}
     for key in sorted(keys):
         new = {"key": key, "day": None if key.startswith("backfill:") else day, **_ZERO}
@@ -261,7 +260,7 @@ def _update_accounts(
 
 
 def _insert_call(connection: Connection, call: LlmCall, at: float, day: str) -> bool:
-    """False where it is there."""
+    """Insert a call. Returns False where it is there already."""
     asked_by = call.asked_by
     values = {
         "id": call.id,
@@ -321,7 +320,7 @@ def _budget_state(row: Row[Any] | None, limit: float, key: str = "") -> BudgetSt
 
 
 def _rounded(reserved: float) -> float:
-    """What is added and taken away again leaves a rest of no more than rounding."""
+    """Return a reserve without the rounding error that adding and subtracting leaves."""
     return reserved if reserved > ROUNDING_ERROR else 0.0
 
 

@@ -38,7 +38,8 @@ class LlmServerState:
         return 1.0 if self.is_on_trial else self.limit
 
     def calls(self, most: int) -> int:
-        """The same where the settings allow `most`: its limit may be from before these."""
+        """Return the calls that the server gets at once, where the settings allow `most`: its limit
+        may be from before these settings."""
         return max(1, min(most, int(self.allowed)))
 
 

@@ -108,7 +108,8 @@ class ClassDefinitions(_Part):
 
 
 def definitions(path: Path | None) -> ClassDefinitions:
-    """Those of the file, of the package's own where there is none.
+    """Read the definitions in a file; the package's own where `path` is None. Raises BadClasses:
+    the file is missing, too large, no TOML, or does not say how to classify.
 
     Raises BadClasses: the file is not there, too large, no TOML, or does not say how to classify.
     """
@@ -129,5 +130,5 @@ def _parsed(tables: dict[str, Any], name: str) -> ClassDefinitions:
 
 
 def _as_in_the_file(steps: Sequence[str | int]) -> Sequence[str | int]:
-    """Behind a kind's name pydantic puts what the kind is by."""
+    """Remove the step that pydantic adds behind a kind's name: what the kind is by."""
     return (*steps[:2], *steps[3:]) if steps[2:3] and steps[2] in _BY else steps

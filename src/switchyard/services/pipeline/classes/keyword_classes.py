@@ -40,7 +40,7 @@ class Keywords:
                 self._lengths.setdefault(phrase[0], set()).add(len(phrase))
 
     def count(self, texts: Iterable[str]) -> Counter[str]:
-        """How often each keyword is there."""
+        """Count how often each keyword is in the texts."""
         counts: Counter[str] = Counter()
         for text in texts:
             carried: list[str] = []
@@ -51,7 +51,7 @@ class Keywords:
         return counts
 
     def _count(self, text: Sequence[str], seen_words: int, counts: Counter[str]) -> None:
-        """Those that end behind the words that were seen before."""
+        """Count the keywords that end behind the words that were seen before."""
         for at, word in enumerate(text):
             for length in self._lengths.get(word, ()):
                 if seen_words < at + length <= len(text):
@@ -73,7 +73,7 @@ class Keywords:
 def classes_by_keywords(
     name: str, kind: RuleKind, counts: Mapping[str, int]
 ) -> list[DocumentClass]:
-    """The class of a text in which keywords were found so often."""
+    """Return the class of a text by the counts of its keywords."""
     points = {
         label: sum(
             points * min(counts[keyword], MAX_TIMES)
@@ -103,7 +103,7 @@ def _plain(text: str) -> str:
 
 
 def _windows(text: str) -> Iterator[str]:
-    """The text in parts that end between words, where it has any such place."""
+    """Cut a text into parts that end between words, where there is such a place."""
     start = 0
     while start < len(text):
         end = start + _WINDOW

@@ -22,8 +22,8 @@ def similarities(
     passages: Sequence[Sequence[float]],
     described: Sequence[tuple[str, Sequence[float]]],
 ) -> dict[str, float]:
-    """How similar a document is to each label, by the vectors of its passages and those of the
-    labels' descriptions. Cosines, from -1 to 1; 0 for a document without any passage."""
+    """Return the similarity of a document to each label, by the vectors of its passages and those
+    of the labels' descriptions. Cosines, from -1 to 1; 0 for a document without passages."""
     import numpy as np
 
     if not passages:

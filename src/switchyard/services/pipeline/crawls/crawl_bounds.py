@@ -50,7 +50,8 @@ class CrawlBounds:
         within: float,
         most_pages: int,
     ) -> CrawlBounds:
-        """Checked. The hosts of the start addresses belong to it always. Raises InvalidCrawl."""
+        """Check the bounds of a request. The hosts of the start addresses always belong to the
+        crawl. Raises InvalidCrawl."""
         if not 1 <= len(start) <= MAX_STARTS:
             raise InvalidCrawl(f"a crawl begins at 1 to {MAX_STARTS} addresses", at="start")
         try:
@@ -79,13 +80,14 @@ class CrawlBounds:
 
 
 def host_of(url: str) -> str:
-    """The host as crawls name it: with its port where that is neither 80 nor 443."""
+    """Return the host as crawls name it: with its port where that is neither 80 nor 443."""
     host, port = place_of(url)
     name = f"[{host}]" if ":" in host else host
     return name if port in (80, 443) else f"{name}:{port}"
 
 
 def belongs(url: str, hosts: Sequence[str]) -> bool:
-    """Whether the address is on one of the hosts; `*.example.org` is all below example.org."""
+    """Return whether the address is on one of the hosts; `*.example.org` is all below
+    example.org."""
     host = host_of(url)
     return any(host.endswith(each[1:]) if each.startswith("*.") else host == each for each in hosts)

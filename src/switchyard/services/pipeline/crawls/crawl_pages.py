@@ -22,8 +22,8 @@ _NAMESPACE = uuid5(NAMESPACE_URL, "https://switchyard.invalid/crawls")
 def found_pages(
     registry: Registry, crawl_id: str, urls: Iterable[str], depth: int, found_by: str | None
 ) -> Iterator[FoundPage]:
-    """Pages with the jobs that would visit them: of each address the same job, however often and
-    wherever it is found."""
+    """Yield the pages with the jobs that would visit them. An address has the same job however
+    often and wherever it is found."""
     for url in urls:
         request = JobRequest(
             f"{BACKFILL.name}.{JOB_TYPE}",
@@ -35,7 +35,7 @@ def found_pages(
 
 
 def crawl_pressure(snapshot: Snapshot) -> Pressure:
-    """How full the queues are through which crawled pages go: the fullest of them counts."""
+    """Return the pressure of the queues that crawled pages go through: the fullest counts."""
     names = (queue_name(BACKFILL.name, worker) for worker in BACKFILL.workers)
     depths = filter(None, map(snapshot.queue, names))
     return fullest(each.pressure for each in depths)

@@ -70,31 +70,32 @@ class Crawls:
         return _require_same_bounds(recorded, bounds)
 
     async def started(self, bounds: CrawlBounds, key: str) -> CrawlRecord | None:
-        """The crawl that was started under the key. Raises CrawlKeyTaken for one that has other
-        bounds."""
+        """Return the crawl that was started under the key. Raises CrawlKeyTaken for one that has
+        other bounds."""
         known = await self._crawls.crawl_of_key(key)
         return None if known is None else _require_same_bounds(known, bounds)
 
     async def show(self, crawl_id: str) -> CrawlProgress:
-        """Raises UnknownCrawl."""
+        """Return a crawl and its progress. Raises UnknownCrawl."""
         progress = await self._crawls.crawl_progress(crawl_id)
         if progress is None:
             raise UnknownCrawl(crawl_id)
         return progress
 
     async def all(self, *, limit: int = 50, cursor: str | None = None) -> Page[CrawlProgress]:
-        """The newest first. Raises ValueError for a cursor that is none."""
+        """List the crawls, the newest first. Raises ValueError for an invalid cursor."""
         return await self._crawls.list_crawls(limit=limit, cursor=cursor)
 
     async def pages(
         self, crawl_id: str, *, limit: int = 50, cursor: str | None = None
     ) -> Page[ListedPage]:
-        """Its pages, the last due first. Raises UnknownCrawl, ValueError as `all` does."""
+        """List a crawl's pages, the last due first. Raises UnknownCrawl, and ValueError as `all`
+        does."""
         await self.show(crawl_id)
         return await self._crawls.crawl_pages(crawl_id, limit=limit, cursor=cursor)
 
     async def cancel(self, crawl_id: str) -> CrawlProgress:
-        """Visit no more of its pages; documents that it has found stay. Raises UnknownCrawl."""
+        """Cancel a crawl: it visits no more pages, and its documents stay. Raises UnknownCrawl."""
         if await self._crawls.cancel_crawl(crawl_id, self._ledger.clock.time()) is None:
             raise UnknownCrawl(crawl_id)
         return await self.show(crawl_id)

@@ -101,7 +101,7 @@ async def open_document_services(
     jobs: JobPublisher | None,
     metrics: Metrics | None = None,
 ) -> AsyncIterator[DocumentServices]:
-    """The use cases, for as long as the process that serves them runs.
+    """Open the services for as long as the process that serves them runs.
 
     Without `jobs` (no broker) the pipeline runs in this process, and `metrics` show it.
     """
@@ -155,8 +155,8 @@ class DocumentService:
         return submitted
 
     async def _wait_for_end(self, submitted: Submitted) -> Submitted:
-        """The same when its pipeline has ended; also that of the document that this one turned
-        out to be, when another came from the same source at the same time."""
+        """Wait until the pipeline has ended; also that of the document that this one turned out to
+        be, when another came from the same source at the same time."""
         status = submitted.status
         for _ in range(2):
             if not status.has_ended:
@@ -192,7 +192,7 @@ class DocumentService:
     # --- out --------------------------------------------------------------------------------
 
     async def status(self, document_id: str) -> DocumentStatus:
-        """How far the document is. Raises UnknownDocument, LedgerUnavailable."""
+        """Return the status of a document. Raises UnknownDocument, LedgerUnavailable."""
         status = await self._status(document_id, await self._documents.get_document(document_id))
         if not status.is_finished:
             return status
@@ -225,8 +225,8 @@ class DocumentService:
         return (await self._described([status_of(document_id, document, jobs)]))[0]
 
     async def _described(self, statuses: Sequence[DocumentStatus]) -> list[DocumentStatus]:
-        """The same with their classes, and with the titles that were found in them where their
-        senders have named none."""
+        """Add the documents' classes, and the titles found in them where their senders named
+        none."""
         ids = [each.document_id for each in statuses]
         classes = await self._classes.classes_of(ids)
         labels = await self._graph.graph_labels(
@@ -246,7 +246,7 @@ class DocumentService:
         return await self.result(document_id) | {"links": []}
 
     async def result(self, document_id: str, *, with_text: bool = False) -> dict[str, Any]:
-        """All that the pipeline has made of a document; with its text, page by page.
+        """Return the result of a document; with its text, page by page.
 
         Raises UnknownDocument, NotFinished. `pages` is None when the text was cleaned away.
         """
@@ -262,7 +262,7 @@ class DocumentService:
         return result
 
     async def references(self, document_id: str) -> dict[str, Any]:
-        """What `process_references` has made of a document: `references` and `citations`.
+        """Return the result of `process_references` for a document: `references` and `citations`.
 
         Raises UnknownDocument, also where that job has not run yet.
         """
@@ -276,7 +276,7 @@ class DocumentService:
         return references
 
     async def figures(self, document_id: str) -> list[dict[str, Any]]:
-        """The figures that `describe_figures` has cut out and had described.
+        """Return the figures that `describe_figures` has cut out and described.
 
         Raises UnknownDocument, also where that job has not run yet.
         """
@@ -291,7 +291,8 @@ class DocumentService:
         return figures
 
     async def figure(self, document_id: str, number: int) -> tuple[bytes, str]:
-        """The picture of a figure, from 1, and its media type, which is one of our own encodings.
+        """Return the picture of a figure, from 1, and its media type, which is one of our own
+        encodings.
 
         Raises as `figures`, and UnknownDocument for a figure that there is not.
         """
@@ -307,7 +308,7 @@ class DocumentService:
             raise UnknownDocument(f"the picture of figure {number:,} was removed") from error
 
     async def page(self, document_id: str, number: int) -> DocumentPage:
-        """A page's text, from 1, as soon as it was extracted, or read by OCR.
+        """Return a page's text, from 1, as soon as it was extracted, or read by OCR.
 
         Raises UnknownDocument, also for a page that there is not, and for a text that was cleaned
         away or is not there yet.
@@ -336,7 +337,7 @@ class DocumentService:
         limit: int,
         cursor: str | None,
     ) -> Page[DocumentStatus]:
-        """Documents that were taken in, newest first, each as `status` tells it.
+        """List documents, newest first, each with the status that `status` returns.
 
         A page may have fewer than `limit` although others follow: states are told from jobs, so
         documents are looked through for those in a `state`. Raises UnknownDocumentState,
@@ -377,5 +378,5 @@ class DocumentService:
 
 
 def _title(label: str | None, document_id: str) -> str | None:
-    """A document without a title is called by its id."""
+    """Return the title; None where the graph calls a document by its id."""
     return None if label == document_id else label

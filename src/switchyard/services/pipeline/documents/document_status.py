@@ -93,7 +93,7 @@ class _Place:
 def status_of(
     document_id: str, document: Document | None, jobs: Sequence[JobSummary]
 ) -> DocumentStatus:
-    """The status of a document.
+    """Return the status of a document.
 
     `jobs` are those of the latest run of its pipeline, oldest first; `document` is its record,
     which is missing until its first stage has begun.
@@ -155,7 +155,8 @@ def _place(
 
 
 def _completed(document: Document | None, jobs: Sequence[JobSummary]) -> tuple[str, ...]:
-    """The record lacks a stage that ran in a process of its own until the next one begins."""
+    """Return the completed stages. The record lacks a stage that ran in a process of its own until
+    the next one begins."""
     done = set(document.completed_stages) if document else set()
     under_way = {_stage_of(job.job_type) for job in jobs if job.state not in FINISHED}
     done |= {
@@ -169,13 +170,13 @@ def _completed(document: Document | None, jobs: Sequence[JobSummary]) -> tuple[s
 
 
 def _stage_of(job_type: str) -> Stage | None:
-    """Of a job that is a stage, or does a part of one."""
+    """Return the stage of a job that is a stage, or does a part of one."""
     by_name = (stage for stage in PIPELINE if stage.name == job_type)
     return PARTS.get(job_type) or next(by_name, None)
 
 
 def _stage_name(job: JobSummary, document: Document | None) -> str | None:
-    """The job's stage; a job that is none stands at the document's."""
+    """Return the name of the job's stage; of a job that is not a stage, the document's."""
     stage = _stage_of(job.job_type)
     if stage is not None:
         return stage.name

@@ -69,7 +69,7 @@ class ExtractionService:
             await self.inbox.discard(upload)
 
     async def result(self, job_id: str) -> dict[str, Any]:
-        """What an extraction has made: title, counts and `pages` with their text.
+        """Return the result of an extraction: title, counts and `pages` with their text.
 
         Raises UnknownExtraction, ExtractionNotFinished, LedgerUnavailable.
         """

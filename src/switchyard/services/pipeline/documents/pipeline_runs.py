@@ -26,7 +26,7 @@ class Runs:
     """The last one has not ended."""
 
     def add(self, jobs: list[JobSummary], next_id: str) -> None:
-        """Another run, with the id of that which follows it."""
+        """Add the next run, with the id of the run that follows it."""
         if not _found_it_known(jobs) or _found_it_known(self.latest):
             self.latest = jobs
         self.is_open = any(job.state not in FINISHED for job in jobs)
@@ -34,7 +34,8 @@ class Runs:
 
 
 def _found_it_known(jobs: Sequence[JobSummary]) -> bool:
-    """Whether a run ended with its first job: the document was there. Also true of none."""
+    """Return whether a run ended with its first job, as the document was there; also for no
+    jobs."""
     return len(jobs) <= 1 and all(job.state is State.SUCCEEDED for job in jobs)
 
 
@@ -45,13 +46,14 @@ class PipelineRuns:
         self._ledger = ledger
 
     async def runs_of(self, document_id: str, document: Document | None) -> Runs:
-        """Those of one document, with its record if there is one yet."""
+        """Return the runs of one document, with its record if there is one yet."""
         first = recorded_run(document) if document else run_id(document_id)
         return (await self.runs_of_each({document_id: first}))[document_id]
 
     async def confirmed_runs_of(self, document_id: str, document: Document | None) -> Runs:
-        """The same, to be relied on: the sender of a job that the broker has still to confirm
-        can't take it back any more, and one that was taken back is not among them."""
+        """Return the runs of one document that stay: a job that the broker has still to confirm
+        can't be rolled back by its sender any more, and one that was rolled back is not among them.
+        """
         while True:
             runs = await self.runs_of(document_id, document)
             pending = [job.id for job in runs.latest if job.state is State.PENDING]
@@ -59,8 +61,8 @@ class PipelineRuns:
                 return runs
 
     async def runs_of_each(self, first: Mapping[str, str]) -> dict[str, Runs]:
-        """The runs of each document, from the one that its record knows on: one that has ended is
-        followed by that which the same file, sent again, has started."""
+        """Return the runs of each document, from the run that its record knows. A run that has
+        ended is followed by the run that the same file, sent again, has started."""
         runs = {each: Runs(next_id=run) for each, run in first.items()}
         pending = dict(first)
         for _ in range(_MAX_RUNS):
@@ -75,11 +77,11 @@ class PipelineRuns:
 
 
 def recorded_run(document: Document) -> str:
-    """The run that its record knows."""
+    """Return the run that a document's record knows."""
     return document.pipeline or run_id(document.id)
 
 
 def run_id(document_id: str, after: str | None = None) -> str:
-    """The first job of a run: the same for all who send the file at the same time, so that they
-    start one pipeline."""
+    """Return the id of a run's first job: the same for all who send the file at the same time, so
+    that they start one pipeline."""
     return str(uuid5(_RUNS, f"{document_id}/{after or ''}"))

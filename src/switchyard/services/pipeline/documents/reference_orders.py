@@ -71,7 +71,8 @@ class ReferenceService:
         return job_id
 
     async def stages(self, record: JobRecord) -> StagesDone | None:
-        """How far a job has come; None for one without stages of its own, or on a document."""
+        """Return the progress of a job; None for one without stages of its own, or on a
+        document."""
         stages = REFERENCE_STAGES.get(record.job_type)
         if stages is None or "document_id" in record.payload:
             return None
@@ -89,7 +90,7 @@ class ReferenceService:
         return StagesDone(None if waits else left[0], tuple(done))
 
     async def output(self, record: JobRecord) -> dict[str, Any] | None:
-        """What a job has made, where that lies in storage under its own id, up to MAX_OUTPUT."""
+        """Return the output of a job that is in storage under the job's id, up to MAX_OUTPUT."""
         if not _has_output(record):
             return None
         key = extraction_key(record.id)
@@ -101,7 +102,7 @@ class ReferenceService:
         return output
 
     async def references(self, job_id: str) -> dict[str, Any]:
-        """What a job has made: `references`, and `citations` where it has looked for them.
+        """Return the result of a job: `references`, and `citations` where it has looked for them.
 
         Raises NoReferences, ExtractionNotFinished, LedgerUnavailable.
         """
@@ -127,7 +128,7 @@ class ReferenceService:
 
 
 def _has_output(record: JobRecord) -> bool:
-    """Whether its result says that its output lies in storage, under its own id."""
+    """Return whether a job's output is in storage under the job's id, as its result says."""
     return (record.result or {}).get("result") == extraction_key(record.id)
 
 

@@ -62,7 +62,7 @@ class UploadMetadata:
         asked_by: str,
         may_read: bool = True,
     ) -> UploadMetadata:
-        """From a form: `source`, `title`, `lane`, `notify_url`. Raises InvalidAbout for a field
+        """Read a form: `source`, `title`, `lane`, `notify_url`. Raises InvalidAbout for a field
         that does not exist, is too long, or names another lane."""
         values = {name: clean(value) for name, value in fields.items()}
         unknown = sorted(set(values) - set(_FIELDS))
@@ -91,14 +91,15 @@ class UploadMetadata:
         )
 
     def payload(self, upload: Upload, *names: str) -> dict[str, str]:
-        """The payload of a job that reads the upload, with those of the fields that are set."""
+        """Return the payload of a job that reads the upload, with those of the fields that are
+        set."""
         values = {name: getattr(self, name) for name in names}
         return {"key": upload.key} | {name: value for name, value in values.items() if value}
 
 
 def check_claim(source: str, registry: Registry) -> None:
-    """Raises InvalidAbout for the source of what a job type asks a server for: `arxiv:…` of
-    `ingest_arxiv`. That a document comes from there is for the server to say."""
+    """Refuse the source of a job type that asks a server: `arxiv:…` of `ingest_arxiv` raises
+    InvalidAbout. That a document comes from there is for the server to say."""
     place, colon, _ = source.partition(":")
     name = f"ingest_{place.strip().lower()}"
     if colon and any(each.name == name for each in registry):
@@ -141,7 +142,7 @@ class UploadIntake:
         return await receive(self.storage, metered, filename, charset, max_bytes=self.max_bytes)
 
     def check(self, about: UploadMetadata) -> None:
-        """Raises InvalidJob where nobody could be told of the end as it is asked for."""
+        """Check that the end can be announced as the sender asks. Raises InvalidJob."""
         if about.notify_url is None:
             return
         if self.is_inline:
@@ -149,7 +150,7 @@ class UploadIntake:
         check_notify_url(about.notify_url, self._settings)
 
     async def require_room(self) -> None:
-        """Raises StorageFull when nothing more may be taken in."""
+        """Check that the storage's quota has room. Raises StorageFull."""
         await self._quota.check()
 
     async def publish(self, request: JobRequest) -> Published:
@@ -187,6 +188,7 @@ class UploadIntake:
         await self.publish(JobRequest(NOTICE_KEY, notice, source=about.asked_by, vouched=notice))
 
     async def wait_for(self, job_id: str | None) -> None:
-        """Inline, return when the job and all that follow from it have ended; else at once."""
+        """Wait, inline, for the end of the job and of all that follow from it; else return at
+        once."""
         if self._inline is not None and job_id is not None:
             await self._inline.finish(job_id)

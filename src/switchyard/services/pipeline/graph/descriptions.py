@@ -43,7 +43,7 @@ _ARXIV_DOI = "10.48550/arxiv."
 
 
 def tidy(text: object, most: int = MAX_LABEL) -> str:
-    """One line of text, without what would steer a terminal or what no database takes."""
+    """Return one line of text, without what would steer a terminal or what no database takes."""
     if not isinstance(text, str):
         return ""
     line = " ".join(_UNFIT.sub(" ", text[: 4 * most]).split())
@@ -51,14 +51,15 @@ def tidy(text: object, most: int = MAX_LABEL) -> str:
 
 
 def comparable(text: str) -> str:
-    """Text as titles and names are compared: words in lower case, without accents and signs."""
+    """Return text as titles and names are compared: words in lower case, without accents and
+    signs."""
     bare = unicodedata.normalize("NFKD", text[: 4 * MAX_LABEL])
     letters = "".join(each for each in bare if not unicodedata.combining(each))
     return " ".join(_NO_WORD.sub(" ", letters).casefold().split())
 
 
 def bounded_key(scheme: str, name: str) -> str:
-    """A key, of at most MAX_KEY characters."""
+    """Return a key of at most MAX_KEY characters."""
     whole = f"{scheme}:{name}"
     if len(whole) <= MAX_KEY:
         return whole
@@ -66,7 +67,8 @@ def bounded_key(scheme: str, name: str) -> str:
 
 
 def doi_key(doi: object) -> str | None:
-    """`doi:10.1000/182`, or `arxiv:1605.08386` for one of arXiv's; None where it is no DOI."""
+    """Return `doi:10.1000/182`, or `arxiv:1605.08386` for a DOI of arXiv; None where it is no
+    DOI."""
     match = _DOI.search(tidy(doi, MAX_KEY).casefold())
     if match is None:
         return None
@@ -77,7 +79,7 @@ def doi_key(doi: object) -> str | None:
 
 
 def arxiv_key(name: object) -> str | None:
-    """`arxiv:1605.08386`, without the version; None where it is no id of arXiv."""
+    """Return `arxiv:1605.08386`, without the version; None where it is no id of arXiv."""
     try:
         return ArxivId.parse(tidy(name, MAX_KEY)).source
     except ValueError:
@@ -91,7 +93,7 @@ def document_of(
     source: object = None,
     entry: Mapping[str, Any] | None = None,
 ) -> NodeDescription:
-    """A document, by its title, and by what its source says of it: `entry`, as arXiv's."""
+    """Describe a document by its title, and by `entry`, what its source says of it."""
     entry = entry or {}
     source_key = arxiv_key(source) if str(source or "").startswith("arxiv:") else None
     keys = _without_none([source_key, arxiv_key(entry.get("id")), doi_key(entry.get("doi"))])
@@ -125,8 +127,9 @@ def document_of(
 def cited_works(
     references: Sequence[Mapping[str, Any]], citations: Sequence[Mapping[str, Any]] = ()
 ) -> list[NewEdge]:
-    """The works that a document cites, of what `process_references` has made. An edge's weight is
-    the number of places that cite the work, 1 at least. What names no work is left out."""
+    """Describe the works that a document cites, from the result of `process_references`. An edge's
+    weight is the number of places that cite the work, 1 at least. What names no work is left out.
+    """
     places: dict[int, int] = {}
     for citation in citations:
         for at in _as_list(citation.get("references")):
@@ -147,8 +150,8 @@ def cited_works(
 def work_of(
     reference: Mapping[str, Any], provenance: Provenance = "reference"
 ) -> NodeDescription | None:
-    """A work, by its fields as they stand in a parsed reference, or as a catalogue has told them;
-    None where they name none."""
+    """Describe a work by its fields in a parsed reference, or by those of a catalogue; None where
+    the fields name no work."""
     keys = _without_none(
         [
             doi_key(reference.get("doi")),
@@ -190,7 +193,7 @@ def work_of(
 
 
 def similar_documents(links: Iterable[Mapping[str, Any]]) -> list[NewEdge]:
-    """Documents that are like one, of what `link_content` has found."""
+    """Describe the documents that `link_content` has found to be similar."""
     return [
         NewEdge(
             EdgeKind.SIMILAR,
@@ -207,14 +210,15 @@ def similar_documents(links: Iterable[Mapping[str, Any]]) -> list[NewEdge]:
 
 
 def _title_key(title: str, family: str, year: int | None) -> str | None:
-    """The last resort: a work's title with its year and first author, where all are known."""
+    """Return the key of last resort: a work's title with its year and first author, where all are
+    known."""
     if not (title and family and year):
         return None
     return bounded_key("title", f"{title}|{year}|{family}")
 
 
 def _author(family: str, given: str) -> NodeDescription | None:
-    """A person, who goes by the name as it is written: J. Roe and Jane Roe may be two."""
+    """Describe a person by the name as it is written: J. Roe and Jane Roe may be two."""
     words = comparable(f"{family} {given}")
     if not words:
         return None
@@ -223,7 +227,7 @@ def _author(family: str, given: str) -> NodeDescription | None:
 
 
 def _name_parts(name: str) -> tuple[str, str]:
-    """Family and given name of `Jane Q. Roe` or `Roe, Jane Q.`."""
+    """Return family and given name of `Jane Q. Roe` or `Roe, Jane Q.`."""
     family, comma, given = name.partition(",")
     if comma:
         return family.strip(), given.strip()
@@ -232,7 +236,7 @@ def _name_parts(name: str) -> tuple[str, str]:
 
 
 def _venue(name: str) -> NodeDescription | None:
-    """Where a work has appeared; what follows its name (volume, pages, year) is left out."""
+    """Describe the venue of a work, without what follows its name (volume, pages, year)."""
     bare = re.split(r"[\s,(;:]+(?:vol|no|pp|p|art)?\.?\s*\(?\d", name, maxsplit=1, flags=re.I)[0]
     words = comparable(bare)
     if not re.search(r"[^\W\d_]{2}", words):

@@ -47,7 +47,7 @@ async def export(ledger: Ledger, file: Path) -> tuple[int, int]:
 
 @contextmanager
 def _whole(file: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when all of it is written."""
+    """Open a file that gets its name when all of it is written."""
     part = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         with part.open("xb") as target:
@@ -160,5 +160,5 @@ class _Xml:
 
 
 def _fit(text: str) -> str:
-    """Without characters that no XML may have."""
+    """Remove the characters that no XML may have."""
     return _NO_XML.sub("\ufffd", text)

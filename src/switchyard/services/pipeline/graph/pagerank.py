@@ -50,7 +50,7 @@ class Ranks:
 
 
 async def read_edges(ledger: Ledger) -> Edges:
-    """Everything that is ranked. Raises LedgerUnavailable."""
+    """Read all edges that are ranked. Raises LedgerUnavailable."""
     import numpy as np
 
     parts: list[NDArray[Any]] = []
@@ -66,8 +66,9 @@ async def read_edges(ledger: Ledger) -> Edges:
 
 
 def rank(edges: Edges) -> Ranks:
-    """PageRank by citations, a node's own, whatever their number of places; communities (Leiden) by
-    citations and similarities, in whichever direction. The same edges give the same answer."""
+    """Compute PageRank by citations, a node's own, whatever their number of places; and communities
+    (Leiden) by citations and similarities, in whichever direction. The same edges give the same
+    answer."""
     import numpy as np
     from scipy import sparse
     from sknetwork.clustering import Leiden

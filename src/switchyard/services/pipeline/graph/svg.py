@@ -110,8 +110,7 @@ class DrawnGraph(Protocol):
 
 
 def draw(around: DrawnGraph, distances: Sequence[int]) -> str:
-    """Return the picture as the text of an SVG file. `distances` are those of the nodes from the
-    first, in edges."""
+    """Draw a neighbourhood. Returns the text of an SVG file."""
     columns = _columns(around, distances)
     rows = max(len(each) for each in columns.values())
     to_left, to_right = -min(columns), max(columns)
@@ -153,7 +152,8 @@ def draw(around: DrawnGraph, distances: Sequence[int]) -> str:
 
 
 def _columns(around: DrawnGraph, distances: Sequence[int]) -> dict[int, list[DrawnNode]]:
-    """Nodes by column: 0 the middle one, to the left what leads there, to the right the rest."""
+    """Sort the nodes into columns: 0 the middle one, to the left what leads there, to the right the
+    rest."""
     centre = around.nodes[0]
     distance = dict(zip((node.key for node in around.nodes), distances, strict=True))
     side: dict[str, int] = {centre.key: 0}
@@ -250,19 +250,19 @@ def _arrows(svg: ET.Element) -> None:
 
 
 def _text(parent: ET.Element, x: float, y: float, text: str, **attributes: str) -> float:
-    """Where the text ends, about."""
+    """Write a text. Returns where it ends, about."""
     place = {"x": f"{x:.0f}", "y": f"{y:.1f}"}
     ET.SubElement(parent, "text", place | attributes).text = text
     return x + 8 * len(text)
 
 
 def _text_width(text: str) -> int:
-    """How wide a text is, in letters: those of East Asia are two."""
+    """Return the width of a text in letters: those of East Asia are two."""
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def _cut(label: str, room: int) -> str:
-    """As much of it as there is room for."""
+    """Cut a text to the room that there is."""
     if _text_width(label) <= room:
         return label
     letters = label[: room - 1]

@@ -38,7 +38,8 @@ class CatalogueAnswerRepository(Repository):
     def find_catalogue_answers(
         self, connection: Connection, keys: Sequence[str], *, max_age: float
     ) -> dict[str, list[Any]]:
-        """The answers that are not older than `max_age` seconds, by key; up to 1,000 keys."""
+        """Return the answers that are not older than `max_age` seconds, by key; up to 1,000
+        keys."""
         return _stored_answers(connection, keys, db_now(connection) - max_age)
 
     @write
@@ -51,8 +52,8 @@ class CatalogueAnswerRepository(Repository):
         ttl: float,
         max_age: float,
     ) -> CatalogueClaims:
-        """What is kept, and is not older than `max_age` seconds; of the rest the right to ask, for
-        `ttl` seconds, where nobody else has it. Up to 1,000 keys."""
+        """Return the answers that are not older than `max_age` seconds; of the other questions,
+        claim those that nobody else asks, for `ttl` seconds. Up to 1,000 keys."""
         now = db_now(connection)
         answers = _stored_answers(connection, keys, now - max_age)
         claimed: list[str] = []
@@ -86,7 +87,7 @@ class CatalogueAnswerRepository(Repository):
     def keep_catalogue_answers(
         self, connection: Connection, answers: Mapping[str, list[Any]]
     ) -> None:
-        """These are the answers from now on; nobody needs to ask."""
+        """Store answers, and end the claims of their questions."""
         now = db_now(connection)
         for key in sorted(answers):
             values = {
@@ -105,14 +106,14 @@ class CatalogueAnswerRepository(Repository):
     def give_up_catalogue_claims(
         self, connection: Connection, keys: Sequence[str], holder: str
     ) -> None:
-        """Whoever had the right to ask has no answer: others may ask now."""
+        """Release claims without an answer: others may ask now."""
         mine = table.c.key.in_(keys) & (table.c.holder == holder)
         connection.execute(update(table).where(mine).values(holder=None, lease_until=None))
 
     @write
     def drop_catalogue_answers(self, connection: Connection, *, max_age: float) -> int:
-        """Forget answers that are older than `max_age` seconds, and claims of those who have died;
-        how many they were."""
+        """Delete answers that are older than `max_age` seconds, and claims of processes that have
+        died. Returns how many they were."""
         now = db_now(connection)
         old = table.c.created_at <= now - max_age
         idle = or_(table.c.holder.is_(None), table.c.lease_until <= now)

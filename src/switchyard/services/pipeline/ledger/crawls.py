@@ -57,8 +57,8 @@ class CrawlRepository(Repository):
         *,
         interval: float,
     ) -> CrawlRecord:
-        """Record a crawl, its first pages and their jobs. The crawl that has its key already, if
-        there is one: nothing is recorded then."""
+        """Record a crawl, its first pages and their jobs; where a crawl has its key already, record
+        nothing and return that one."""
         columns = {
             "id": crawl.id,
             "start": json.dumps(crawl.start),
@@ -178,7 +178,7 @@ class CrawlRepository(Repository):
 
     @read
     def crawl_of_key(self, connection: Connection, key: str) -> CrawlRecord | None:
-        """The crawl that was asked for under an idempotency key."""
+        """Return the crawl that was started under an idempotency key."""
         row = connection.execute(_with_key(key)).one_or_none()
         return None if row is None else _crawl_record(row)
 
@@ -189,7 +189,7 @@ class CrawlRepository(Repository):
 
     @read
     def crawl_page(self, connection: Connection, crawl_id: str, url: str) -> CrawlPage | None:
-        """The page of a crawl at that address."""
+        """Return the page of a crawl at an address."""
         query = select(crawl_pages).where(
             crawl_pages.c.crawl_id == crawl_id, crawl_pages.c.address == _address(url)
         )
@@ -198,7 +198,7 @@ class CrawlRepository(Repository):
 
     @read
     def crawl_progress(self, connection: Connection, crawl_id: str) -> CrawlProgress | None:
-        """A crawl, and how its pages stand."""
+        """Return a crawl, and the states of its pages."""
         row = connection.execute(select(crawls).where(crawls.c.id == crawl_id)).one_or_none()
         return None if row is None else _progress(connection, _crawl_record(row))
 
@@ -206,7 +206,7 @@ class CrawlRepository(Repository):
     def list_crawls(
         self, connection: Connection, *, limit: int = 50, cursor: str | None = None
     ) -> Page[CrawlProgress]:
-        """Crawls, the newest first. Raises ValueError as `list_jobs` does."""
+        """List crawls, the newest first. Raises ValueError as `list_jobs` does."""
         page = fetch_page(
             connection,
             select(crawls),
@@ -222,7 +222,7 @@ class CrawlRepository(Repository):
     def crawl_pages(
         self, connection: Connection, crawl_id: str, *, limit: int = 50, cursor: str | None = None
     ) -> Page[ListedPage]:
-        """Pages of a crawl, the last due first. Raises ValueError as `list_jobs` does."""
+        """List the pages of a crawl, the last due first. Raises ValueError as `list_jobs` does."""
         query = (
             select(crawl_pages, jobs.c.state, jobs.c.result, jobs.c.error_message)
             .select_from(crawl_pages.outerjoin(jobs, jobs.c.id == crawl_pages.c.job_id))
@@ -325,7 +325,7 @@ def _with_key(key: str) -> Select[Any]:
 
 
 def _address(url: str) -> str:
-    """Short, whatever the length of the address: it stands in indexes."""
+    """Return a short hash of an address, whatever its length: it stands in indexes."""
     return hashlib.sha256(url.encode()).hexdigest()[:32]
 
 

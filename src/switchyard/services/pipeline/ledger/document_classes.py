@@ -23,7 +23,7 @@ class DocumentClassRepository(Repository):
     def put_classes(
         self, connection: Connection, document_id: str, classes: Sequence[DocumentClass]
     ) -> None:
-        """The document has these classes, and no others."""
+        """Replace the classes of a document by these."""
         now = self.clock.time()
         rows = [
             {
@@ -49,8 +49,8 @@ class DocumentClassRepository(Repository):
     def classes_of(
         self, connection: Connection, document_ids: Collection[str]
     ) -> dict[str, tuple[DocumentClass, ...]]:
-        """The classes of each document, by kind, the highest score first; those without any are
-        absent."""
+        """Return the classes of each document, by kind, the highest score first; documents without
+        any are absent."""
         columns = document_classes.c
         ids = sorted(set(document_ids))
         by_document: dict[str, tuple[DocumentClass, ...]] = {}
@@ -67,8 +67,8 @@ class DocumentClassRepository(Repository):
 
 
 def in_classes(document_id: ColumnElement[str], classes: Iterable[str]) -> ColumnElement[bool]:
-    """Whether the document has classes, each written `kind:label`: of several labels of one kind
-    any, of several kinds one of each."""
+    """Return the condition that a document has classes, each written `kind:label`: of several
+    labels of one kind any, of several kinds one of each."""
     labels_by_kind: dict[str, set[str]] = {}
     for name in classes:
         kind, _, label = name.partition(":")

@@ -49,8 +49,8 @@ class DocumentRepository(Repository):
         state: str = "queued",
         instead_of: Document | None = None,
     ) -> tuple[Document, bool]:
-        """The document with that content, else with that source, else a new one; and whether it
-        is new. Of any number of callers at the same time exactly one is told so.
+        """Return the document with that content, else with that source, else a new one; and whether
+        it is new. Of any number of callers at the same time exactly one is told so.
 
         A new one gets the source of `instead_of`, which has none from then on, unless another run
         has taken that one up since it was read.
@@ -89,12 +89,12 @@ class DocumentRepository(Repository):
     def find_document(
         self, connection: Connection, content_hash: str, source: str | None
     ) -> Document | None:
-        """The document with that content, else with that source."""
+        """Return the document with that content, else with that source."""
         return next(iter(_matching(connection, content_hash, source)), None)
 
     @read
     def get_document(self, connection: Connection, document_id: str) -> Document | None:
-        """One document."""
+        """Return one document."""
         query = select(documents).where(documents.c.id == document_id)
         row = connection.execute(query).one_or_none()
         return None if row is None else _document_of(row)
@@ -111,9 +111,9 @@ class DocumentRepository(Repository):
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[Document]:
-        """Documents, newest first; those in that state and in none of the others, from that
-        source, with those classes (as in DocumentFilter). Raises ValueError for a limit
-        outside 1 to 1,000 or a cursor that is not from a page before."""
+        """List documents, newest first; those in that state and in none of the others, from that
+        source, with those classes (as in DocumentFilter). Raises ValueError for a limit outside 1
+        to 1,000 or a cursor that is not from a page before."""
         query = select(documents)
         if not_states:
             query = query.where(documents.c.state.not_in(sorted(not_states)))
@@ -141,7 +141,7 @@ class DocumentRepository(Repository):
         after: tuple[float, str] | None,
         limit: int,
     ) -> list[Document]:
-        """Documents, oldest first, from behind that `(created_at, id)` on."""
+        """List documents, oldest first, from behind that `(created_at, id)` on."""
         key = tuple_(documents.c.created_at, documents.c.id)
         query = _filtered(select(documents), document_filter)
         if after is not None:
@@ -151,13 +151,13 @@ class DocumentRepository(Repository):
 
     @read
     def document_ids(self, connection: Connection, document_filter: DocumentFilter) -> set[str]:
-        """The ids of these documents."""
+        """Return the ids of the documents that fit a filter."""
         query = _filtered(select(documents.c.id), document_filter)
         return set(connection.scalars(query))
 
     @read
     def count_documents(self, connection: Connection, document_filter: DocumentFilter) -> int:
-        """How many there are."""
+        """Count the documents that fit a filter."""
         query = _filtered(select(func.count()).select_from(documents), document_filter)
         return connection.scalar(query) or 0
 
@@ -172,8 +172,8 @@ class DocumentRepository(Repository):
         completed: bool = False,
         run_id: str | None = None,
     ) -> Document | None:
-        """The document is at that stage, in that state; with `completed`, the stage is added to
-        those behind it (once). None when there is no such document.
+        """Set a document's stage and state; with `completed`, add the stage to those that are
+        completed (once). None when there is no such document.
 
         With `run_id`, stage and state stay as they are where another run has the document.
         """
@@ -200,7 +200,7 @@ class DocumentRepository(Repository):
 
     @write
     def add_completed_stage(self, connection: Connection, document_id: str, stage: str) -> None:
-        """The stage is among those behind the document (once), which stays where it is."""
+        """Add a stage to those that a document has completed (once); its own stage stays."""
         mine = documents.c.id == document_id
         row = connection.execute(select(documents).where(mine).with_for_update()).one_or_none()
         if row is None or stage in (stages := _document_of(row).completed_stages):
@@ -223,10 +223,10 @@ class DocumentRepository(Repository):
         pipeline: str | None,
         source: str | None = None,
     ) -> Document | None:
-        """The document has this content from now on, and its stages are still to come; it keeps
-        its id and its source, or gets `source` where it has none and no other has it. None when
-        it is gone, or another run has it since it was read: of any number of callers at the same
-        time exactly one renews it.
+        """Give a document other content; its stages are still to come, and it keeps its id and its
+        source, or gets `source` where it has none and no other has it. None when it is gone, or
+        another run has it since it was read: of any number of callers at the same time exactly one
+        renews it.
 
         A document elsewhere with the very same content keeps that hash for itself. What the old
         content was classified as is forgotten.
@@ -264,7 +264,7 @@ class DocumentRepository(Repository):
 
 
 def _unchanged(document: Document) -> ColumnElement[bool]:
-    """Whether no other run has taken it up since it was read."""
+    """Return the condition that no other run has taken a document up since it was read."""
     return and_(
         documents.c.id == document.id,
         documents.c.pipeline.is_not_distinct_from(document.pipeline),
@@ -274,7 +274,8 @@ def _unchanged(document: Document) -> ColumnElement[bool]:
 def _matching(
     connection: Connection, content_hash: str, source: str | None, *others: ColumnElement[bool]
 ) -> list[Document]:
-    """Documents with that content, then those with that source, or that fit one of the others."""
+    """List the documents with that content, then those with that source, or that fit one of the
+    others."""
     conditions = [documents.c.content_hash == content_hash, *others]
     if source is not None:
         conditions.append(documents.c.source == source)
@@ -291,7 +292,7 @@ def _document_of(row: Row[Any]) -> Document:
 
 
 def _filtered(query: Select[Any], document_filter: DocumentFilter) -> Select[Any]:
-    """The query, for these documents alone."""
+    """Restrict a query to the documents that fit a filter."""
     columns = documents.c
     if document_filter.state is not None:
         query = query.where(columns.state == document_filter.state)

@@ -38,12 +38,12 @@ class Node:
 
 
 def scheme_of(key: str) -> str:
-    """`doi` of `doi:10.1000/182`."""
+    """Return the scheme of a key: `doi` of `doi:10.1000/182`."""
     return key.partition(":")[0]
 
 
 def best_key(keys: Iterable[str]) -> str:
-    """The key that a node goes by."""
+    """Return the key that a node goes by."""
 
     def place(key: str) -> tuple[int, str]:
         scheme = scheme_of(key)
@@ -58,7 +58,7 @@ def best_key(keys: Iterable[str]) -> str:
 
 
 def contradict(one: Collection[str], other: Collection[str]) -> bool:
-    """Whether two sets of keys can't be of one work."""
+    """Return whether two sets of keys can't be of one work."""
     for scheme in UNIQUE_SCHEMES:
         mine = {key for key in one if scheme_of(key) == scheme}
         others = {key for key in other if scheme_of(key) == scheme}
@@ -68,12 +68,12 @@ def contradict(one: Collection[str], other: Collection[str]) -> bool:
 
 
 def is_telling(title: str) -> bool:
-    """Whether a title alone says which work is meant."""
+    """Return whether a title alone identifies a work."""
     return len(title) >= TELLING_LENGTH and len(title.split()) >= TELLING_WORDS
 
 
 def same_by_title(node: Node, other: NodeDescription | Node) -> bool:
-    """Whether both are one work by title, year and first author, as far as these are known.
+    """Return whether both are one work by title, year and first author, as far as these are known.
 
     Two documents are never: reports of each year have one title, and nothing else to tell them by.
     """
@@ -89,19 +89,19 @@ def same_by_title(node: Node, other: NodeDescription | Node) -> bool:
 
 
 def is_weak(node: Node) -> bool:
-    """Whether nothing but its title says which work it is."""
+    """Return whether nothing but its title identifies a work."""
     return not any(scheme_of(key) in UNIQUE_SCHEMES for key in node.keys)
 
 
 def same_by_key(node: Node, key: str, description: NodeDescription) -> bool:
-    """Whether the node that has this key is the one that is told of."""
+    """Return whether the node that has this key is the node that is described."""
     if contradict(node.keys, description.keys):
         return False
     return scheme_of(key) != "title" or not (node.documents and _documents_of(description))
 
 
 def trust_of(provenance: str) -> int:
-    """How much a description is worth, more for one that is better."""
+    """Return the rank of a provenance, higher for one that is trusted more."""
     return [str(each) for each in TRUST].index(provenance) if provenance in TRUST else 0
 
 

@@ -25,8 +25,8 @@ from switchyard.services.pipeline.records.graph import EdgeKind, GraphEdge, Grap
 
 
 def node_of(connection: Connection, key: str) -> int | None:
-    """The id of the node that has the key, or that the document is. DOIs may be typed in capital
-    letters, too."""
+    """Return the id of the node that has the key, or that the document is. DOIs may be typed in
+    capital letters, too."""
     typed = (key, key.casefold())
     node_id: int | None = connection.scalar(
         select(graph_keys.c.node_id).where(graph_keys.c.key.in_(typed)).limit(1)
@@ -41,7 +41,7 @@ def node_of(connection: Connection, key: str) -> int | None:
 def nodes_of(
     connection: Connection, ids: Collection[int], *, with_keys: bool = False
 ) -> dict[int, GraphNode]:
-    """Nodes by their ids; those that are there."""
+    """Return the nodes with these ids that are there."""
     if not ids:
         return {}
     query: Select[Any] = (
@@ -81,7 +81,7 @@ def nodes_of(
 
 
 def keys_of(connection: Connection, ids: Iterable[int]) -> dict[int, str]:
-    """The names of nodes."""
+    """Return the best key of each node."""
     query = select(graph_nodes.c.id, graph_nodes.c.key)
     rows = connection.execute(query.where(among(connection, graph_nodes.c.id, ids)))
     return {row.id: row.key for row in rows}
@@ -98,18 +98,18 @@ def edge_between(source: str, target: str, row: Row[Any]) -> GraphEdge:
 
 
 def check_limit(limit: int) -> None:
-    """Raises ValueError for a limit outside 1 to MAX_PAGE."""
+    """Check a limit. Raises ValueError outside 1 to MAX_PAGE."""
     if not 1 <= limit <= MAX_PAGE:
         raise ValueError(f"limit must be 1 to {MAX_PAGE}")
 
 
 def encode_place(*place: object) -> str:
-    """The cursor of a place in a listing."""
+    """Encode a place in a listing as a cursor."""
     return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
 
 
 def decode_place(cursor: str, kinds: Sequence[type]) -> list[Any]:
-    """Raises InvalidCursor for what is not from a page before."""
+    """Decode a cursor. Raises InvalidCursor for one that is not of this listing."""
     trouble = InvalidCursor(f"{cursor!r} is not a cursor of this listing")
     try:
         place = json.loads(base64.urlsafe_b64decode(cursor))

@@ -63,7 +63,7 @@ class GraphNodes:
         return self._next
 
     def current_id(self, node_id: int) -> int:
-        """The node that it has become."""
+        """Return the id of the node that a node was merged into; its own where it was not."""
         while node_id in self._merged:
             node_id = self._merged[node_id]
         return node_id
@@ -89,8 +89,8 @@ class GraphNodes:
         self._read(node_ids)
 
     def find(self, description: NodeDescription, first: int | None = None) -> int:
-        """The node that is told of: known, or made now. Nodes that prove to be one are merged;
-        `first` is asked before all others."""
+        """Return the node that is described: a known one, or a new one. Nodes that prove to be one
+        are merged; `first` is asked before all others."""
         node_id = None
         if first is not None and not contradict(self.node(first).keys, description.keys):
             node_id = self.current_id(first)
@@ -179,7 +179,8 @@ class GraphNodes:
         self._connection.execute(update(graph_nodes).where(mine).values(cited=count))
 
     def _merge_if_same(self, known: int | None, other: int, key: str) -> int:
-        """Both are told of as one: what they are from now on."""
+        """Merge two nodes that one description names, unless they contradict each other. Returns
+        the node that it means from now on."""
         if known is None or known == other:
             return other
         one, two = self.node(known), self.node(other)
@@ -266,7 +267,7 @@ class GraphNodes:
             node.key = name
 
     def _merge(self, one: int, other: int) -> int:
-        """Both are one from now on: the older."""
+        """Merge two nodes into the older one."""
         self.flush()
         kept_id, merged_id = sorted((one, other))
         stays, goes = self.node(kept_id), self.node(merged_id)

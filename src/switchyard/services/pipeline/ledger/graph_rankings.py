@@ -55,8 +55,8 @@ class GraphRankings(Repository):
     def edges_to_rank(
         self, connection: Connection, after: EdgeMark | None, limit: int
     ) -> tuple[list[tuple[int, int, bool, float]], EdgeMark | None]:
-        """Source, target, whether it is a citation, and weight of the edges between works, some of
-        them; and the mark to go on from, None behind the last."""
+        """Return source, target, whether it is a citation, and weight of some of the edges between
+        works; and the mark to go on from, None behind the last."""
         edges = graph_edges.c
         mark = tuple_(edges.source, edges.kind, edges.target, edges.owner)
         query = select(edges.source, edges.kind, edges.target, edges.owner, edges.weight)

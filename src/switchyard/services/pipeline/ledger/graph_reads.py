@@ -63,7 +63,7 @@ class GraphReads(Repository):
 
     @read
     def graph_node(self, connection: Connection, key: str) -> GraphNode | None:
-        """One node, with all its keys."""
+        """Return one node, with all its keys."""
         node_id = node_of(connection, key)
         if node_id is None:
             return None
@@ -80,7 +80,7 @@ class GraphReads(Repository):
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[Neighbour] | None:
-        """What hangs together with a node; edges of these kinds, of all where there are none.
+        """List the neighbours of a node; by edges of these kinds, of all where there are none.
         Raises ValueError for a limit outside 1 to 1,000, InvalidCursor."""
         check_limit(limit)
         after = None if cursor is None else decode_place(cursor, (int, str, int))
@@ -106,8 +106,8 @@ class GraphReads(Repository):
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[GraphNode]:
-        """Works, those that most works cite first, or those of the highest PageRank; of that kind,
-        of that community. Raises ValueError for a limit outside 1 to 1,000, InvalidCursor."""
+        """List works, the most cited first, or those of the highest PageRank; of that kind, of that
+        community. Raises ValueError for a limit outside 1 to 1,000, InvalidCursor."""
         check_limit(limit)
         by = graph_ranks.c.rank if by_rank else graph_nodes.c.cited
         query = select(graph_nodes.c.id, by.label("by")).select_from(graph_nodes)
@@ -133,12 +133,13 @@ class GraphReads(Repository):
         )
 
     async def graph_cocited(self, key: str, limit: int = 20) -> RelatedWorks | None:
-        """Works that are cited together with one, by how many. Raises ValueError as above."""
+        """List works that are cited together with one, by how many works. Raises ValueError as
+        above."""
         check_limit(limit)
         return await self._related(key, graph_edges.c.source, graph_edges.c.target, limit)
 
     async def graph_coupled(self, key: str, limit: int = 20) -> RelatedWorks | None:
-        """Works that cite what one cites, by how much of it. Raises ValueError as above."""
+        """List works that cite what one cites, by how much of it. Raises ValueError as above."""
         check_limit(limit)
         return await self._related(key, graph_edges.c.target, graph_edges.c.source, limit)
 
@@ -146,8 +147,8 @@ class GraphReads(Repository):
     def graph_documents_by(
         self, connection: Connection, key: str, *, cites: bool, limit: int = 10_000
     ) -> set[str] | None:
-        """Documents that cite that work; without `cites`, those that it cites. Some of them, where
-        there are more than `limit`."""
+        """Return documents that cite the work; without `cites`, those that it cites. Some of them,
+        where there are more than `limit`."""
         mine, theirs = (
             (graph_edges.c.target, graph_edges.c.source)
             if cites
@@ -167,7 +168,8 @@ class GraphReads(Repository):
 
     @read
     def graph_labels(self, connection: Connection, document_ids: Collection[str]) -> dict[str, str]:
-        """What the documents are called in the graph; those that it does not know are absent."""
+        """Return the labels of the documents' nodes; documents that the graph does not know are
+        absent."""
         query = (
             select(graph_documents.c.document_id, graph_nodes.c.label)
             .join(graph_nodes, graph_nodes.c.id == graph_documents.c.node_id)
@@ -177,7 +179,7 @@ class GraphReads(Repository):
 
     @read
     def graph_summary(self, connection: Connection) -> GraphSummary:
-        """How many nodes and edges of each kind there are: it counts them, each time."""
+        """Count the nodes and edges of each kind, by reading them all."""
         current = select(graph_rankings).where(graph_rankings.c.generation == current_generation())
         ranking = connection.execute(current).mappings().one_or_none()
         return GraphSummary(
@@ -190,7 +192,7 @@ class GraphReads(Repository):
     def graph_nodes_after(
         self, connection: Connection, after: int, limit: int
     ) -> list[tuple[int, GraphNode]]:
-        """All nodes in the order of their ids, some of them, from behind that id on."""
+        """Return some of the nodes in the order of their ids, from behind that id on."""
         query = select(graph_nodes.c.id).where(graph_nodes.c.id > after)
         query = query.order_by(graph_nodes.c.id).limit(limit)
         ids = list(connection.scalars(query))
@@ -200,7 +202,7 @@ class GraphReads(Repository):
     def graph_edges_after(
         self, connection: Connection, after: Sequence[Any] | None, limit: int
     ) -> tuple[list[GraphEdge], Sequence[Any] | None]:
-        """All edges in one order, some of them; and where to go on, None behind the last."""
+        """Return some of the edges in one order; and where to go on, None behind the last."""
         edges = graph_edges.c
         place = (edges.source, edges.kind, edges.target, edges.owner)
         query = select(graph_edges).order_by(*place).limit(limit)
@@ -219,7 +221,8 @@ class GraphReads(Repository):
     def _related(
         self, connection: Connection, key: str, near: Any, far: Any, limit: int
     ) -> RelatedWorks | None:
-        """Works at the far end of citations whose near end is that of a citation of the node."""
+        """List works at the far end of citations that share their near end with a citation of the
+        node."""
         edges = graph_edges.alias()
         here = edges.c[far.name]
         among_them = edges.c[near.name]
@@ -260,7 +263,7 @@ def _neighbour_rows(
     limit: int,
     after: Sequence[Any] | None,
 ) -> Sequence[Row[Any]]:
-    """One row for each neighbour and kind, those that the edges lead to first."""
+    """Read one row for each neighbour and kind, those that the edges lead to first."""
     parts = []
     for way, mine, theirs in (
         (0, graph_edges.c.source, graph_edges.c.target),

@@ -61,8 +61,8 @@ class GraphWalks(Repository):
         direction: Direction = Direction.BOTH,
         limit: int = 100,
     ) -> Neighbourhood | None:
-        """The nodes within `depth` edges, `limit` at most, and the edges between them. Raises
-        ValueError for a depth outside 1 to 4, a limit outside 1 to 500."""
+        """Return the nodes within `depth` edges, `limit` at most, and the edges between them.
+        Raises ValueError for a depth outside 1 to 4, a limit outside 1 to 500."""
         if not 1 <= depth <= MAX_DEPTH:
             raise ValueError(f"depth must be 1 to {MAX_DEPTH}")
         if not 1 <= limit <= MAX_NEARBY:
@@ -93,9 +93,9 @@ class GraphWalks(Repository):
         longest: int = 6,
         limit: int = 3,
     ) -> GraphPaths | None:
-        """The shortest ways from one node to the other, of `longest` edges at most; by default
-        edges are followed both ways. Raises ValueError for a length outside 1 to 8, a limit outside
-        1 to 10."""
+        """Return the shortest ways from one node to the other, of `longest` edges at most; by
+        default edges are followed both ways. Raises ValueError for a length outside 1 to 8, a limit
+        outside 1 to 10."""
         if not 1 <= longest <= MAX_PATH:
             raise ValueError(f"longest must be 1 to {MAX_PATH}")
         if not 1 <= limit <= MAX_PATHS:
@@ -167,7 +167,7 @@ def _join_ways(
 
 
 def _ways_back(before: dict[int, list[int]], node: int, limit: int) -> list[list[int]]:
-    """Ways from a node back to the end from which it was reached."""
+    """Return the ways from a node back to the end from which it was reached."""
     ways = [[node]]
     while before[ways[0][-1]]:
         ways = [[*way, each] for way in ways for each in before[way[-1]]][:limit]
@@ -182,7 +182,7 @@ def _distances_around(
     direction: Direction,
     limit: int,
 ) -> tuple[dict[int, int], bool]:
-    """The distance of each node around the start, and whether some were left out."""
+    """Return the distance of each node around the start, and whether some were left out."""
     distances, front, truncated = {start: 0}, [start], False
     for distance in range(1, depth + 1):
         following: list[int] = []
@@ -207,7 +207,7 @@ def _steps(
     direction: Direction,
     limit: int,
 ) -> list[Step]:
-    """Steps from these nodes to others, so many at most in each direction."""
+    """Return the steps from these nodes to others, up to `limit` in each direction."""
     nodes = list(front)
     steps: list[Step] = []
     edges = graph_edges.c
@@ -225,7 +225,7 @@ def _steps(
 def _edges_between(
     connection: Connection, ids: Iterable[int], kinds: Collection[EdgeKind]
 ) -> list[Row[Any]]:
-    """The edges between these nodes."""
+    """Read the edges between these nodes."""
     nodes = list(ids)
     edges = graph_edges.c
     query = select(
@@ -251,7 +251,7 @@ def _edges_of_ways(
     kinds: Collection[EdgeKind],
     direction: Direction,
 ) -> dict[Step, GraphEdge]:
-    """For each step of the ways, an edge that joins its ends."""
+    """Return, for each step of the ways, an edge that joins its ends."""
     steps = {step for way in ways for step in pairwise(way)}
     joining: dict[Step, GraphEdge] = {}
     for row in _edges_between(connection, nodes, kinds):
@@ -266,7 +266,7 @@ def _edges_of_ways(
 def _graph_path(
     nodes: dict[int, GraphNode], edges: dict[Step, GraphEdge], way: Sequence[int]
 ) -> GraphPath | None:
-    """None where somebody has changed the graph just now."""
+    """Return a way with its nodes and edges; None where somebody has changed the graph just now."""
     steps = list(pairwise(way))
     if not (nodes.keys() >= set(way) and edges.keys() >= set(steps)):
         return None
@@ -278,7 +278,8 @@ def _edge(nodes: dict[int, GraphNode], row: Row[Any]) -> GraphEdge:
 
 
 def _direction_from(direction: Direction, side: int) -> Direction:
-    """From the far end, edges are followed against the direction in which they are walked."""
+    """Return the direction in which edges are followed from one side: from the far end, against the
+    direction of the walk."""
     if side == 0 or direction is Direction.BOTH:
         return direction
     return Direction.IN if direction is Direction.OUT else Direction.OUT

@@ -32,8 +32,8 @@ class GraphWrites(Repository):
         document: NodeDescription,
         edges: Mapping[EdgeKind, Sequence[NewEdge]],
     ) -> None:
-        """The document is in the graph as it is described, and has these edges of these kinds, and
-        no others of them; its edges of other kinds stay. Twice is the same as once.
+        """Write a document into the graph as it is described, with exactly these edges of these
+        kinds; its edges of other kinds stay. Twice is the same as once.
 
         Whatever else is described as the same work becomes one node with it, with all edges.
         Raises ValueError for a description without a document.
@@ -77,8 +77,8 @@ class GraphWrites(Repository):
 
     @write
     def drop_from_graph(self, connection: Connection, document_id: str) -> bool:
-        """The document is gone: its edges go, and it itself, unless others cite the work. False
-        where it was not in the graph."""
+        """Delete a document's edges from the graph, and its node unless others cite the work.
+        Returns False where it was not in the graph."""
         nodes = GraphNodes(connection)
         gone = connection.execute(
             delete(graph_documents)
@@ -101,7 +101,7 @@ class GraphWrites(Repository):
 
     @read
     def graph_strays(self, connection: Connection, limit: int = 100) -> list[str]:
-        """Documents that the graph has and the ledger has not: they were deleted."""
+        """List documents that the graph has and the ledger has not: they were deleted."""
         here = select(documents.c.id).where(documents.c.id == graph_documents.c.document_id)
         query = select(graph_documents.c.document_id).where(~here.exists()).limit(limit)
         return list(connection.scalars(query))
@@ -110,7 +110,8 @@ class GraphWrites(Repository):
 def _place_document(
     connection: Connection, nodes: GraphNodes, document: NodeDescription, document_id: str
 ) -> tuple[int, int, set[int]]:
-    """The document's owner id, its node, and nodes that may have become idle."""
+    """Find or move a document's node. Returns its owner id, the node, and nodes that may have
+    become idle."""
     row = _document_row(connection, document_id)
     if row is None:
         node_id = nodes.find(document)
@@ -136,7 +137,8 @@ def _place_document(
 
 
 def _find_target(connection: Connection, nodes: GraphNodes, target: NodeDescription) -> int:
-    """The node of an edge's target; one that is a document becomes that document's node."""
+    """Return the node of an edge's target; a target that is a document becomes that document's
+    node."""
     if target.document_id is None:
         return nodes.find(target)
     row = _document_row(connection, target.document_id)
@@ -202,7 +204,7 @@ def _update_works(connection: Connection, nodes: GraphNodes) -> None:
 
 
 def _kinds_told(connection: Connection, source: int) -> tuple[set[str], bool]:
-    """The kinds of edges that a document tells itself, and whether others tell some."""
+    """Return the kinds of edges that a document tells itself, and whether others tell some."""
     query = select(graph_edges.c.kind, graph_edges.c.owner).where(graph_edges.c.source == source)
     rows = connection.execute(query.distinct()).all()
     hearsay = any(row.owner == _WORK_ITSELF for row in rows)
@@ -210,7 +212,8 @@ def _kinds_told(connection: Connection, source: int) -> tuple[set[str], bool]:
 
 
 def _drop_hearsay(connection: Connection, source: int, kinds: Iterable[str]) -> set[int]:
-    """A document that tells its authors itself needs nobody else's word; gives whom they named."""
+    """Delete edges that others tell of a document that tells them itself. Returns the nodes that
+    they led to."""
     hearsay = delete(graph_edges).where(
         graph_edges.c.source == source,
         graph_edges.c.owner == _WORK_ITSELF,
@@ -220,7 +223,7 @@ def _drop_hearsay(connection: Connection, source: int, kinds: Iterable[str]) -> 
 
 
 def _demote_to_work(connection: Connection, node_id: int) -> None:
-    """Where it was the last document of the work, the work is one that is only cited."""
+    """Turn a node into a work that is only cited, where its last document is gone."""
     others = select(graph_documents.c.id).where(graph_documents.c.node_id == node_id)
     connection.execute(
         update(graph_nodes)

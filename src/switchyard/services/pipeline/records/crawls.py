@@ -46,7 +46,7 @@ class CrawlRecord:
     idempotency_key: str | None = None
 
     def over(self, now: float) -> str | None:
-        """Why it visits no more pages; None while it does."""
+        """Return why the crawl visits no more pages; None while it does."""
         if self.cancelled_at is not None:
             return "the crawl was cancelled"
         return "the crawl's time is up" if now >= self.deadline else None

@@ -19,7 +19,8 @@ FINISHED_STATES = frozenset({COMPLETED})
 
 
 def checked_class(value: object) -> object:
-    """The value, if it can be a class in a filter; what is no text is for others to refuse.
+    """Return the value if it can be a class in a filter; a value that is no text is for others to
+    refuse.
 
     Raises ValueError, which says how one is written.
     """

@@ -29,7 +29,7 @@ class Sample:
 
 
 def sample(number: int) -> Sample:
-    """The sample of that number, from 0. Raises ValueError for a negative one."""
+    """Make the sample of that number, from 0. Raises ValueError for a negative one."""
     if number < 0:
         raise ValueError(f"samples are numbered from 0, not {number}")
     edition, which = divmod(number, len(ARTICLES))
@@ -40,7 +40,7 @@ def sample(number: int) -> Sample:
 
 
 def samples(count: int = len(ARTICLES)) -> Iterator[Sample]:
-    """The first `count` samples."""
+    """Make the first `count` samples."""
     return (sample(number) for number in range(count))
 
 

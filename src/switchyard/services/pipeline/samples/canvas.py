@@ -121,7 +121,7 @@ class Canvas:
             self.new_page()
 
     def _ensure_room(self, height: float) -> bool:
-        """Whether so much fits below; the next column or page begins where it does not."""
+        """Begin the next column or page unless so much fits below. Returns whether it fits."""
         if self._y + height <= self._here[self._at].bottom:
             return True
         self._next_column()
@@ -130,7 +130,7 @@ class Canvas:
     # --- what stands on them ----------------------------------------------------------------
 
     def title(self, text: str, byline: str = "") -> None:
-        """Over all columns of the page, which begin below it."""
+        """Write the title over all columns of the page, which begin below it."""
         for line in self._letters.wrapped(text, WIDTH - 2 * MARGIN, 19, bold=True):
             self._write(line, MARGIN, self._y + 19, WIDTH - 2 * MARGIN, 19, bold=True)
             self._y += 25
@@ -152,7 +152,7 @@ class Canvas:
         self._y += self.size * 0.7
 
     def footnote(self, mark: str, text: str) -> None:
-        """At the foot of the column; left out where there is no room for it."""
+        """Write a footnote at the foot of the column; leave it out where there is no room."""
         column = self._here[self._at]
         lines = self._letters.wrapped(f"{mark} {text}", column.width, 8)
         height = len(lines) * 10 + 8
@@ -168,7 +168,7 @@ class Canvas:
         self._footnotes.append(Block("footnote", self.number, f"{mark} {text}"))
 
     def box(self, heading: str, text: str) -> None:
-        """A shaded box of its own, in the column."""
+        """Draw a shaded box in the column."""
         column = self._here[self._at]
         size, inner = 9.0, column.width - 16
         lines = self._letters.wrapped(text, inner, size)
@@ -187,7 +187,8 @@ class Canvas:
         self._y += height + 10
 
     def table(self, caption: str, rows: Sequence[Sequence[str]], *, ruled: bool) -> None:
-        """The first row is its head; it is repeated where the table goes on, on another page."""
+        """Draw a table. The first row is its head, which is repeated where it goes on, on another
+        page."""
         self._ensure_room(60)
         if caption:
             self._flow("caption", caption, 9)
@@ -224,8 +225,8 @@ class Canvas:
             self._y += 16
 
     def figure(self, draw: Callable[[Any, Any, Any], list[str]], caption: str) -> None:
-        """A drawing by `draw` (page, shape, frame), which gives the words on it; below it its
-        caption."""
+        """Draw a figure by `draw` (page, shape, frame), which returns the words on it, and write
+        its caption below."""
         column = self._here[self._at]
         if not self._ensure_room(190):
             column = self._here[self._at]
@@ -242,7 +243,7 @@ class Canvas:
     # --- letters ----------------------------------------------------------------------------
 
     def _flow(self, kind: str, text: str, size: float, *, bold: bool = False) -> None:
-        """Lines one below the other, on over columns and pages."""
+        """Write lines one below the other, on over columns and pages."""
         leading = size * 1.35
         lines = self._letters.wrapped(text, self._here[self._at].width, size, bold=bold)
         part: list[str] = []
@@ -263,7 +264,7 @@ class Canvas:
     def _write(
         self, line: str, x: float, y: float, width: float, size: float, *, bold: bool = False
     ) -> None:
-        """One line, with its feet at `y`."""
+        """Write one line, with its baseline at `y`."""
         text = line.replace("\u00ad", "-")
         if self.prose.is_rtl and text.isascii():
             x += width - self._letters.length(text, size, bold)
@@ -279,7 +280,7 @@ class Canvas:
     # --- done -------------------------------------------------------------------------------
 
     def finish(self, title: str, author: str) -> Any:
-        """The document, all of it drawn."""
+        """Return the document, all of it drawn."""
         self._end_page()
         self._shape = None
         # Dates would make other bytes, and so another document, of each run.

@@ -57,7 +57,7 @@ class GeneratedSample:
 
 
 def kinds() -> tuple[str, ...]:
-    """The kinds of documents that can be made."""
+    """Return the kinds of documents that can be made."""
     return tuple(KINDS)
 
 
@@ -68,7 +68,7 @@ def generate(
     kinds: Sequence[str] | None = None,
     languages: Sequence[str] | None = None,
 ) -> Iterator[GeneratedSample]:
-    """So many documents, one after the other; of all kinds and languages where none are named.
+    """Make `count` documents, one after the other; of all kinds and languages where none are named.
 
     They are drawn as they are asked for: each takes some hundredths of a second, in Hebrew up to
     some seconds. Raises UnknownSample before the first one, SamplesNeedPyMuPDF with it.
@@ -80,7 +80,7 @@ def generate(
 def check_wanted(
     chosen_kinds: Sequence[str] | None, chosen_languages: Sequence[str] | None
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """The kinds and languages, all of them where none are named. Raises UnknownSample."""
+    """Return the kinds and languages, all of them where none are named. Raises UnknownSample."""
     return (
         _known("kind", chosen_kinds, tuple(KINDS)),
         _known("language", chosen_languages, languages()),
@@ -143,7 +143,7 @@ def _content(document: Any, kind: SampleKind, random: Random) -> tuple[bytes, st
 
 
 def _scanned(page: Any, random: Random) -> Any:
-    """A page as a scanner sees it: a little askew, and with noise."""
+    """Return a page as a scanner sees it: a little askew, and with noise."""
     import numpy as np
 
     library = pymupdf()

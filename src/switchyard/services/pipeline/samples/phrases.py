@@ -41,7 +41,7 @@ class TextGenerator:
         return name
 
     def word(self, name: str) -> str:
-        """A word of the language that documents need: `abstract`, `figure`, `total`, …."""
+        """Return a word of the language that documents need: `abstract`, `figure`, `total`, …."""
         word: str = self._lists["words"][name]
         return word
 
@@ -49,13 +49,13 @@ class TextGenerator:
         return self._one(self._subject["titles"])
 
     def items(self) -> list[str]:
-        """Things that are sold, in some order."""
+        """Return things that are sold, in some order."""
         items = list(self._subject["items"])
         self._random.shuffle(items)
         return items
 
     def headings(self, count: int) -> list[str]:
-        """Different ones, in the order of the list."""
+        """Return different headings, in the order of the list."""
         every: list[str] = self._lists["headings"]
         chosen = sorted(self._random.sample(range(len(every)), min(count, len(every))))
         return [every[at] for at in chosen]
@@ -84,7 +84,7 @@ class TextGenerator:
         return self._one(self._names["companies"])
 
     def reference(self, number: int) -> FakeCitation:
-        """An entry of a list of references, as journals print them."""
+        """Return an entry of a list of references, as journals print them."""
         people = ", ".join(self.person() for _ in range(self._random.randint(1, 3)))
         first = self._random.randint(1, 900)
         text = (
@@ -99,7 +99,7 @@ class TextGenerator:
 
 
 def languages() -> tuple[str, ...]:
-    """Those that documents can be made in."""
+    """Return the languages that documents can be made in."""
     return tuple(name for name in _phrases() if name != "names")
 
 

@@ -172,7 +172,7 @@ def _axes(shape: Any, frame: Any) -> None:
 
 
 def _picture(random: Random, page: Any, shape: Any, frame: Any) -> list[str]:
-    """A picture made of pixels, as a photograph is."""
+    """Draw a picture made of pixels, as a photograph is."""
     import io
 
     import numpy as np

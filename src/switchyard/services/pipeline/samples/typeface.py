@@ -40,7 +40,8 @@ class Typeface:
 
     @classmethod
     def chosen(cls, random: Random, prose: TextGenerator) -> Self:
-        """Serif or not by chance; what the script needs where these do not have it."""
+        """Choose fonts with or without serifs by chance; those of the script where these do not
+        have it."""
         library = pymupdf()
         script = _SCRIPTS.get(prose.language)
         if script is not None:
@@ -54,7 +55,7 @@ class Typeface:
         return self.faces[bold]
 
     def joined(self, lines: Sequence[str]) -> str:
-        """The text that was wrapped into these lines."""
+        """Return the text that was wrapped into these lines."""
         if not self.prose.is_spaced:
             return "".join(lines)
         text = ""
@@ -63,7 +64,8 @@ class Typeface:
         return text.replace("\u00ad", "-")
 
     def wrapped(self, text: str, width: float, size: float, *, bold: bool = False) -> list[str]:
-        """Lines that fit. One that ends within a word ends with a soft hyphen."""
+        """Wrap a text into lines that fit. A line that ends within a word ends with a soft
+        hyphen."""
         if not self.prose.is_spaced:
             return self._by_letters(text, width, size, bold)
         lines, line, room = [], "", width
@@ -94,7 +96,7 @@ class Typeface:
         return [*lines, line]
 
     def _break(self, word: str, room: float, size: float, bold: bool) -> int:
-        """Behind how many letters of a long word the line ends; 0 for none."""
+        """Return after how many letters a long word can be broken; 0 for none."""
         if self.prose.language not in _HYPHENATED or len(word) < 9 or not word[:-1].isalpha():
             return 0
         for at in range(len(word) - 4, 3, -1):
@@ -104,7 +106,7 @@ class Typeface:
         return 0
 
     def length(self, text: str, size: float, bold: bool) -> float:
-        """Of a text in one line, in points."""
+        """Measure a text in one line, in points."""
         length = self._lengths.get((text, bold))
         if length is None:
             length = self._lengths[text, bold] = float(
@@ -114,7 +116,7 @@ class Typeface:
 
 
 def pymupdf() -> Any:
-    """PyMuPDF. Raises SamplesNeedPyMuPDF."""
+    """Import PyMuPDF. Raises SamplesNeedPyMuPDF."""
     try:
         import pymupdf as library
     except ImportError as error:

@@ -5,10 +5,10 @@
         label = "Zenodo"
         base_url = "https://zenodo.org/api"
 
-        async def find(self, wanted: SourceItem, client: SourceClient) -> FoundDocument:
-            record = (await client.get(f"/records/{wanted.id}", conditional=True)).json()
+        async def find(self, item: SourceItem, client: SourceClient) -> FoundDocument:
+            record = (await client.get(f"/records/{item.id}", conditional=True)).json()
             ...
-            return FoundDocument(id=wanted.id, title=title, text=text, metadata={...})
+            return FoundDocument(id=item.id, title=title, text=text, metadata={...})
 
     ingest_zenodo = ingest_job(Zenodo())  # services/pipeline/workers/ingest/source_jobs.py
 
@@ -35,7 +35,7 @@ MAX_TEXT = 2 * 1024 * 1024
 
 
 class SourceItem(BaseModel):
-    """What is wanted of a source, as the payload of its job. A source of its own kind makes a
+    """What is item of a source, as the payload of its job. A source of its own kind makes a
     subclass with more fields."""
 
     model_config = ConfigDict(extra="forbid")
@@ -77,25 +77,25 @@ class DocumentSource(ABC):
     """How many requests one document takes at most."""
 
     def server(self, settings: Settings) -> SourceServer:
-        """Where it is, and how it wants to be asked."""
+        """Return the server: its address, and how it wants to be asked."""
         return SourceServer(
             self.name, label=self.label, base_url=self.base_url, interval=self.interval
         )
 
     @abstractmethod
-    async def find(self, wanted: Any, client: SourceClient) -> FoundDocument:
-        """What the source has; `wanted` is the job's payload, of the model that the annotation
-        names. Raises the errors of services/pipeline/sources/source_errors.py: those of the client
-        pass."""
+    async def find(self, item: Any, client: SourceClient) -> FoundDocument:
+        """Fetch what the source has; `item` is the job's payload, of the model that the
+        annotation names. Raises the errors of services/pipeline/sources/source_errors.py: those of
+        the client pass."""
 
 
 def is_prose(value: object) -> bool:
-    """Whether a field of a foreign answer is text that says something."""
+    """Return whether a field of a foreign answer is text that says something."""
     return isinstance(value, str) and bool(value.strip())
 
 
 def mapping(value: object, what: str, label: str) -> Mapping[str, Any]:
-    """A foreign answer that must be a JSON object. Raises InvalidSourceResponse."""
+    """Return a foreign answer that must be a JSON object. Raises InvalidSourceResponse."""
     from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
 
     if not isinstance(value, dict):
@@ -106,6 +106,6 @@ def mapping(value: object, what: str, label: str) -> Mapping[str, Any]:
 
 
 def words(value: object, *, most: int = 100) -> list[str]:
-    """The texts of a foreign list: topics, tags."""
+    """Return the texts of a foreign list: topics, tags."""
     texts = value if isinstance(value, list) else []
     return [each[:200] for each in texts if isinstance(each, str)][:most]

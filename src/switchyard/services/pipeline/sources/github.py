@@ -43,7 +43,7 @@ _ABOUT = ("description", "homepage", "language", "default_branch", "html_url", "
 
 
 def repository_name(text: str) -> str:
-    """`owner/name` of a repository, from that or from its address. Raises ValueError."""
+    """Return `owner/name` of a repository, from that or from its address. Raises ValueError."""
     match = _NAME.fullmatch(text.strip())
     if match is None or match["name"] in (".", ".."):
         raise ValueError(f"{text[:100]!r} is no repository: use owner/name")
@@ -62,7 +62,7 @@ class IngestGithub(BaseModel):
 
 
 def github_server(settings: Settings) -> SourceServer:
-    """The API of the settings, with their token."""
+    """Return the API of the settings, with their token."""
     headers = {"X-GitHub-Api-Version": "2022-11-28"}
     if settings.github_token is not None:
         headers["Authorization"] = f"Bearer {settings.github_token.get_secret_value()}"
@@ -84,8 +84,8 @@ class GithubSource(DocumentSource):
     def server(self, settings: Settings) -> SourceServer:
         return github_server(settings)
 
-    async def find(self, wanted: IngestGithub, client: SourceClient) -> FoundDocument:
-        path = f"/repos/{quote(wanted.repository)}"
+    async def find(self, item: IngestGithub, client: SourceClient) -> FoundDocument:
+        path = f"/repos/{quote(item.repository)}"
         answer = await client.get(path, accept=_JSON, conditional=True)
         about = mapping(answer.json(), "repository", self.label)
         try:

@@ -34,7 +34,7 @@ _ABOUT = ("author", "sha", "lastModified", "pipeline_tag", "library_name", "crea
 
 
 def hub_name(text: str) -> str:
-    """`owner/name`, or `name` of the oldest models. Raises ValueError."""
+    """Return `owner/name`, or `name` of the oldest models. Raises ValueError."""
     match = _NAME.fullmatch(text.strip())
     if match is None or ".." in match["id"]:
         raise ValueError(f"{text[:100]!r} is no name of the hub: use owner/name")
@@ -54,7 +54,7 @@ class IngestHuggingface(BaseModel):
 
 
 def hub_server(settings: Settings) -> SourceServer:
-    """The hub of the settings, with their token."""
+    """Return the hub of the settings, with their token."""
     token = settings.hf_token
     return SourceServer(
         "huggingface",
@@ -75,14 +75,14 @@ class HuggingfaceSource(DocumentSource):
     def server(self, settings: Settings) -> SourceServer:
         return hub_server(settings)
 
-    async def find(self, wanted: IngestHuggingface, client: SourceClient) -> FoundDocument:
-        answer = await client.get(f"/api/{wanted.kind}s/{quote(wanted.id)}", conditional=True)
-        about = mapping(answer.json(), wanted.kind, self.label)
+    async def find(self, item: IngestHuggingface, client: SourceClient) -> FoundDocument:
+        answer = await client.get(f"/api/{item.kind}s/{quote(item.id)}", conditional=True)
+        about = mapping(answer.json(), item.kind, self.label)
         try:
             name = hub_name(str(about.get("id")))
         except ValueError as error:
-            raise InvalidSourceResponse(f"Hugging Face's {wanted.kind} has no name") from error
-        below = "" if wanted.kind == "model" else "/datasets"
+            raise InvalidSourceResponse(f"Hugging Face's {item.kind} has no name") from error
+        below = "" if item.kind == "model" else "/datasets"
         card = ""
         try:
             path = f"{below}/{quote(name)}/raw/main/README.md"
@@ -90,10 +90,10 @@ class HuggingfaceSource(DocumentSource):
         except SourceNotFound:
             card = ""
         return FoundDocument(
-            id=f"{wanted.kind}/{name}",
+            id=f"{item.kind}/{name}",
             title=name,
             text=_text(name, about, card),
-            metadata=_metadata(name, wanted.kind, about),
+            metadata=_metadata(name, item.kind, about),
         )
 
 
@@ -110,7 +110,8 @@ def _text(name: str, about: Mapping[str, Any], card: str) -> str:
 
 
 def _tags(about: Mapping[str, Any]) -> list[str]:
-    """Tags for people; those with a colon (`license:mit`, `region:us`) are for machines."""
+    """Return the tags for people; those with a colon (`license:mit`, `region:us`) are for
+    machines."""
     return [tag for tag in words(about.get("tags")) if ":" not in tag]
 
 

@@ -24,7 +24,8 @@ _RESET = ("x-ratelimit-reset", "x-rate-limit-reset")
 def refused_for_now(
     status: int, headers: Mapping[str, str], body: bytes, *, otherwise: float, now: float
 ) -> float | None:
-    """Seconds for which the server is to be left alone; None when it is no question of limits.
+    """Return the seconds for which the server is to be left alone; None where it has refused for
+    another reason.
 
     `otherwise` is for a server that does not say how long; `now` is in seconds since 1970.
     """
@@ -42,8 +43,8 @@ def refused_for_now(
 
 
 def nothing_left(headers: Mapping[str, str], *, now: float) -> float | None:
-    """Seconds until the server answers again, when this was the last request that it answers;
-    None when there are more, or it does not say."""
+    """Return the seconds until the server answers again, when this was the last request that it
+    answers; None when there are more, or it does not say."""
     if any(headers.get(name, "").strip() == "0" for name in _REMAINING):
         reset_text = next((headers[name] for name in _RESET if name in headers), "").strip()
         if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", reset_text):
@@ -55,7 +56,7 @@ def nothing_left(headers: Mapping[str, str], *, now: float) -> float | None:
 
 
 def _server_time(headers: Mapping[str, str], now: float) -> float:
-    """A reset is a time of the server's clock; ours may differ."""
+    """Return the time of the server's clock, which its resets are by; ours may differ."""
     try:
         return parsedate_to_datetime(headers.get("date", "")).timestamp()
     except (ValueError, TypeError, IndexError, OverflowError):

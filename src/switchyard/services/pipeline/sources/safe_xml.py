@@ -14,10 +14,10 @@ MAX_ELEMENTS = 1_000_000
 
 
 def xml_tree(data: bytes, label: str, charset: Charset | None = None) -> ET.Element:
-    """The elements of an answer of the server of that name; takes time and memory in proportion
-    to the data, up to some seconds: in an event loop, use a thread. No DOCTYPE is read: without
-    one there are no entities. `charset` is what the server says it is in: it comes before the
-    XML declaration, and after a byte order mark.
+    """Return the elements of an answer of the server with that label; this takes time and memory in
+    proportion to the data, up to some seconds: in an event loop, use a thread. No DOCTYPE is read:
+    without one there are no entities. `charset` is what the server says it is in: it comes before
+    the XML declaration, and after a byte order mark.
 
     Raises InvalidSourceResponse.
     """

@@ -110,10 +110,10 @@ class SourceClient:
         *,
         patience: float | None = None,
     ) -> AsyncIterator[SourceClient]:
-        """`patience` is in seconds: a request whose turn is further off raises SourceBusy. None is
-        for jobs: they wait for two turns at most, and not at all where others wait already. With
-        a ledger, turns are those of the whole fleet; without one, of this client alone.
-        """
+        """Open a client. `patience` is in seconds: a request whose turn is further off raises
+        SourceBusy. None is for jobs: they wait for two turns at most, and not at all where others
+        wait already. With a ledger, turns are those of the whole fleet; without one, of this client
+        alone."""
         await load("switchyard.services.common.files.safe_http")
         from switchyard.services.common.files.safe_http import uncompressed_client
 
@@ -139,8 +139,8 @@ class SourceClient:
             yield cls(server, http, pace, cache)
 
     def reserve(self, requests: int) -> AbstractAsyncContextManager[None]:
-        """`async with client.row(3):` up to three requests that belong together, with nobody's in
-        between. Raises SourceBusy."""
+        """Reserve turns for up to so many requests that belong together, with nobody's in between:
+        `async with client.reserve(3):`. Raises SourceBusy."""
         return self.pace.reserve(takes=requests * (self.server.timeout + self.server.interval))
 
     async def get(
@@ -151,7 +151,8 @@ class SourceClient:
         accept: str = "application/json",
         conditional: bool = False,
     ) -> SourceResponse:
-        """The thing at a path below the server's address, or at a whole address of the server.
+        """Fetch the thing at a path below the server's address, or at a whole address of the
+        server.
 
         Raises what `ask` and `SourceResponse.ok` raise.
         """
@@ -165,7 +166,7 @@ class SourceClient:
         accept: str = "application/json",
         conditional: bool = False,
     ) -> SourceResponse:
-        """What the server answers, whatever its status.
+        """Return the server's answer, whatever its status.
 
         Raises SourceBusy, SourceUnavailable, InvalidSourceResponse, LedgerUnavailable; ValueError
         for an address of another server.
@@ -192,8 +193,8 @@ class SourceClient:
         return answer
 
     async def download(self, url: str, *, max_bytes: int, within: float) -> bytes:
-        """A file that the server names, in turn, from the open internet or from the server's own
-        host. Raises FetchRefused, FetchFailed, SourceBusy."""
+        """Download a file that the server names, in turn, from the open internet or from the
+        server's own host. Raises FetchRefused, FetchFailed, SourceBusy."""
         from switchyard.services.common.files.safe_http import FetchFailed, SsrfGuard, fetching
 
         guard = SsrfGuard(trusted=frozenset({_host_and_port(self.server.base_url)}))
@@ -275,7 +276,8 @@ class SourceClient:
         return str(httpx.URL(url, params=dict(params))) if params else url
 
     def _without_secrets(self, url: str) -> str:
-        """The address that a redirect leads to may repeat what was sent."""
+        """Remove secret parameters from the address of a redirect, which may repeat what was
+        sent."""
         import httpx
 
         if not url or not self.server.secret_params:
@@ -324,7 +326,7 @@ def _origin(url: str) -> tuple[str, str, int]:
 
 
 def _host_and_port(url: str) -> tuple[str, int]:
-    """Host and port."""
+    """Return host and port of an address."""
     try:
         parts = urlsplit(url)
         return parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)

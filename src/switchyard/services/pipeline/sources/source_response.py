@@ -41,7 +41,7 @@ class SourceResponse:
     """The server says that it is as it was when it was last asked."""
 
     def ok(self) -> SourceResponse:
-        """The answer itself, if it is the thing that was asked for.
+        """Return the answer itself, if it is the thing that was asked for.
 
         Raises SourceNotFound, SourceRefused (do not ask again), SourceUnavailable (try again).
         """
@@ -57,7 +57,7 @@ class SourceResponse:
         raise SourceUnavailable(f"{label} answers {status}{to}", after=after)
 
     def json(self) -> Any:
-        """The body, read as JSON. Raises what `ok` raises, and InvalidSourceResponse."""
+        """Return the body, read as JSON."""
         self.ok()
         try:
             return json.loads(self.text())
@@ -65,8 +65,8 @@ class SourceResponse:
             raise InvalidSourceResponse(f"{self.label} returned no JSON") from error
 
     def text(self) -> str:
-        """The body, by its byte order mark or the charset that its Content-Type names, else as
-        UTF-8; what does not fit is replaced. Raises what `ok` raises."""
+        """Return the body, by its byte order mark or the charset that its Content-Type names, else
+        as UTF-8; bytes that do not fit are replaced. Raises what `ok` raises."""
         return decode(self.ok().body, self.charset)
 
     @property
@@ -75,7 +75,7 @@ class SourceResponse:
         return charset_of(self.headers.get("content-type"))
 
     def _error_message(self) -> str:
-        """What the server says about it, where that is JSON with a message or an error."""
+        """Return the server's message, where its answer is JSON with a message or an error."""
         try:
             value = json.loads(decode(self.body[:10_000], self.charset))
         except (ValueError, RecursionError):
@@ -96,7 +96,7 @@ class SourceResponseCache:
     server: str
 
     async def find(self, url: str, accept: str) -> SourceResponse | None:
-        """What the server answered last; None where nothing is kept."""
+        """Return the server's last answer; None where none is stored."""
         try:
             raw = await self.storage.get_async(
                 self._key(url, accept), max_bytes=MAX_KEPT_BYTES + 65_536
@@ -124,7 +124,7 @@ class SourceResponseCache:
 
 
 def conditions(stored: SourceResponse | None) -> dict[str, str]:
-    """The headers that ask for what has changed since."""
+    """Return the headers that ask for what has changed since the stored answer."""
     if stored is None:
         return {}
     if "etag" in stored.headers:

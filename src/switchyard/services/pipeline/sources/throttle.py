@@ -41,7 +41,7 @@ class RequestTurn:
     _pause: Callable[[float], Awaitable[None]]
 
     async def pause(self, seconds: float) -> float:
-        """Nobody begins another request for so long, MAX_PAUSE at most. Gives the seconds."""
+        """Let nobody begin another request for so long, MAX_PAUSE at most. Returns the seconds."""
         bounded = min(seconds, MAX_PAUSE)
         await self._pause(bounded)
         return bounded

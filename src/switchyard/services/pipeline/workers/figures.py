@@ -96,7 +96,7 @@ async def describe_figures(payload: DocumentJob, ctx: JobContext) -> Outcome:
 
 
 async def _are_stored(files: DocumentFiles, figures: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the pictures are still stored."""
+    """Return whether the pictures are still stored."""
     there = {
         stored.key async for stored in files.storage.list_async(figure_folder(files.document_id))
     }
@@ -199,7 +199,8 @@ def _no_figure(payload: AnalyzeImage) -> NoSuchFigure:
 async def _answer_or_refusal(
     ctx: JobContext, content: bytes, media_type: str, caption: str
 ) -> dict[str, Any]:
-    """A picture that the model declines does not hold up the others."""
+    """Ask about a picture; return the refusal where the model declines it, so that the others go
+    on."""
     from switchyard.services.llm.llm_errors import LlmRefused
 
     try:
@@ -221,8 +222,8 @@ async def _ask_about(
     from switchyard.services.llm.gate import Urgency
     from switchyard.services.llm.vision_model import picture_chat, vision_model_of
 
-    async with vision_model_of(ctx) as lane:
-        answer, paid_before = await lane.answer(
+    async with vision_model_of(ctx) as client:
+        answer, paid_before = await client.answer(
             picture_chat(pictures, caption, question),
             urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
             within=ANSWER_TIMEOUT,

@@ -23,7 +23,7 @@ from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST
 async def update_similarity(
     ctx: JobContext, document_id: str, links: Sequence[Mapping[str, Any]], content: str | None
 ) -> None:
-    """The document, made of that content, is like these."""
+    """Write into the graph which documents a document of that content is similar to."""
     files = DocumentFiles.for_document(ctx, document_id)
     references = await stored_references(files.storage, document_id)
     # What another content has cited, this one may not cite; `process_references` will tell.
@@ -32,8 +32,8 @@ async def update_similarity(
 
 
 async def update_citations(ctx: JobContext, document_id: str) -> None:
-    """The document cites what is kept of its references, and of the works they are linked to.
-    Raises ContentReplaced where they are of another content than the document's."""
+    """Write into the graph what a document cites, by its stored references and the works they are
+    linked to. Raises ContentReplaced where these are of another content than the document's."""
     files = DocumentFiles.for_document(ctx, document_id)
     references = await stored_references(files.storage, document_id)
     if references is not None:
@@ -55,7 +55,7 @@ async def _upsert(ctx: JobContext, files: DocumentFiles, **edges: Any) -> None:
 
 
 async def _about_and_title(files: DocumentFiles) -> tuple[Mapping[str, Any], str | None]:
-    """What its source says of the document, and its title; from its result where the stages'
+    """Return what a document's source says of it, and its title; from its result where the stages'
     outputs were cleaned away."""
     try:
         about = (await files.output_of_async(INGEST)).result

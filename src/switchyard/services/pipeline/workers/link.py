@@ -87,7 +87,7 @@ async def link_content(payload: LinkContent, ctx: JobContext) -> Outcome:
 
 
 async def _classes_of(files: DocumentFiles) -> list[dict[str, Any]]:
-    """What the document is classified as; nothing where it came before there were classes."""
+    """Return the document's classes; none where it came before there were classes."""
     try:
         classes: list[dict[str, Any]] = (await files.output_of_async(CLASSIFY)).result["classes"]
     except MissingOutput:
@@ -96,7 +96,7 @@ async def _classes_of(files: DocumentFiles) -> list[dict[str, Any]]:
 
 
 async def _document_result(files: DocumentFiles, links: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The document's `result.json`."""
+    """Return the document's `result.json`."""
     about = (await files.output_of_async(INGEST)).result
     text = (await files.output_of_async(EXTRACT)).result
     summary = (await files.output_of_async(SUMMARIZE)).result

@@ -67,11 +67,11 @@ class OcrPdf(DocumentJob):
     those that are missing all the same."""
 
     def same(self) -> dict[str, Any]:
-        """The payload of a job that does the same."""
+        """Return the payload of a job that does the same."""
         return self.model_dump(exclude_defaults=True)
 
     def numbers(self, text: Mapping[str, Any]) -> list[int]:
-        """The pages to read, of that result of `extract_text`."""
+        """Return the numbers of the pages to read, by that result of `extract_text`."""
         unread = pages_for_ocr(text)
         if self.scanned:
             return unread
@@ -159,9 +159,9 @@ async def ocr_pages(payload: OcrPages, ctx: JobContext) -> Outcome:
 
 
 def _divide(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
-    """Jobs that read these pages, and the one that puts them together. It goes on without those
-    that are dead, and reads their pages itself. A book does not hold up letters: those come first.
-    """
+    """Return the jobs that read these pages, and the job that puts them together. That one goes on
+    without jobs that are dead, and reads their pages itself. A book does not hold up letters: those
+    come first."""
     size = max(MIN_RANGE, ceil(len(numbers) / MAX_RANGES))
     shared_fields = payload.model_dump(
         include={"document_id", "force", "language"}, exclude_none=True
@@ -181,7 +181,7 @@ def _divide(payload: OcrPdf, numbers: Sequence[int], priority: int) -> Next:
 
 
 def _next_stage(payload: OcrPdf, ctx: JobContext) -> Job:
-    """The next stage. Documents that came slowly go on slowly: their priority is that of the
+    """Return the next stage. Documents that came slowly go on slowly: their priority is that of the
     backfill lane."""
     from switchyard.broker.lanes import BACKFILL
 
@@ -196,7 +196,7 @@ async def _insert_texts(
     about: Mapping[str, Any],
     read: Mapping[int, Mapping[str, Any]],
 ) -> StageOutput:
-    """The document's text with that of the pages in place; what the next stages work on."""
+    """Insert the text of the pages read into the document's text, which the next stages work on."""
     from switchyard.services.pipeline.text.extraction import with_ocr
 
     texts = {number: page["text"] for number, page in read.items()}
@@ -236,7 +236,7 @@ class _PageReader:
         """Pages that this job has read itself."""
 
     async def read(self, numbers: Sequence[int]) -> dict[int, Mapping[str, Any]]:
-        """The pages by number, as they are kept: those that are done when the shift is over."""
+        """Read the pages. Returns those that are done when the time is over, by number."""
         pages: dict[int, Mapping[str, Any]] = {}
 
         async def one(number: int) -> None:
@@ -258,7 +258,7 @@ class _PageReader:
         return time.monotonic() > self._last_start or self._ctx.is_cancelled()
 
     async def _stored_page(self, number: int) -> Mapping[str, Any] | None:
-        """The page, where it was read before: with `force`, by this run."""
+        """Return the page, where it was read before: with `force`, by this run."""
         try:
             page = json.loads(await self._files.storage.get_async(self._key(number)))
             if page["input_hash"] == self._hash and (
@@ -283,8 +283,8 @@ class _PageReader:
         return page
 
     async def _recognise(self, number: int) -> dict[str, Any]:
-        """What the page says; without text, and with the reason, where it can't be read. The
-        others are read nevertheless."""
+        """Recognise a page; where that fails, return no text and the reason, so that the others are
+        read nevertheless."""
         from switchyard.services.pipeline.text.ocr import MEMORY_MB, OcrNotInstalled, read_page
 
         ctx = self._ctx

@@ -47,7 +47,7 @@ class RebuildIndex(BaseModel):
     """Build anew also for the embedder that the index has."""
 
     def settings(self, settings: Settings) -> Settings:
-        """The settings, as far as they concern the embedder that is wanted."""
+        """Return the settings with the embedder that is asked for."""
         changes: dict[str, object] = {}
         if self.offline is not None:
             changes |= {"embed_offline": self.offline, "embed_base_url": None}

@@ -64,7 +64,7 @@ class DocumentFiles:
         return cls(Storage(ctx.settings.files_url), document_id)
 
     def output_of(self, stage: Stage) -> StageOutput:
-        """What an earlier stage kept. Raises MissingOutput, ContentReplaced."""
+        """Return the output of an earlier stage. Raises MissingOutput, ContentReplaced."""
         try:
             raw = self.storage.get(self._key(stage))
         except NotStored as error:
@@ -75,7 +75,7 @@ class DocumentFiles:
         return output
 
     async def output_of_async(self, stage: Stage) -> StageOutput:
-        """`output_of`, for event loops."""
+        """Do as `output_of`, for event loops."""
         try:
             raw = await self.storage.get_async(self._key(stage))
         except NotStored as error:
@@ -86,7 +86,8 @@ class DocumentFiles:
         return output
 
     async def require_async(self, content: str | None) -> None:
-        """Raises ContentReplaced when the document has other content now. None is any content."""
+        """Check that the document still has that content; None is any content. Raises
+        ContentReplaced."""
         try:
             now = _parse_output(await self.storage.get_async(self._key(INGEST)))
         except NotStored:
@@ -109,8 +110,8 @@ class DocumentFiles:
         content: str | None,
         force: bool = False,
     ) -> StageOutput:
-        """What is kept for this input, or what `work` makes of it, kept from now on; the input
-        goes back to that content. Raises ContentReplaced."""
+        """Return the stored output for this input, or run `work` and store what it makes; `content`
+        is the content that the input goes back to. Raises ContentReplaced."""
         try:
             stored = None if force else _parse_output(self.storage.get(self._key(stage)))
         except NotStored:
@@ -134,7 +135,7 @@ class DocumentFiles:
         force: bool = False,
         is_whole: Callable[[Mapping[str, Any]], Awaitable[bool]] | None = None,
     ) -> StageOutput:
-        """`reuse_or_run`, for event loops. `is_whole` tells of a kept result whether what it
+        """Do as `reuse_or_run`, for event loops. `is_whole` says of a stored result whether what it
         stands for is still there, where that is more than the file."""
         try:
             stored = (
@@ -181,7 +182,7 @@ class DocumentFiles:
         )
 
     async def figures(self, content: str | None) -> list[dict[str, Any]]:
-        """The figures that were described of this content; none where they were not."""
+        """Return the figures that were described of this content; none where they were not."""
         stored = await stored_result(self.storage, figures_key(self.document_id))
         return (
             list(stored["figures"]) if stored is not None and stored["content"] == content else []
@@ -212,9 +213,9 @@ class DocumentFiles:
 def drafts_of(
     storage: Storage, folder: str, made_of: str | None, extractor: str, *, keep: bool, run: str = ""
 ) -> Drafts:
-    """What is kept of a PDF's pages while they are read: of every document where it is to be kept
-    for later (`keep`), as the places of references are looked up in it. `made_of` stands for the
-    content; `run` is one that reads it anew."""
+    """Return what is kept of a PDF's pages while they are read: of every document where the pages
+    are needed later (`keep`), as the places of references are looked up in them. `made_of` stands
+    for the content; `run` is a run that reads it anew."""
     from switchyard.services.pipeline.text.partial_results import RANGE, Drafts
 
     hashed = content_hash([made_of, extractor, run])
@@ -222,13 +223,13 @@ def drafts_of(
 
 
 def entry_of(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What the document's source says of it (authors, dates, …), for its `result.json`; `about`
-    is the result of the first stage. Empty where the source says nothing."""
+    """Return what the document's source says of it (authors, dates, …), for its `result.json`;
+    `about` is the result of the first stage. Empty where the source says nothing."""
     return {"entry": about["entry"]} if "entry" in about else {}
 
 
 def damage_of(text: Mapping[str, Any]) -> dict[str, Any]:
-    """What a document's `result.json` says of the file's damage; `text` is the result of
+    """Return the file's damage for the document's `result.json`; `text` is the result of
     `extract_text`."""
     # Outputs that an earlier version kept have no lists.
     broken = text.get("broken_pages", [])
@@ -260,7 +261,7 @@ def _envelope(
 
 
 def _parse_output(raw: bytes) -> dict[str, Any] | None:
-    """A kept output; None when the file is not one."""
+    """Read a stored output; None when the file is not one."""
     try:
         stored = json.loads(raw)
         if isinstance(stored["result"], dict) and isinstance(stored["output_hash"], str):
@@ -294,7 +295,7 @@ def _require_same_content(content: str | None, first: Mapping[str, Any] | None) 
 
 
 async def stored_result(storage: Storage, key: str) -> dict[str, Any] | None:
-    """A result that is kept for good; None where there is none."""
+    """Read a result that is kept for good; None where there is none."""
     try:
         value = json.loads(await storage.get_async(key))
     except NotStored:
@@ -303,5 +304,5 @@ async def stored_result(storage: Storage, key: str) -> dict[str, Any] | None:
 
 
 def encode_result(value: Mapping[str, Any]) -> bytes:
-    """A result as it is stored."""
+    """Encode a result as it is stored."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

@@ -124,7 +124,7 @@ def ends_when_superseded(
 
 
 def document_id_of(sha256: str) -> str:
-    """The id of the document with this content: the same on every machine."""
+    """Return the id of the document with this content: the same on every machine."""
     return str(uuid5(_DOCUMENT_NAMESPACE, sha256))
 
 
@@ -138,7 +138,7 @@ class AtStage:
 
 @asynccontextmanager
 async def at_stage(ctx: JobContext, document_id: str, stage: Stage) -> AsyncIterator[AtStage]:
-    """Note in the ledger that the document is at this stage, and how that ended.
+    """Record in the ledger that the document is at this stage, and how that ended.
 
     A stage that fails for good leaves the document `failed`, at that stage; a redrive takes it
     up again. Without a ledger nothing is noted.

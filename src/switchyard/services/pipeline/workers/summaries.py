@@ -54,7 +54,8 @@ _COST_ASSUMPTION = (
 @job("summarize_content", worker="llm", lanes=("hot", "backfill"), timeout=SUMMARY_TIMEOUT)
 @ends_when_superseded
 async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
-    """A summary by the LLM server of the settings; extractive, and labelled so, without one."""
+    """Summarise a document by the LLM server of the settings; extractively, and labelled so,
+    without one."""
     files = DocumentFiles.for_document(ctx, payload.document_id)
     # `extract_text` runs without a ledger; that this job exists says that it is done.
     await note_stage(ctx, payload.document_id, EXTRACT, EXTRACT.state, completed=True)
@@ -77,7 +78,7 @@ async def summarize_content(payload: DocumentJob, ctx: JobContext) -> Outcome:
 
 
 def summary_messages(title: str | None, text: str) -> list[dict[str, str]]:
-    """The chat that asks for a summary of `text`."""
+    """Return the chat that asks for a summary of `text`."""
     heading = f"Title: {' '.join(title.split())}\n\n" if title else ""
     return [
         {"role": "system", "content": _SUMMARY},
@@ -86,7 +87,7 @@ def summary_messages(title: str | None, text: str) -> list[dict[str, str]]:
 
 
 def _method_key(settings: Settings) -> list[str]:
-    """What the summary depends on beside the text."""
+    """Return what the summary depends on beside the text."""
     if not settings.llm_servers:
         return [EXTRACTIVE_VERSION]
     models = sorted({each.model for each in settings.llm_servers})
@@ -112,8 +113,8 @@ async def _summarize_by_model(ctx: JobContext, pages: list[str], title: str) -> 
         "max_tokens": SUMMARY_MAX_TOKENS,
         "temperature": 0,
     }
-    async with model_client_of(ctx) as lane:
-        answer, paid_before = await lane.answer(
+    async with model_client_of(ctx) as client:
+        answer, paid_before = await client.answer(
             chat,
             urgency=Urgency.from_priority(ctx.lane, ctx.message.priority),
             within=CALL_RATIO * SUMMARY_TIMEOUT,
@@ -132,7 +133,7 @@ async def _summarize_by_model(ctx: JobContext, pages: list[str], title: str) -> 
 
 
 def _excerpt(pages: list[str]) -> tuple[str, bool]:
-    """What a model is shown of a document, and whether anything was left out."""
+    """Return the part of a document that a model is shown, and whether anything was left out."""
     return fit(sections_of(pages), TEXT_BUDGET)
 
 

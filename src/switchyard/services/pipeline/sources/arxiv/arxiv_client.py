@@ -61,7 +61,7 @@ class ListingCursor:
 
     @classmethod
     def parse(cls, text: str) -> ListingCursor:
-        """Raises ValueError."""
+        """Read a cursor. Raises ValueError."""
         match = re.fullmatch(r"(\d{12})-(\d{12})\+(\d{1,9})", text)
         if match is None:
             raise ValueError(f"{text!r} is no cursor of a listing")
@@ -96,7 +96,7 @@ class ArxivClient:
     async def connect(
         cls, settings: Settings, ledger: Ledger | None = None, *, patience: float | None = None
     ) -> AsyncIterator[ArxivClient]:
-        """A client for the address and the interval of the settings; the rest is as in
+        """Open a client for the address and the interval of the settings; the rest is as in
         `SourceClient.connect`."""
         server = SourceServer(
             "arxiv",
@@ -109,7 +109,7 @@ class ArxivClient:
             yield cls(client)
 
     async def entries(self, ids: Iterable[ArxivId | str]) -> list[Entry]:
-        """The entries of these ids, in arXiv's order, as far as there are such.
+        """Return the entries of these ids that arXiv has, in its order.
 
         Raises ValueError for a malformed id, and what `search` raises.
         """
@@ -143,8 +143,8 @@ class ArxivClient:
         sort_by: SortBy = "submittedDate",
         order: Order = "descending",
     ) -> Feed:
-        """One page of a query in arXiv's language (`cat:cs.DB AND ti:index`). With `since` or
-        `until`, only what was submitted, or updated, in between, to the minute.
+        """Return one page of a query in arXiv's language (`cat:cs.DB AND ti:index`). With `since`
+        or `until`, only what was submitted, or updated, in between, to the minute.
 
         Raises ValueError for numbers that arXiv does not take, SourceBusy, SourceUnavailable and
         InvalidSourceResponse (try again later), SourceRefused (do not).
@@ -178,7 +178,7 @@ class ArxivClient:
         cursor: ListingCursor | None = None,
         page_size: int = PAGE_SIZE,
     ) -> AsyncIterator[FeedPage]:
-        """All that was submitted from `from_date` to `to_date`, oldest first, to the minute.
+        """Yield all that was submitted from `from_date` to `to_date`, oldest first, to the minute.
 
         Goes on from a page's `cursor`, given the same query and `to_date` (name it, or it is the
         present); what is submitted meanwhile does not shift it. A range with more than
@@ -218,7 +218,7 @@ class ArxivClient:
 
 
 def payload_of(entry: Entry, **options: Any) -> dict[str, Any]:
-    """The payload of the `ingest_arxiv` job of an entry that is at hand. A few papers have
+    """Return the payload of the `ingest_arxiv` job of an entry that is at hand. A few papers have
     thousands of authors: their job asks arXiv again, so that no message is large."""
     payload: dict[str, Any] = {"id": str(entry.arxiv_id), **options}
     if len(entry.model_dump_json()) <= MAX_ENTRY_BYTES:
@@ -244,7 +244,7 @@ def _minute(moment: datetime) -> datetime:
 
 
 def _middle(window: ListingCursor) -> datetime:
-    """The last minute of the window's first half."""
+    """Return the last minute of the window's first half."""
     half = _minute(window.since + (window.until - window.since) / 2)
     if half >= window.until:
         raise InvalidSourceResponse(
@@ -255,7 +255,7 @@ def _middle(window: ListingCursor) -> datetime:
 
 
 def _next_cursor(at: ListingCursor, feed: Feed, end: datetime) -> ListingCursor | None:
-    """Where the next page begins."""
+    """Return the cursor of the next page."""
     start = at.start + feed.count
     if start < feed.total:
         return ListingCursor(at.since, at.until, start)

@@ -181,7 +181,7 @@ def _entry(element: ET.Element) -> Entry:
 
 
 def _text(element: ET.Element, tag: str) -> str:
-    """The text of a child in one line: arXiv breaks long titles and abstracts anywhere."""
+    """Return the text of a child in one line: arXiv breaks long titles and abstracts anywhere."""
     return " ".join((element.findtext(tag) or "").split())
 
 

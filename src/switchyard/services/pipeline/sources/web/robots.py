@@ -23,7 +23,7 @@ class RobotsVerdict:
 
 
 def judge(robots: str, url: str) -> RobotsVerdict:
-    """For us, by the most specific rule."""
+    """Return the verdict of a robots.txt for us, by the most specific rule."""
     from protego import Protego  # type: ignore[import-untyped,unused-ignore]
 
     rules = Protego.parse(robots)

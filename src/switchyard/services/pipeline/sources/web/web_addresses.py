@@ -10,8 +10,8 @@ MAX_LENGTH = 2000
 
 
 def page_address(text: str) -> str:
-    """An address as it names its document: scheme and host in lower case, without the scheme's own
-    port, a fragment, a user. Raises ValueError with what is wrong."""
+    """Return an address as it names its document: scheme and host in lower case, without the
+    scheme's own port, a fragment, a user. Raises ValueError with what is wrong."""
     import httpx
 
     try:
@@ -32,13 +32,14 @@ def page_address(text: str) -> str:
 
 
 def origin_of(url: str) -> str:
-    """Scheme, host and port, without a slash: what robots.txt is for."""
+    """Return scheme, host and port, without a slash: what robots.txt is for."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
 
 
 def link_addresses(base: str, links: Iterable[str], *, most: int) -> list[str]:
-    """The addresses of links on a page, each once, in their order; what is none is left out."""
+    """Return the addresses of links on a page, each once, in their order; invalid ones are left
+    out."""
     made: dict[str, None] = {}
     for each in links:
         if len(made) >= most:

@@ -72,7 +72,7 @@ class WebFetcher:
         *,
         may_follow: Callable[[str], Awaitable[None]] | None = None,
     ) -> FetchedPage:
-        """The page at an address, redirects followed; `headers` ask for what has changed, and
+        """Fetch the page at an address, redirects followed; `headers` ask for what has changed, and
         `may_follow` is asked before each redirect: it raises SourceRefused for one that is not to
         be followed.
 
@@ -154,8 +154,8 @@ class WebFetcher:
         return verdict if isinstance(verdict, RobotsVerdict) else RobotsVerdict(allowed=False)
 
     async def _robots(self, origin: str) -> str:
-        """The site's robots.txt; empty where it has none. Of a site that does not answer we do not
-        know what it allows: that is SourceUnavailable, and tried again."""
+        """Return the site's robots.txt; empty where it has none. Of a site that does not answer we
+        do not know what it allows: that is SourceUnavailable, and tried again."""
         key = f"sources/robots/{content_hash(origin.encode())}"
         stored = await self._stored_robots(key)
         if stored is not None:
@@ -275,7 +275,7 @@ def _unavailable_for(host: str, error: Exception, seconds: float) -> SourceUnava
 
 
 async def _read_body(fetched: Fetched, limit: int) -> bytes:
-    """All of it. Raises InvalidSourceResponse for what is too large for what it is."""
+    """Read the whole body. Raises InvalidSourceResponse for one that is too large for its kind."""
     body = bytearray()
     is_file = False
     async for part in fetched.parts:

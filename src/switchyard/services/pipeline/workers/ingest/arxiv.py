@@ -31,7 +31,7 @@ def _normalised(text: str) -> str:
 
 
 def _in_utc(moment: datetime) -> datetime:
-    """arXiv's times are UTC, and so is one that does not say where."""
+    """Return a time in UTC, as arXiv's are; also one that has no time zone."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 

@@ -37,7 +37,7 @@ class IngestedVersion:
     full_text: bool
 
     def filename(self, arxiv_id: ArxivId) -> str:
-        """The document's filename, which keeps this: `1605.08386v2.pdf`."""
+        """Return the document's filename, which keeps this: `1605.08386v2.pdf`."""
         kind = "pdf" if self.full_text else "md"
         return f"{arxiv_id.base.replace('/', '.')}v{self.version}.{kind}"
 
@@ -49,8 +49,8 @@ class IngestedVersion:
 
 
 def takes_over(known: IngestedVersion | None, offered: IngestedVersion) -> bool:
-    """Whether what is offered replaces what a document has: a newer version does, and the whole
-    text of the same one."""
+    """Return whether the version offered replaces the known one: a newer version does, and the
+    whole text of the same one."""
     if known is None:
         return False
     if offered.version != known.version:
@@ -111,7 +111,8 @@ async def ingest_paper(entry: Entry, ctx: JobContext, *, full_text: bool, force:
 async def _paper_content(
     entry: Entry, ctx: JobContext, offered: IngestedVersion
 ) -> tuple[bytes, FileIdentity]:
-    """What the document is made of. Raises what `_download_pdf` raises."""
+    """Return the content of a paper's document: title and abstract, or the PDF. Raises what
+    `_download_pdf` raises."""
     if not offered.full_text or entry.pdf_url is None:
         data = f"# {entry.title}\n\n{entry.abstract}\n".encode()
         return data, FileIdentity(content_hash(data), MARKDOWN, len(data))

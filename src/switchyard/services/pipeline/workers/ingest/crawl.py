@@ -102,7 +102,7 @@ async def _claim_links(
     ctx: JobContext,
     pressure: Pressure,
 ) -> int:
-    """The pages that this one links to become pages of the crawl; how many are new."""
+    """Claim the pages that this one links to for the crawl. Returns how many are new."""
     if page_text is None or page.depth >= crawl.max_depth:
         return 0
     urls = [
@@ -123,8 +123,8 @@ async def _claim_links(
 def _redirect_check(
     crawl: CrawlRecord, page: CrawlPage, ledger: Ledger
 ) -> Callable[[str], Awaitable[None]]:
-    """Whether the page's server may send us there: not out of the crawl, and not to what is another
-    page's, which is visited for itself."""
+    """Make the check of redirects: none leads out of the crawl, nor to another page of it, which is
+    visited for itself."""
     crawls = PipelineLedger(ledger).crawls
 
     async def may_follow(url: str) -> None:
@@ -137,7 +137,7 @@ def _redirect_check(
 
 
 async def _lane_pressure(ctx: JobContext) -> Pressure:
-    """How full the lane is; nothing is kept waiting where that is not known."""
+    """Return the pressure of the lane; OK where it is not known."""
     if ctx.shared is None or ctx.settings.amqp_url is None:
         return Pressure.OK
     lanes = await ctx.shared.get(

@@ -174,8 +174,8 @@ class ExtractText(BaseModel):
     cpu_limit=60,  # 2,000 pages of text take a tenth of it
 )
 def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
-    """The text of a document, page by page. A document of images alone goes to OCR, and so do
-    those pages of others that are pictures.
+    """Extract the text of a document, page by page. A document of images alone goes to OCR, and so
+    do those pages of others that are pictures.
 
     Of an upload alone, the text is the job's result in storage, and nothing follows. What was read
     of a long document before the process died is not read again.

@@ -52,8 +52,8 @@ class IncomingDocument:
     async def upsert(
         self, ledger: Ledger, document_id: str, *, instead_of: Document | None = None
     ) -> tuple[Document, bool]:
-        """Its document, made under that id where there is none of its content or source; and
-        whether it was made."""
+        """Return the document with this content or source, else make it under that id; and whether
+        it was made."""
         return await PipelineLedger(ledger).documents.upsert_document(
             self.identity.sha256,
             source=self.source,
@@ -83,8 +83,7 @@ class IncomingDocument:
         return await self.renew(ctx.ledger, document)
 
     async def renew(self, ledger: Ledger, document: Document) -> Document | None:
-        """The document with this content from now on; None when another run has it since it was
-        read."""
+        """Give a document this content. Returns None when another run has it since it was read."""
         return await PipelineLedger(ledger).documents.renew_document(
             document, self.identity.sha256, source=self.source, **self._described()
         )
@@ -118,7 +117,8 @@ class IncomingDocument:
         }
 
     async def store(self, ctx: JobContext, document_id: str) -> None:
-        """The first stage: keep the original, and what is known of it, for those that follow."""
+        """Run the first stage: keep the original, and what is known of it, for the stages that
+        follow."""
         files = DocumentFiles.for_document(ctx, document_id)
         async with at_stage(ctx, document_id, INGEST):
             key = upload_key(document_id, self.identity.media_type)
@@ -164,7 +164,7 @@ def is_claim(document: Document) -> bool:
 
 
 async def is_taken(ctx: JobContext, document: Document) -> bool:
-    """Whether the document is finished, or a job of another run will still see to it."""
+    """Return whether the document is finished, or a job of another run will still see to it."""
     from switchyard.services.engine.records.states import FINISHED
 
     if document.state in FINISHED_STATES:
@@ -187,12 +187,13 @@ def taken_by_another(source: str | None) -> Snooze:
 
 
 def duplicate_outcome(document: Document) -> Done:
-    """The answer for a document that is there, under this content or this source."""
+    """Return the outcome for a document that is there, under this content or this source."""
     return Done({"document_id": document.id, "duplicate": True, "state": document.state})
 
 
 def extract_next(document_id: str, *, force: bool, duplicate: bool, **details: Any) -> Next:
-    """The answer of a job that has taken a document in; `details` is what else it says of it."""
+    """Return the outcome of a job that has taken a document in, with further `details` for its
+    result."""
     following = {"document_id": document_id} | ({"force": True} if force else {})
     result = {"document_id": document_id, "duplicate": duplicate, **details}
     return Next([Job(EXTRACT.name, following)], result)

@@ -54,17 +54,17 @@ def ingest_job(
     lanes: Sequence[str] = ("hot", "backfill"),
     timeout: float = 300,
 ) -> Handler:
-    """The handler of the job type `ingest_NAME`, which takes in what a source has. Its payload is
-    the model that `find` is annotated with; with `force: true` in it, all stages run again.
+    """Make the handler of the job type `ingest_NAME`, which takes in what a source has. Its payload
+    is the model that `find` is annotated with; with `force: true` in it, all stages run again.
 
     Raises RegistryError.
     """
     name = f"ingest_{source.name}"
     if re.fullmatch(r"[a-z][a-z0-9_]{0,40}", source.name) is None:
         raise RegistryError(f"source {source.name!r}: use lower-case letters, digits and _")
-    model = hint_of(source.find, "wanted")
+    model = hint_of(source.find, "item")
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
-        raise RegistryError(f"find of {name} must take (self, wanted: MODEL, client)")
+        raise RegistryError(f"find of {name} must take (self, item: MODEL, client)")
 
     if source.requests * source.interval > timeout / 2:
         raise RegistryError(
@@ -98,16 +98,17 @@ def ingest_job(
 
 
 def snooze_for_turn(busy: SourceBusy, ctx: JobContext) -> Snooze:
-    """The answer of a job that has no turn now: it comes again, and no attempt is used up."""
+    """Return the outcome of a job that has no turn now: it comes again, and no attempt is used
+    up."""
     moment = now() if ctx.ledger is None else ctx.ledger.clock.now()
     age = (moment - ctx.message.metadata.created_at).total_seconds()
     return Snooze(snooze_for(busy.wait, age, random.random()), str(busy))
 
 
 def snooze_for(wait: float, age: float, chance: float) -> float:
-    """Seconds until a job asks for its turn again that is `age` seconds old. Jobs that came
-    together come again one by one (`chance` is 0 to 1), and the less often the longer they wait: a
-    thousand that came every few seconds would be all that the workers do."""
+    """Return the seconds until a job that is `age` seconds old asks for its turn again. Jobs that
+    came together come again one by one (`chance` is 0 to 1), and the less often the longer they
+    wait: a thousand that came every few seconds would be all that the workers do."""
     return max(wait, chance * min(age / 5, MAX_SNOOZE))
 
 

@@ -89,8 +89,8 @@ async def ingest_url(payload: IngestUrl, ctx: JobContext) -> Outcome:
 async def document_on_page(
     page: FetchedPage, url: str, ctx: JobContext
 ) -> tuple[FoundDocument | None, WebText | None]:
-    """What a page has as a document, None where nothing is readable; and what it says, where it is
-    HTML. Raises UnsupportedDocument, TimeoutError, MemoryError, ProcessCrashed."""
+    """Return a page as a document, None where nothing is readable; and its text, where it is HTML.
+    Raises UnsupportedDocument, TimeoutError, MemoryError, ProcessCrashed."""
     metadata: dict[str, Any] = {"url": page.url}
     kind = page.headers.get("content-type", "").lower()
     charset = charset_of(kind)
@@ -123,7 +123,8 @@ async def document_on_page(
 
 
 def is_html(body: bytes, kind: str) -> bool:
-    """Whether it is a page, by what it is; by what the server says where that leaves it open."""
+    """Return whether the body is a web page: by its content, and by the server's type where that
+    leaves it open."""
     try:
         refuse_unsupported(body[:SNIFF_BYTES])
     except UnsupportedDocument:

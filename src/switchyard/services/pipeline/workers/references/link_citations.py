@@ -76,8 +76,8 @@ async def _link_document(document_id: str, ctx: JobContext) -> Outcome:
 
 
 async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
-    """The references are cut into fields first; the result lies in storage, as candidates may be
-    many."""
+    """Link references that are text. They are cut into fields first; the result is in storage, as
+    candidates may be many."""
     from switchyard.services.pipeline.citations.engines.choice import parse_all
 
     references = await parse_all(texts, ctx)
@@ -98,7 +98,8 @@ async def _link_alone(texts: Sequence[str], ctx: JobContext) -> Outcome:
 async def _link(
     references: Sequence[Reference], ctx: JobContext
 ) -> tuple[Sequence[WorkLink], dict[str, Any]] | Snooze:
-    """The links; and `paused`, the catalogues that were left out, with the time until which."""
+    """Link references. Returns the links, and `paused`: the catalogues that were left out, with the
+    time until which."""
     # With database and storage: whoever only declares job types needs neither.
     from switchyard.services.pipeline.citations.linking.linker import (
         MAX_WAIT,

@@ -113,7 +113,7 @@ async def _find_references(
 async def _with_boxes(
     lists: Mapping[str, Any], source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
 ) -> Mapping[str, Any]:
-    """The same with each reference's boxes, where there is a PDF."""
+    """Add each reference's boxes, where there is a PDF."""
     references = lists["references"]
     key = await pdf_key_of(source, payload)
     if key is None or not references:
@@ -144,7 +144,8 @@ async def _with_boxes(
 async def _find_by_grobid(
     source: ReferenceSource, payload: ReferencesOf, ctx: JobContext
 ) -> Mapping[str, Any] | None:
-    """What GROBID finds in the paper's PDF; None where there is no PDF, or GROBID can't read it."""
+    """Find the references of the paper's PDF by GROBID; None where there is no PDF, or GROBID can't
+    read it."""
     from switchyard.services.pipeline.citations.engines.grobid import GrobidEngine
 
     key = await pdf_key_of(source, payload)
@@ -197,7 +198,8 @@ async def _fields(texts: Sequence[str], ctx: JobContext) -> list[dict[str, Any]]
 async def _store_result(
     source: ReferenceSource, ctx: JobContext, made: Mapping[str, Any], *, reused: bool
 ) -> Done:
-    """The answer of a job whose result lies in storage: a book has thousands of references."""
+    """Store a job's result, and return the outcome that names it: a book has thousands of
+    references."""
     key = extraction_key(ctx.job_id)
     await source.files.storage.put_async(key, encode_result({"job_id": ctx.job_id, **made}))
     return Done({**_counts(made), "result": key, "reused": reused})

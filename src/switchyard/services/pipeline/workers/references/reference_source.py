@@ -39,13 +39,14 @@ class ReferenceSource:
 
 
 def files_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) -> DocumentFiles:
-    """Where the job's stages keep what they make: with the document, else under the job's id."""
+    """Return the files of the job's stages: the document's, else files under the job's id."""
     document_id = payload.document_id if isinstance(payload, ReferencesOf) else None
     return DocumentFiles.for_document(ctx, document_id or job_folder(ctx.job_id))
 
 
 async def source_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) -> ReferenceSource:
-    """Raises NoText, MissingOutput, ContentReplaced, and what reading a file raises."""
+    """Read the text in which the job's references stand. Raises NoText, MissingOutput,
+    ContentReplaced, and what reading a file raises."""
     files = files_of(payload, ctx)
     if isinstance(payload, ReferencesOf) and payload.document_id is not None:
         return ReferenceSource(files, await files.output_of_async(EXTRACT))
@@ -79,8 +80,8 @@ async def source_of(payload: ReferencesOf | ParseReferences, ctx: JobContext) ->
 def read_file(
     files_url: str, key: str, filename: str | None, extractor: Any, folder: str
 ) -> Mapping[str, Any]:
-    """The text of an upload, in a process that can be killed; its lines stay below that folder,
-    for `boxes_in_pdf`. Raises PermanentError."""
+    """Read the text of an upload, in a process that can be killed; its lines stay below that
+    folder, for `boxes_in_pdf`. Raises PermanentError."""
     from switchyard.services.common.files.uploads import identify
     from switchyard.services.pipeline.text.extraction import extract
 
@@ -97,7 +98,8 @@ def read_file(
 
 
 async def pdf_key_of(source: ReferenceSource, payload: ReferencesOf) -> str | None:
-    """Where the PDF lies in which the references stand; None where it is none, or is gone."""
+    """Return the key of the PDF in which the references stand; None where the file is no PDF, or is
+    gone."""
     if source.text.result.get("media_type") != PDF:
         return None
     key = payload.key
@@ -115,8 +117,8 @@ def boxes_in_pdf(
     made_of: str | None,
     references: Sequence[tuple[int, str]],
 ) -> list[list[dict[str, Any]]]:
-    """The boxes of each reference (page and text) in a PDF, in a process that can be killed. Its
-    pages are not read again where they were kept when its text was read."""
+    """Return the boxes of each reference (page and text) in a PDF, in a process that can be killed.
+    Its pages are not read again where they were kept when its text was read."""
     from switchyard.services.pipeline.citations.boxes import boxes_of
     from switchyard.services.pipeline.text.pages import Limits
     from switchyard.services.pipeline.text.pdf import read_pages
