@@ -17,7 +17,7 @@ from switchyard.services.engine.dead.purge import (
 from switchyard.services.engine.ledger.leases import DEAD_SCAN
 from switchyard.services.engine.records.bulk import BulkOperation, BulkState
 from switchyard.services.engine.records.states import DeadLetterState
-from switchyard.services.engine.scheduler.bulk_handlers import bulk_handlers
+from switchyard.services.engine.scheduler.duties import bulk_handlers
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
 from tests.support.redrives import bury, bury_many, ids, indexed

@@ -5,7 +5,7 @@ import time
 from switchyard.services.engine.backfill.gate import Gate
 from switchyard.services.engine.bulk.hot_traffic import STEP, HotTraffic
 from switchyard.services.engine.monitoring.lane_pressure import LaneDepth, QueueDepth, Snapshot
-from switchyard.services.engine.monitoring.levels import Pressure
+from switchyard.services.engine.records.states import Pressure
 
 QUEUE = "backfill.llm"
 

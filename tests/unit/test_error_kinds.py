@@ -26,14 +26,15 @@ from switchyard.services.common.errors import (
     SwitchyardError,
     kind_of,
 )
-from switchyard.services.common.files.errors import DocumentTooLarge, UnsupportedDocument
-from switchyard.services.common.files.quota import StorageFull
-from switchyard.services.common.files.storage_errors import (
+from switchyard.services.common.files.errors import (
     DiskFull,
+    DocumentTooLarge,
     FileTooLarge,
     NotStored,
     StorageError,
+    UnsupportedDocument,
 )
+from switchyard.services.common.files.quota import StorageFull
 from switchyard.services.engine.backfill.sources import InvalidBackfill, SourceUnreachable
 from switchyard.services.engine.bulk.control import BulkConflict, UnknownBulkOperation
 from switchyard.services.engine.dead.changes import InvalidRedrive

@@ -16,10 +16,17 @@ from pamqp import decode, encode
 
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.dead.certificate import letter_id, unreadable_properties
-from switchyard.broker.wire.envelope import Envelope, encode_publish
+from switchyard.broker.wire.envelope import (
+    BASIC,
+    DELIVER,
+    HEADER,
+    METHOD,
+    RETURN,
+    Envelope,
+    encode_publish,
+)
 from switchyard.broker.wire.field_table import MAX_DEPTH, Unreadable, read_table
 from switchyard.broker.wire.frame_tap import FrameTap
-from switchyard.broker.wire.frames import BASIC, DELIVER, HEADER, METHOD, RETURN
 from switchyard.broker.wire.incoming import Assembler, Incoming
 from tests.support.raw_amqp import BAD_ID, HOSTILE, nested, short, table, with_headers
 

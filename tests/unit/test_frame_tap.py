@@ -12,8 +12,8 @@ from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
+from switchyard.broker.wire.envelope import BASIC, DELIVER, METHOD, RETURN
 from switchyard.broker.wire.frame_tap import FrameTap
-from switchyard.broker.wire.frames import BASIC, DELIVER, METHOD, RETURN
 from switchyard.broker.wire.incoming import Assembler, Incoming
 
 OURS, OTHER = 3, 4

@@ -2,8 +2,8 @@
 
 import pytest
 
-from switchyard.services.engine.monitoring.levels import Pressure
 from switchyard.services.engine.monitoring.pressure_thresholds import PressureThresholds
+from switchyard.services.engine.records.states import Pressure
 
 MARKS = PressureThresholds(ok_below=250, slow_at=500, full_at=1000)
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.schedules.defaults import DEFAULTS, defaults
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.file import InvalidScheduleFile, read_file
 from switchyard.services.engine.schedules.rule import (
@@ -20,6 +19,7 @@ from switchyard.services.engine.schedules.rule import (
     InvalidSchedule,
     with_jitter,
 )
+from switchyard.services.engine.schedules.service import DEFAULTS, defaults
 from switchyard.services.engine.wings import job_modules
 
 BERLIN = ZoneInfo("Europe/Berlin")

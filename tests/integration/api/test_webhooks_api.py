@@ -313,7 +313,7 @@ async def test_what_finds_its_lane_full_waits_for_its_turn(
     system: System, hooked: RunningApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from switchyard.services.engine.monitoring.lane_pressure import QueueDepth
-    from switchyard.services.engine.monitoring.levels import Pressure
+    from switchyard.services.engine.records.states import Pressure
 
     full = QueueDepth("hot.ingest", 1000, 0, 1000, Pressure.FULL)
     monkeypatch.setattr(hooked.state.broker.pressure, "recent", lambda queue: full)

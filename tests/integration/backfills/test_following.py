@@ -9,7 +9,7 @@ from switchyard.services.engine.backfill import backfill_run as course
 from switchyard.services.engine.backfill.sources import InvalidBackfill
 from switchyard.services.engine.backfill.spec import then_id_of
 from switchyard.services.engine.bulk import control as bulk_control
-from switchyard.services.engine.bulk.handler import BulkFailed
+from switchyard.services.engine.bulk.session import BulkFailed
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.states import State
 from tests.support.backfills import QUEUE, BackfillUser, opened

@@ -11,9 +11,8 @@ from switchyard.services.engine.bulk.control import (
     InvalidLimits,
     UnknownBulkOperation,
 )
-from switchyard.services.engine.bulk.handler import BulkFailed, TryLater
 from switchyard.services.engine.bulk.runner import BulkRunner
-from switchyard.services.engine.bulk.session import BulkSession
+from switchyard.services.engine.bulk.session import BulkFailed, BulkSession, TryLater
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkHold, BulkOperation, BulkState
 from switchyard.services.engine.records.states import State

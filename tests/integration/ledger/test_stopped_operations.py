@@ -8,7 +8,7 @@ import pytest
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.check import Diagnostic, Finding
 from switchyard.services.engine.monitoring.checks import jobs
-from switchyard.services.engine.monitoring.checks.alarms import alarms
+from switchyard.services.engine.monitoring.checks.broker import alarms
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.records.bulk import BulkState
 

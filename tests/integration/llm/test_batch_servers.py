@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.common.files.storage_errors import StorageUnavailable
+from switchyard.services.common.files.errors import StorageUnavailable
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.llm import batch_api, batch_sender

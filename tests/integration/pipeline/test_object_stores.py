@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.services.common.files.keys import result_key
-from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.files.storage_errors import (
+from switchyard.services.common.files.errors import (
     FileTooLarge,
     NotStored,
     StorageAuthError,
 )
+from switchyard.services.common.files.keys import result_key
+from switchyard.services.common.files.storage import Storage
 from switchyard.services.engine.identity.storage_identity import WrongStorage, claim_places
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.pipeline.index.chunk_index import IndexUnavailable

@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 
 from switchyard.services.common.files.charsets import charset_named
-from switchyard.services.common.files.errors import DocumentTooLarge, UnsupportedDocument
+from switchyard.services.common.files.errors import (
+    DocumentTooLarge,
+    FileTooLarge,
+    InvalidKey,
+    NotStored,
+    UnsupportedDocument,
+)
 from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.files.storage_errors import FileTooLarge, InvalidKey, NotStored
 from switchyard.services.common.files.uploads import receive
 from tests.support.pdfs import pdf
 

@@ -6,8 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.schedules.defaults import DEFAULTS
-from switchyard.services.engine.schedules.service import ScheduleConflict, Schedules
+from switchyard.services.engine.schedules.service import DEFAULTS, ScheduleConflict, Schedules
 from switchyard.services.engine.wings import job_modules
 from tests.support.schedules import Time, add, book, entry, outcomes, runner
 from tests.support.system import System

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from switchyard.services.common.errors import PermanentError
+from switchyard.services.common.files.errors import InvalidKey
 from switchyard.services.common.files.keys import (
     check_key,
     content_hash,
@@ -19,7 +20,6 @@ from switchyard.services.common.files.keys import (
 )
 from switchyard.services.common.files.safe_http import FetchRefused, fetching
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.files.storage_errors import InvalidKey
 from switchyard.services.common.files.uploads import read_path
 from switchyard.services.engine.jobs.retry import Failure
 

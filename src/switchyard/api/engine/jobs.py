@@ -30,7 +30,6 @@ from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.jobs.registry import InvalidPayload, UnknownJobType
 from switchyard.services.engine.ledger.short_ids import Among
 from switchyard.services.engine.monitoring.job_events import announce
-from switchyard.services.engine.monitoring.levels import Pressure
 from switchyard.services.engine.publishing.preparing import InvalidJob, JobRequest, check_notify_url
 from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.publishing.releasing import release as release_join
@@ -48,6 +47,7 @@ from switchyard.services.engine.records.results import (
     JobRecord,
     NoSuchJob,
 )
+from switchyard.services.engine.records.states import Pressure
 from switchyard.services.engine.records.states import State as JobState
 from switchyard.services.engine.runtime.control import send_cancel
 from switchyard.services.pipeline.citations.formats.export import Format

@@ -43,15 +43,16 @@ from switchyard.services.common.errors import (
     TemporarilyUnavailable,
     kind_of,
 )
-from switchyard.services.common.files.errors import DocumentTooLarge, UnsupportedDocument
-from switchyard.services.common.files.quota import StorageFull
-from switchyard.services.common.files.storage_errors import (
+from switchyard.services.common.files.errors import (
     DiskFull,
+    DocumentTooLarge,
     FileTooLarge,
     InvalidKey,
     NotStored,
     StorageUnavailable,
+    UnsupportedDocument,
 )
+from switchyard.services.common.files.quota import StorageFull
 from switchyard.services.engine.backfill.sources import InvalidBackfill, SourceUnreachable
 from switchyard.services.engine.bulk.control import InvalidLimits
 from switchyard.services.engine.dead.changes import InvalidRedrive

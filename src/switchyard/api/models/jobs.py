@@ -9,10 +9,9 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from switchyard.api.models.base import EXAMPLE, ApiModel, Moment, RequestModel, Timestamp, is_finite
 from switchyard.broker import patterns
 from switchyard.broker.message import MAX_PRIORITY
-from switchyard.services.engine.monitoring.levels import Pressure
 from switchyard.services.engine.records.joins import WhenDead
 from switchyard.services.engine.records.requests import MAX_DELAY, MAX_NOTIFY_URL
-from switchyard.services.engine.records.states import State
+from switchyard.services.engine.records.states import Pressure, State
 
 
 class JobToPublish(RequestModel):

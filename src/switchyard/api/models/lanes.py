@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from switchyard.api.models.base import ApiModel, Timestamp
-from switchyard.services.engine.monitoring.levels import Pressure
+from switchyard.services.engine.records.states import Pressure
 
 
 class QueueView(ApiModel):

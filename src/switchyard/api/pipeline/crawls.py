@@ -16,8 +16,8 @@ from switchyard.api.views.pipeline import view_crawl, view_crawl_page
 from switchyard.broker import patterns
 from switchyard.broker.errors import BrokerUnavailable
 from switchyard.services.engine.access.api_keys import Scope
-from switchyard.services.engine.monitoring.levels import Pressure
 from switchyard.services.engine.publishing.requests import RequestFieldError
+from switchyard.services.engine.records.states import Pressure
 from switchyard.services.pipeline.crawls.crawl_bounds import CrawlBounds, InvalidCrawl
 from switchyard.services.pipeline.crawls.crawl_pages import crawl_pressure
 from switchyard.services.pipeline.crawls.crawl_service import CrawlKeyTaken, Crawls

@@ -15,8 +15,8 @@ from switchyard.api.models.lanes import (
 )
 from switchyard.api.models.schedules import FiringView, ScheduleView
 from switchyard.api.models.service import KeyView, LimitView
-from switchyard.services.engine.monitoring.levels import Pressure, fullest
 from switchyard.services.engine.monitoring.worker_status import status_of
+from switchyard.services.engine.records.states import Pressure, fullest
 
 if TYPE_CHECKING:
     from switchyard.services.engine.monitoring.lane_pressure import (
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
         Snapshot,
     )
     from switchyard.services.engine.monitoring.lane_report import QueueReport, Report
-    from switchyard.services.engine.records.keys import ApiKeyRecord
     from switchyard.services.engine.records.limits import LimitReport
     from switchyard.services.engine.records.results import UnknownTypeReport, WorkerRecord
     from switchyard.services.engine.records.schedules import Firing, ScheduleRecord
     from switchyard.services.engine.records.states import State
+    from switchyard.services.engine.records.system import ApiKeyRecord
 
 
 def view_lane(lane: LaneDepth) -> LaneView:

@@ -28,10 +28,20 @@ from structlog.typing import FilteringBoundLogger
 
 from switchyard.broker.errors import BrokerUnavailable, PublishError
 from switchyard.broker.wire.confirms import Unconfirmed
-from switchyard.broker.wire.envelope import Envelope, Forwarded, encode_publish
+from switchyard.broker.wire.envelope import (
+    ACK,
+    BASIC,
+    DELIVER,
+    FRAME_END,
+    METHOD,
+    NACK,
+    RETURN,
+    Envelope,
+    Forwarded,
+    encode_publish,
+)
 from switchyard.broker.wire.failures import ANSWER_TIMEOUT, library_calls, time_limit
 from switchyard.broker.wire.frame_tap import tap_of
-from switchyard.broker.wire.frames import ACK, BASIC, DELIVER, FRAME_END, METHOD, NACK, RETURN
 from switchyard.broker.wire.incoming import Assembler, Incoming
 
 _MULTIPLE = 1

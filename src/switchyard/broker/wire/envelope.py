@@ -9,22 +9,6 @@ from typing import Any
 from pamqp.encode import field_table
 
 from switchyard.broker.errors import NeverTaken
-from switchyard.broker.wire.frames import (
-    BASIC,
-    BODY,
-    CONTENT_TYPE,
-    DELIVERY_MODE,
-    FRAME_END,
-    FRAME_OVERHEAD,
-    HEADER,
-    HEADERS,
-    MESSAGE_ID,
-    METHOD,
-    PRIORITY,
-    PUBLISH,
-    TIMESTAMP,
-    TYPE,
-)
 
 _MANDATORY = 1
 _PERSISTENT = 2
@@ -143,3 +127,19 @@ def encode_publish(
         piece = body[start : start + step]
         parts += (struct.pack(">BHI", BODY, channel, len(piece)), piece, FRAME_END)
     return b"".join(parts)
+
+
+METHOD, HEADER, BODY = 1, 2, 3
+"""Kinds of frame."""
+FRAME_END = b"\xce"
+FRAME_OVERHEAD = 8
+"""Bytes of a frame around its payload."""
+
+BASIC = 60
+"""The class of all methods that concern a single message, which are:"""
+PUBLISH, RETURN, DELIVER, ACK, NACK = 40, 50, 60, 80, 120
+
+# Flags of a message's properties, in the order in which the values are encoded.
+CONTENT_TYPE, CONTENT_ENCODING, HEADERS, DELIVERY_MODE = 1 << 15, 1 << 14, 1 << 13, 1 << 12
+PRIORITY, CORRELATION_ID, REPLY_TO, EXPIRATION = 1 << 11, 1 << 10, 1 << 9, 1 << 8
+MESSAGE_ID, TIMESTAMP, TYPE = 1 << 7, 1 << 6, 1 << 5

@@ -20,7 +20,7 @@ from aiormq.exceptions import AMQPConnectionError
 from yarl import URL
 
 from switchyard.broker.forking import keep_from_children
-from switchyard.broker.wire.frames import FRAME_OVERHEAD, METHOD
+from switchyard.broker.wire.envelope import FRAME_OVERHEAD, METHOD
 from switchyard.broker.wire.tcp_timeout import set_tcp_user_timeout
 
 _frame_start = struct.Struct(">BHI")

@@ -10,8 +10,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from switchyard.broker.wire.field_table import Unreadable, read_table
-from switchyard.broker.wire.frames import (
+from switchyard.broker.wire.envelope import (
     CONTENT_ENCODING,
     CONTENT_TYPE,
     CORRELATION_ID,
@@ -24,6 +23,7 @@ from switchyard.broker.wire.frames import (
     PRIORITY,
     REPLY_TO,
 )
+from switchyard.broker.wire.field_table import Unreadable, read_table
 
 _size_and_flags = struct.Struct(">QH").unpack_from
 _tag_and_bit = struct.Struct(">QB").unpack_from

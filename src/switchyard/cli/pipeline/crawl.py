@@ -113,7 +113,7 @@ async def _must_wait(settings: Settings) -> bool:
     from switchyard.broker.errors import BrokerUnavailable
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.monitoring.lane_pressure import LanePressure
-    from switchyard.services.engine.monitoring.levels import Pressure
+    from switchyard.services.engine.records.states import Pressure
     from switchyard.services.pipeline.crawls.crawl_pages import crawl_pressure
 
     if settings.amqp_url is None:

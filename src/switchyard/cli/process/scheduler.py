@@ -58,7 +58,7 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
     from switchyard.services.engine.monitoring.metrics import Metrics, watch_ledger
     from switchyard.services.engine.monitoring.startup import wait_until_available
     from switchyard.services.engine.monitoring.system_metrics import SystemMetrics
-    from switchyard.services.engine.scheduler.bulk_handlers import bulk_handlers
+    from switchyard.services.engine.scheduler.duties import bulk_handlers
     from switchyard.services.engine.scheduler.scheduler import Scheduler
     from switchyard.services.engine.schedules.file import read_file
 

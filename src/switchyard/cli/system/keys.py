@@ -14,7 +14,7 @@ from switchyard.cli.base.output import JsonOption, cell, console, echo, print_js
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
     from switchyard.services.engine.access.api_keys import NewKey, Scope
-    from switchyard.services.engine.records.keys import ApiKeyRecord
+    from switchyard.services.engine.records.system import ApiKeyRecord
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke keys of the HTTP API.")
 

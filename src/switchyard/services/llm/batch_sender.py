@@ -21,7 +21,7 @@ from uuid import uuid4
 import structlog
 
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.common.files.storage_errors import StorageError
+from switchyard.services.common.files.errors import StorageError
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.recorded import publish_recorded

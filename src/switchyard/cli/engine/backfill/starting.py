@@ -113,7 +113,7 @@ async def _report_start(ledger: Ledger, operation: BulkOperation, common: Common
 
 async def _store(backfills: Backfills, given: dict[str, Any]) -> dict[str, Any]:
     from switchyard.services.common.files.charsets import charset_named
-    from switchyard.services.common.files.storage_errors import FileTooLarge
+    from switchyard.services.common.files.errors import FileTooLarge
     from switchyard.services.engine.backfill.files import format_of, store_input
     from switchyard.services.engine.backfill.formats import FileFormat
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from switchyard.cli.base.output import console, say
 
 if TYPE_CHECKING:
-    from switchyard.services.engine.bulk.handler import BulkHandler
+    from switchyard.services.engine.bulk.session import BulkHandler
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.bulk import BulkHold, BulkOperation
 

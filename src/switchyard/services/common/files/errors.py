@@ -1,4 +1,4 @@
-"""Why a document can't be taken in; no further attempt helps.
+"""Why a document can't be taken in, where no further attempt helps; and errors of the file storage.
 
 PermanentError
 ├── UnsupportedDocument   neither a PDF, an image, plain text nor Markdown
@@ -6,12 +6,24 @@ PermanentError
 ├── EncryptedDocument     a password is needed
 └── DocumentTooLarge      more bytes, pages, pixels or characters than are allowed
 
-They are types of their own so that dead letters group by cause.
+They are types of their own so that dead letters group by cause. The others say what can go wrong
+with the file storage, whichever store it is.
 """
 
 from __future__ import annotations
 
-from switchyard.services.common.errors import PermanentError
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from switchyard.services.common.errors import (
+    DependencyUnavailable,
+    InvalidInput,
+    NotFoundError,
+    PermanentError,
+    SwitchyardError,
+    TemporarilyUnavailable,
+)
 
 
 class UnsupportedDocument(PermanentError):
@@ -28,3 +40,88 @@ class EncryptedDocument(PermanentError):
 
 class DocumentTooLarge(PermanentError):
     """The file is beyond a limit; the text names it."""
+
+
+class StorageError(SwitchyardError):
+    """Base of this module's errors."""
+
+
+class InvalidKey(StorageError, InvalidInput):
+    """The key could leave the storage or is not portable between stores."""
+
+
+class NotStored(StorageError, NotFoundError):
+    """There is no file under this key."""
+
+
+class FileTooLarge(StorageError, InvalidInput):
+    """The file is larger than the caller allows; nothing of it was kept."""
+
+
+class DiskFull(StorageError, TemporarilyUnavailable):
+    """The disk has no room for the file; nothing of it was kept."""
+
+
+class StorageUnavailable(StorageError, DependencyUnavailable):
+    """The object store does not answer, or can't be used as it answers; whether the last write was
+    done is not known. A job that meets it uses up no attempt."""
+
+
+class StorageAuthError(StorageUnavailable):
+    """The object store lets these credentials not do what is asked; or has no such bucket. To wait
+    does not help: somebody has to mend it."""
+
+
+_CODES = (
+    re.compile(r"<Code>(\w{1,60})</Code>"),
+    re.compile(r"\b([1-5]\d\d [A-Z][A-Za-z ]{1,30}):"),
+)
+"""How obstore quotes what a store answers: the code in its body, and the status."""
+_REFUSED = (
+    *("401 Unauthorized:", "403 Forbidden:", "<Code>ExpiredToken<", "<Code>InvalidToken<"),
+    *("status: 401", "status: 403"),  # as LanceDB quotes it
+    *("lacked valid authentication", "lacked the necessary privileges"),
+)
+_NO_BUCKET = ("<Code>NoSuchBucket<", "<Code>ContainerNotFound<")
+
+
+def is_without_bucket(error: Exception) -> bool:
+    """Whether it is not the file that is not there, but all that it would be in."""
+    return any(each in str(error) for each in _NO_BUCKET)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether to wait does not help."""
+    return is_without_bucket(error) or any(each in str(error) for each in _REFUSED)
+
+
+def trouble(error: Exception) -> str:
+    """What an error of a store that says nothing of a file is told as, after the store's name."""
+    said = str(error)
+    if is_without_bucket(error):
+        return "has no bucket or container there"
+    found = next((match.group(1) for code in _CODES if (match := code.search(said))), None)
+    if is_refusal(error):
+        return "refuses access" + (f" ({found})" if found else "")
+    return "does not answer" + (f" as it should ({found})" if found else "")
+
+
+def away(url: str, error: Exception) -> StorageUnavailable:
+    """What is told of an error of obstore that says nothing of a file."""
+    said = f"the file storage at {url} {trouble(error)}"
+    return StorageAuthError(said) if is_refusal(error) else StorageUnavailable(said)
+
+
+NO_ROOM = ("os error 28)", "os error 122)")
+"""How obstore says ENOSPC and EDQUOT, which have no error of their own there."""
+
+
+@contextmanager
+def mapping_disk_full() -> Iterator[None]:
+    """Around whatever writes. Raises DiskFull where the disk is full."""
+    try:
+        yield
+    except Exception as error:
+        if any(each in str(error) for each in NO_ROOM):
+            raise DiskFull("the disk of the file storage is full") from error
+        raise

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from switchyard.services.common.files.errors import NotStored
 from switchyard.services.common.files.keys import figures_key
 from switchyard.services.common.files.storage import Storage, StoredFile, directory_of
-from switchyard.services.common.files.storage_errors import NotStored
 
 BATCH_SIZE = 100
 """Files between two looks at what is needed by now."""

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from switchyard.services.common.files.storage_errors import InvalidKey
+from switchyard.services.common.files.errors import InvalidKey
 
 MAX_KEY_LENGTH = 900
 """Characters. S3 takes 1,024 bytes, of which the URL's own prefix uses some."""

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import unquote, urlsplit
 
-from switchyard.services.common.files.keys import check_key
-from switchyard.services.common.files.storage_errors import (
+from switchyard.services.common.files.errors import (
     NO_ROOM,
     FileTooLarge,
     NotStored,
@@ -28,6 +27,7 @@ from switchyard.services.common.files.storage_errors import (
     is_without_bucket,
     mapping_disk_full,
 )
+from switchyard.services.common.files.keys import check_key
 
 if TYPE_CHECKING:
     from obstore import GetOptions

@@ -9,7 +9,12 @@ from uuid import uuid4
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.charsets import Charset, as_utf8
-from switchyard.services.common.files.errors import DocumentTooLarge, UnsupportedDocument
+from switchyard.services.common.files.errors import (
+    DocumentTooLarge,
+    FileTooLarge,
+    NotStored,
+    UnsupportedDocument,
+)
 from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.media import (
     MAX_DOCUMENT_BYTES,
@@ -20,7 +25,6 @@ from switchyard.services.common.files.media import (
     refuse_unsupported,
 )
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.files.storage_errors import FileTooLarge, NotStored
 
 INCOMING = "uploads/incoming/"
 """Where uploads wait for their job."""

@@ -19,7 +19,7 @@ import structlog
 from switchyard.services.common.errors import Misconfigured
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.engine.records.keys import ApiKeyRecord
+from switchyard.services.engine.records.system import ApiKeyRecord
 
 PREFIX = "swy_"
 KEY_BYTES = 32

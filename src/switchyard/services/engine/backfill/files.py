@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.broker import patterns
 from switchyard.services.common.files.charsets import UTF_8, Charset, as_utf8, marked_charset
+from switchyard.services.common.files.errors import NotStored, StorageError
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.files.storage_errors import NotStored, StorageError
 from switchyard.services.engine.backfill.formats import FileFormat
 from switchyard.services.engine.backfill.sources import (
     Cursor,

@@ -17,9 +17,8 @@ from switchyard.services.engine.backfill.sources import (
 )
 from switchyard.services.engine.backfill.spec import KIND, Plan, parse_spec
 from switchyard.services.engine.backfill.starting import Backfills
-from switchyard.services.engine.bulk.handler import BulkFailed, TryLater
 from switchyard.services.engine.bulk.hot_traffic import HotTraffic
-from switchyard.services.engine.bulk.session import BulkSession
+from switchyard.services.engine.bulk.session import BulkFailed, BulkSession, TryLater
 from switchyard.services.engine.identity.broker import guard
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger

@@ -19,8 +19,14 @@ from switchyard.broker.errors import PublishError
 from switchyard.broker.task_supervisor import TaskSupervisor, end_tasks
 from switchyard.services.common.instance import new_instance_id
 from switchyard.services.engine.bulk.control import BulkConflict, require_bulk
-from switchyard.services.engine.bulk.handler import BulkFailed, BulkHandler, TryLater
-from switchyard.services.engine.bulk.session import LEASE_SECONDS, BulkSession, SessionEnded
+from switchyard.services.engine.bulk.session import (
+    LEASE_SECONDS,
+    BulkFailed,
+    BulkHandler,
+    BulkSession,
+    SessionEnded,
+    TryLater,
+)
 from switchyard.services.engine.jobs.retry import Failure
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import ACTIVE, BulkHold, BulkOperation, BulkState

@@ -1,15 +1,16 @@
-"""One process's hold of one bulk operation: its progress, and changes that people make
-meanwhile."""
+"""One process's hold of one bulk operation: its progress, its rate, and changes that people make
+meanwhile; and the protocol of what runs the operations of a kind."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Mapping
-from typing import Any, NoReturn, TypeVar
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from switchyard.broker.task_supervisor import end_tasks
-from switchyard.services.engine.bulk.rate import RateSlots
+from switchyard.services.common.errors import PermanentFailure, TemporarilyUnavailable
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import ACTIVE, BulkOperation, BulkState
 from switchyard.services.engine.records.errors import LedgerError
@@ -167,3 +168,63 @@ class BulkSession:
         if seen.state is not self.operation.state or seen.rate != self.operation.rate:
             self._changed.set()
         self.operation = seen
+
+
+class BulkFailed(PermanentFailure):
+    """Raised by a handler: the operation can't go on, and the text says why."""
+
+
+class TryLater(TemporarilyUnavailable):
+    """Raised by a handler: something that it needs is away for the moment."""
+
+
+class BulkHandler(Protocol):
+    """Runs the operations of one kind."""
+
+    @property
+    def kind(self) -> str: ...
+
+    async def run(self, session: BulkSession) -> None:
+        """Go on from the session's cursor until all is done; then call `session.finish`.
+
+        May be cut off at any `await`: what was done since the last checkpoint is done again, and
+        must do no harm then. Raises BulkFailed, TryLater, PublishError, LedgerError.
+        """
+        ...
+
+
+BURST = 0.25
+"""Seconds of unused time that are kept: a rate is no average over an hour."""
+
+
+@dataclass(slots=True)
+class RateSlots:
+    """One operation's slots. Its rate, in jobs a second, may be another one at each call."""
+
+    _next: float | None = None
+    """When the next slot is, by the monotonic clock; None before the first."""
+
+    def take(self, wanted: int, rate: float | None) -> tuple[int, float]:
+        """Take up to `wanted` slots; or 0, and the seconds until there is one."""
+        if rate is None:
+            self._next = None
+            return wanted, 0.0
+        now = time.monotonic()
+        if self._next is None:
+            self._next = now - BURST
+        # Unused time is kept for a moment, or one job and a half, only.
+        self._next = max(self._next, now - max(BURST, 1.5 / rate))
+        ready = int((now - self._next) * rate)
+        # Several at once, where the rate is high: each step costs a round trip.
+        least = max(1, min(wanted, int(rate * BURST / 2)))
+        if ready < least:
+            return 0, self._next + least / rate - now
+        taken = min(wanted, ready)
+        self._next += taken / rate
+        return taken, 0.0
+
+    def wait(self, rate: float | None) -> float:
+        """Return the seconds until something may be published, as far as is known."""
+        if rate is None or self._next is None:
+            return 0.0
+        return max(0.0, self._next + 1 / rate - time.monotonic())

@@ -19,15 +19,15 @@ from pydantic import SecretStr
 
 from switchyard.broker.lanes import lane_of
 from switchyard.broker.message import JobMessage
+from switchyard.services.common.files.errors import InvalidKey
 from switchyard.services.common.files.storage import Storage, directory_of
-from switchyard.services.common.files.storage_errors import InvalidKey
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.ledger.referenced_keys import texts_in
 from switchyard.services.engine.ledger.sql.base import LedgerCore
 from switchyard.services.engine.ledger.sql.database import Database, TransactionBody, connect
-from switchyard.services.engine.records.texts import texts_in
 from switchyard.services.engine.runtime.attempt import Attempt, attempt_alone
 
 T = TypeVar("T")

@@ -10,12 +10,12 @@ from pathlib import Path
 import structlog
 
 from switchyard.services.common.errors import Misconfigured
-from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.files.storage_errors import (
+from switchyard.services.common.files.errors import (
     FileTooLarge,
     NotStored,
     StorageUnavailable,
 )
+from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.libraries import load
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.postgres import (

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, delete, insert, select
 
-from switchyard.services.engine.ledger.sql.alert_tables import alerts
 from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.tables import alerts
 
 
 class SentAlerts(Repository):

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, exists, insert, select, update
 
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import api_keys
-from switchyard.services.engine.records.keys import ApiKeyRecord
+from switchyard.services.engine.records.system import ApiKeyRecord
 
 
 class ApiKeyRepository(Repository):

@@ -10,8 +10,7 @@ from sqlalchemy import Connection, Row, and_, or_, select
 
 from switchyard.services.engine.ledger.sql import operations as ops
 from switchyard.services.engine.ledger.sql.base import Repository, read
-from switchyard.services.engine.ledger.sql.join_tables import joins
-from switchyard.services.engine.ledger.sql.tables import jobs
+from switchyard.services.engine.ledger.sql.tables import jobs, joins
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.joins import JoinedJob, JoinRecord, WhenDead
 from switchyard.services.engine.records.requests import NewJob

@@ -10,7 +10,6 @@ from switchyard.services.engine.ledger.api_keys import ApiKeyRepository
 from switchyard.services.engine.ledger.bulk_jobs import BulkJobRepository
 from switchyard.services.engine.ledger.bulk_operations import BulkRepository
 from switchyard.services.engine.ledger.dead_groups import DeadLetterRepository
-from switchyard.services.engine.ledger.disk_space import DiskSpaceProbe
 from switchyard.services.engine.ledger.gauges import GaugeReads
 from switchyard.services.engine.ledger.jobs import JobRepository
 from switchyard.services.engine.ledger.joins import JoinRepository
@@ -32,7 +31,7 @@ from switchyard.services.engine.ledger.sql.instrumentation import (
     TimedDatabase,
 )
 from switchyard.services.engine.ledger.sql.tables import SCHEMA_REVISION
-from switchyard.services.engine.ledger.system import SystemRepository
+from switchyard.services.engine.ledger.system import DiskSpaceProbe, SystemRepository
 from switchyard.services.engine.ledger.workers import WorkerRepository
 from switchyard.services.engine.records.errors import LedgerMissing, SchemaOutdated
 

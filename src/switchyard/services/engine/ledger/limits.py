@@ -13,9 +13,9 @@ from sqlalchemy import Connection, delete, func, select, update
 
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import db_now
-from switchyard.services.engine.ledger.sql.limit_tables import limit_holds, limit_waits, limits
 from switchyard.services.engine.ledger.sql.limiting import PermitChange, wake_waiting
 from switchyard.services.engine.ledger.sql.operations import JobChange
+from switchyard.services.engine.ledger.sql.tables import limit_holds, limit_waits, limits
 from switchyard.services.engine.records.limits import (
     LimitReport,
     LimitSize,

@@ -22,9 +22,14 @@ from sqlalchemy import (
 from switchyard.broker.lanes import LANES
 from switchyard.services.engine.ledger.sql.base import Repository, read
 from switchyard.services.engine.ledger.sql.dialect import clock, keys_condition, keys_parameter
-from switchyard.services.engine.ledger.sql.note_tables import job_checkpoints, job_progress
 from switchyard.services.engine.ledger.sql.paging import fetch_page
-from switchyard.services.engine.ledger.sql.tables import attempts, jobs, workers
+from switchyard.services.engine.ledger.sql.tables import (
+    attempts,
+    job_checkpoints,
+    job_progress,
+    jobs,
+    workers,
+)
 from switchyard.services.engine.records.progress import ProgressRecord
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.results import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
 
 from sqlalchemy import Connection, and_, or_, select, tuple_
@@ -11,7 +12,6 @@ from switchyard.broker.lanes import DEAD_TTL_SECONDS
 from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
 from switchyard.services.engine.records.states import FINISHED, DeadLetterState, State
-from switchyard.services.engine.records.texts import texts_in
 
 _PAGE = 1_000
 """Rows that are read in one transaction."""
@@ -73,3 +73,16 @@ def _of_letters(connection: Connection, after: str, found: set[str]) -> str | No
         except (ValueError, RecursionError):
             continue  # no JSON: it names nothing that could be worked on
     return rows[-1].id if len(rows) == _PAGE else None
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """Every text in a JSON value, however deep; keys of objects are none."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict):
+            waiting.extend(each.values())
+        elif isinstance(each, list):
+            waiting.extend(each)

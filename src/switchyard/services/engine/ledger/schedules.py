@@ -24,7 +24,7 @@ from sqlalchemy import (
 from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
-from switchyard.services.engine.ledger.sql.schedule_tables import schedule_firings, schedules
+from switchyard.services.engine.ledger.sql.tables import schedule_firings, schedules
 from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
 
 KEPT = 500

@@ -126,3 +126,18 @@ def some(texts: list[str]) -> str:
     """Return the first few, and how many more there are."""
     more = f"; and {len(texts) - MAX_LISTED} more" if len(texts) > MAX_LISTED else ""
     return "; ".join(texts[:MAX_LISTED]) + more
+
+
+CERTIFICATE_REFUSED = "CERTIFICATE_VERIFY_FAILED"
+"""In what OpenSSL says of one that has expired, is another host's, or is signed by nobody known."""
+
+
+def certificate_remedy(error: Exception, setting: str) -> str | None:
+    """For the server that `setting` names; None where its certificate is not the cause."""
+    if CERTIFICATE_REFUSED not in str(error):
+        return None
+    return (
+        "renew the server's certificate where it has expired, and have the server load it; else "
+        "see whether this host's clock is right (`date`), and the authority and the host in "
+        f"{setting}: docs/deploy.md#tls"
+    )

@@ -9,19 +9,11 @@ from switchyard.broker.errors import BrokerUnavailable, ManagementError, Managem
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.monitoring.check import Diagnostic
 from switchyard.services.engine.monitoring.checks import (
-    alarms,
     broker,
-    clocks,
-    features,
     host,
     jobs,
     lanes,
     ledger,
-    limits,
-    management,
-    modules,
-    schedules,
-    systems,
     topology,
     workers,
 )
@@ -58,15 +50,15 @@ OUTER = (
     DoctorStep(host.variables),
     DoctorStep(broker.broker),
     DoctorStep(broker.version, broker=True),
-    DoctorStep(management.management, broker=True),
+    DoctorStep(broker.management, broker=True),
     DoctorStep(topology.topology, management="topology and policies"),
-    DoctorStep(alarms.alarms, management="alarms and watermarks"),
-    DoctorStep(limits.consumer_timeout, management="consumer timeouts"),
-    DoctorStep(features.features, management="feature flags"),
+    DoctorStep(broker.alarms, management="alarms and watermarks"),
+    DoctorStep(broker.consumer_timeout, management="consumer timeouts"),
+    DoctorStep(broker.features, management="feature flags"),
     DoctorStep(ledger.ledger),
-    DoctorStep(systems.system, broker=True, ledger=True),
-    DoctorStep(clocks.ledger_clock, ledger=True),
-    DoctorStep(clocks.broker_clock, management="the broker's clock"),
+    DoctorStep(ledger.system, broker=True, ledger=True),
+    DoctorStep(ledger.ledger_clock, ledger=True),
+    DoctorStep(ledger.broker_clock, management="the broker's clock"),
     DoctorStep(host.disk),
     DoctorStep(host.storage),
     DoctorStep(host.readable),
@@ -76,7 +68,7 @@ OUTER = (
 INNER = (
     DoctorStep(lanes.lanes, broker=True),
     DoctorStep(workers.scheduler, ledger=True),
-    DoctorStep(schedules.schedules, ledger=True),
+    DoctorStep(jobs.schedules, ledger=True),
     DoctorStep(workers.workers, ledger=True),
     DoctorStep(workers.killed, ledger=True),
     DoctorStep(workers.blocked, ledger=True),
@@ -99,7 +91,7 @@ async def diagnose(
     """All checks, with the job types of JOBS_MODULES and of `include`, and with those of the wings
     between those of the host and those of what goes on. What is away is an answer, given within
     seconds. `on_demand`: a person waits for it."""
-    registry, missing = modules.load_types(settings, include)
+    registry, missing = host.load_types(settings, include)
     for check in missing:
         yield check
     system = DoctorContext(settings, registry)
@@ -131,9 +123,9 @@ async def _answers(step: DoctorStep, system: DoctorContext) -> list[Diagnostic]:
     try:
         return await step.look(system)
     except ManagementForbidden as error:
-        return [management.unseen(step.management, error)]
+        return [broker.unseen(step.management, error)]
     except ManagementError as error:
-        return [management.unreachable(error)]
+        return [broker.unreachable(error)]
     except BrokerUnavailable as error:
         return [broker.away(system, error)]
     except LedgerError as error:

@@ -11,7 +11,7 @@ from typing import Literal
 import structlog
 
 from switchyard.broker.errors import Blocked
-from switchyard.services.common.files.storage_errors import DiskFull
+from switchyard.services.common.files.errors import DiskFull
 from switchyard.services.engine.records.errors import LedgerFull
 
 CHECK_TIMEOUT = 2.0

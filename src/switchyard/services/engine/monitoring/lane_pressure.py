@@ -36,9 +36,9 @@ from switchyard.broker.wire.failures import raising_broker_unavailable
 from switchyard.broker.wire.link import Link
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.monitoring.levels import Pressure, fullest
 from switchyard.services.engine.monitoring.pressure_thresholds import PressureThresholds
 from switchyard.services.engine.records.errors import LedgerError
+from switchyard.services.engine.records.states import Pressure, fullest
 from switchyard.services.engine.wings import brought
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from switchyard.broker.lanes import lane_of, queue_name
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.monitoring.levels import Pressure
+from switchyard.services.engine.records.states import Pressure
 
 LLM_WORKER = "llm"
 

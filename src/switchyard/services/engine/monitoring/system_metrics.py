@@ -16,8 +16,8 @@ import structlog
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.lanes import DEAD_QUEUE, LANES, queue_name
+from switchyard.services.common.files.errors import StorageUnavailable
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.files.storage_errors import StorageUnavailable
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
@@ -25,8 +25,11 @@ from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.lane_report import QueueReport, Report, lane_report
 from switchyard.services.engine.monitoring.metric_names import OTHER, Metric, Samples
 from switchyard.services.engine.monitoring.metrics import Metrics
-from switchyard.services.engine.monitoring.schedule_status import schedule_samples
-from switchyard.services.engine.monitoring.worker_status import is_current, status_of
+from switchyard.services.engine.monitoring.worker_status import (
+    is_current,
+    schedule_samples,
+    status_of,
+)
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.limits import LimitReport
 from switchyard.services.engine.records.results import Gauges, WorkerRecord

@@ -1,4 +1,6 @@
-"""Records jobs that follow from others, and publishes recorded jobs that are due."""
+"""Record jobs that follow from others, and publish recorded jobs that are due, each to a queue that
+has to be there: `jobs.topic` confirms a job without a queue as well, and passes it on to the dead
+letters."""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Protocol
 
 import structlog
 
@@ -13,11 +16,10 @@ from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
 from switchyard.broker.errors import LaneFull, NeverTaken
 from switchyard.broker.lanes import queue_name
 from switchyard.broker.message import JobMessage
-from switchyard.broker.publish.outcome import Accepted, outcome_name
+from switchyard.broker.publish.outcome import Accepted, Outgoing, outcome_name
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.common import tracing
 from switchyard.services.engine.ledger import Ledger, to_message
-from switchyard.services.engine.publishing.routing import Destination, routed
 from switchyard.services.engine.records.errors import IdempotencyConflict
 from switchyard.services.engine.records.requests import DeadLetterRecord, NewJob
 from switchyard.services.engine.records.results import JobRecord, Recorded
@@ -140,3 +142,21 @@ async def publish_recorded(
     if accepted:
         await ledger.jobs.mark_queued(accepted, ledger.clock.time())
     return accepted, len(records) - len(accepted)
+
+
+class Destination(Protocol):
+    """A job that is recorded, or to be: where it goes."""
+
+    @property
+    def lane(self) -> str: ...
+    @property
+    def worker(self) -> str: ...
+    @property
+    def routing_key(self) -> str: ...
+
+
+def routed(job: Destination, message: JobMessage) -> Outgoing:
+    """Return the message with the queue that it must arrive in. Where that is known not to be
+    there, or to have no bindings yet, its publish ends as Unroutable, and nothing of it is on the
+    broker."""
+    return Outgoing(message, job.routing_key, queue_name(job.lane, job.worker))

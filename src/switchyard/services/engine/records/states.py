@@ -1,8 +1,8 @@
-"""States of a job, and which may follow which."""
+"""States of a job, and which may follow which; and how full a lane can be."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -97,3 +97,19 @@ class RedriveOutcome(StrEnum):
     """It died again, or was cancelled."""
     UNDONE = "undone"
     """Somebody took it back before it ran."""
+
+
+class Pressure(StrEnum):
+    """How full: a client that hears `slow` should publish less, one that hears `full` wait."""
+
+    OK = "ok"
+    SLOW = "slow"
+    FULL = "full"
+
+
+_ORDER = tuple(Pressure)
+
+
+def fullest(pressures: Iterable[Pressure]) -> Pressure:
+    """The fullest of them counts; OK where there is none."""
+    return max(pressures, key=_ORDER.index, default=Pressure.OK)

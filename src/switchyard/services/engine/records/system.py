@@ -1,4 +1,4 @@
-"""Which system a ledger, a broker, a file storage or an index belongs to."""
+"""What the ledger keeps of the system itself: which one it is, and the keys of its API."""
 
 from __future__ import annotations
 
@@ -19,3 +19,20 @@ class SystemRecord:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.id})"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeyRecord:
+    """What the ledger knows of a key. Times are seconds since the epoch, UTC."""
+
+    id: str
+    """Public: it names the key in logs and commands."""
+    name: str
+    """Who uses it, in somebody's words."""
+    key_hash: str
+    """SHA-256 of the key, hexadecimal."""
+    scopes: tuple[str, ...]
+    created_at: float
+    last_used_at: float | None
+    """To about a minute; None where it was never used."""
+    revoked_at: float | None

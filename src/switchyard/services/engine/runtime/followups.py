@@ -39,8 +39,8 @@ from switchyard.services.engine.publishing.recorded import (
     publish_recorded,
     record_following,
     refused_letter,
+    routed,
 )
-from switchyard.services.engine.publishing.routing import routed
 from switchyard.services.engine.records.errors import LedgerError, RowRejected
 from switchyard.services.engine.records.requests import DeadLetterRecord, NewJob
 from switchyard.services.engine.records.results import Existing

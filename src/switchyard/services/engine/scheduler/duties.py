@@ -1,9 +1,10 @@
-"""What the active scheduler does besides publishing: duties that the wings bring."""
+"""What the active scheduler does besides publishing: duties that the wings bring, and bulk
+operations."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,10 +13,15 @@ import structlog
 from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.services.common.files.storage_errors import StorageError
+from switchyard.services.common.files.errors import StorageError
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.alerts.alerter import Alerter
+from switchyard.services.engine.backfill.handler import BackfillHandler
+from switchyard.services.engine.backfill.sources import Sources
+from switchyard.services.engine.bulk.hot_traffic import HotTraffic
+from switchyard.services.engine.bulk.session import BulkHandler
 from switchyard.services.engine.dead.indexing import DeadLetterIndexer
+from switchyard.services.engine.dead.purge import PurgeHandler
 from switchyard.services.engine.identity.broker import advance_broker
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
@@ -24,6 +30,7 @@ from switchyard.services.engine.redrive.displaced_returner import (
     RETURN_INTERVAL,
     DisplacedJobReturner,
 )
+from switchyard.services.engine.redrive.handler import RedriveHandler
 from switchyard.services.engine.runtime.permits import wake
 from switchyard.services.engine.schedules.firing import ScheduleRunner
 from switchyard.services.engine.wings import brought
@@ -139,3 +146,16 @@ async def _wake_waiting(context: DutyContext) -> None:
 
 async def _forget_limits(context: DutyContext) -> None:
     await context.ledger.limits.forget_idle_limits()
+
+
+def bulk_handlers(
+    settings: Settings, registry: Registry, ledger: Ledger, modules: Iterable[str]
+) -> list[BulkHandler]:
+    """Make a handler for every kind; `modules` may have sources of backfills. Raises
+    InvalidBackfill."""
+    traffic = HotTraffic(ledger.workers)
+    return [
+        BackfillHandler(settings, registry, ledger, Sources.load(modules), traffic=traffic),
+        RedriveHandler(settings, registry, ledger, traffic=traffic),
+        PurgeHandler(settings, ledger),
+    ]

@@ -12,7 +12,6 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
-from switchyard.services.engine.schedules.defaults import defaults
 from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.file import read_file
 from switchyard.services.engine.schedules.rule import with_jitter
@@ -177,3 +176,18 @@ class Schedules:
         """Return the ledger's time, which every host agrees on."""
         _, now = await self._ledger.schedules.due_schedules(1)
         return now
+
+
+DEFAULTS = (
+    ScheduleEntry(
+        name="compute-similarity", cron="0 1 * * *", job="maintenance.compute_similarity"
+    ),
+    ScheduleEntry(name="recompute-graph", cron="30 2 * * *", job="maintenance.recompute_graph"),
+    ScheduleEntry(name="compact-storage", cron="30 3 * * *", job="maintenance.compact_storage"),
+    ScheduleEntry(name="cleanup-expired", cron="0 4 * * *", job="maintenance.cleanup_expired"),
+)
+
+
+def defaults(registry: Registry) -> list[ScheduleEntry]:
+    """Return those of which this process knows the job types."""
+    return [each for each in DEFAULTS if each.job.partition(".")[2] in registry]

@@ -8,8 +8,8 @@ from uuid import NAMESPACE_URL, uuid5
 from switchyard.broker.lanes import BACKFILL, queue_name
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.monitoring.lane_pressure import Snapshot
-from switchyard.services.engine.monitoring.levels import Pressure, fullest
 from switchyard.services.engine.publishing.preparing import JobRequest, prepare
+from switchyard.services.engine.records.states import Pressure, fullest
 from switchyard.services.pipeline.crawls.crawl_bounds import host_of
 from switchyard.services.pipeline.records.crawls import FoundPage
 

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from switchyard.services.common.errors import ConflictError, NotFoundError
-from switchyard.services.common.files.storage_errors import InvalidKey, NotStored
+from switchyard.services.common.files.errors import InvalidKey, NotStored
 from switchyard.services.common.files.uploads import Upload
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import JobRequest

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from switchyard.services.common.files.errors import NotStored
 from switchyard.services.common.files.keys import content_hash, page_key
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.markdown import PageLines
 

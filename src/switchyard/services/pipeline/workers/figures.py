@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from switchyard.services.common.errors import PermanentError
+from switchyard.services.common.files.errors import NotStored
 from switchyard.services.common.files.keys import content_hash, figure_folder, figure_key
-from switchyard.services.common.files.storage_errors import NotStored
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job

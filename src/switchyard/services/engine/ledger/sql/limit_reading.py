@@ -46,13 +46,13 @@ from switchyard.services.engine.ledger.sql.dialect import (
     is_sqlite,
     list_value,
 )
-from switchyard.services.engine.ledger.sql.limit_tables import (
+from switchyard.services.engine.ledger.sql.tables import (
     WAS_WOKEN,
+    jobs,
     limit_holds,
     limit_waits,
     limits,
 )
-from switchyard.services.engine.ledger.sql.tables import jobs
 
 Place = tuple[str, str]
 """A limit's name and key."""

@@ -30,7 +30,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.selectable import TableValuedAlias
 
 from switchyard.services.engine.ledger.sql.dialect import among_listed, is_sqlite, list_value
-from switchyard.services.engine.ledger.sql.limit_tables import limit_holds, limit_waits, limits
+from switchyard.services.engine.ledger.sql.tables import limit_holds, limit_waits, limits
 from switchyard.services.engine.records.limits import WokenJob
 
 WAKE_TTL = 5.0

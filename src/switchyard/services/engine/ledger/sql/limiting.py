@@ -16,9 +16,9 @@ from sqlalchemy import Connection, Row, select
 
 from switchyard.services.engine.ledger.sql.dialect import db_now
 from switchyard.services.engine.ledger.sql.limit_reading import read_locked
-from switchyard.services.engine.ledger.sql.limit_tables import limit_waits, limits
 from switchyard.services.engine.ledger.sql.limit_writing import PermitWrites
 from switchyard.services.engine.ledger.sql.locked_limits import LockedLimit, PermitQueue
+from switchyard.services.engine.ledger.sql.tables import limit_waits, limits
 from switchyard.services.engine.records.limits import (
     LimitSize,
     NotRunnable,

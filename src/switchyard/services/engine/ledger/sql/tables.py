@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Double,
     Index,
@@ -17,6 +18,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    literal_column,
     text,
 )
 
@@ -259,3 +261,152 @@ bulk_operations = Table(
     Column("budget", Double),
 )
 Index("ix_bulk_operations_created", bulk_operations.c.created_at, bulk_operations.c.id)
+
+
+alerts = Table(
+    "alerts",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("told_at", Double, nullable=False),
+)
+
+
+job_progress = Table(
+    "job_progress",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("claim_id", Text, nullable=False),
+    Column("fraction", Double),
+    Column("note", Text, nullable=False),
+    Column("reported_at", Double, nullable=False),
+)
+
+job_checkpoints = Table(
+    "job_checkpoints",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("work", Text, nullable=False),
+    Column("kept_at", Double, nullable=False),
+    Column("data", Text, nullable=False),
+)
+
+
+joins = Table(
+    "joins",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("when_dead", Text, nullable=False),
+    Column("held", Integer, nullable=False),
+    Column("total", Integer, nullable=False),
+    Column("open_jobs", Integer, nullable=False),
+    Column("dead", Integer, nullable=False),
+    Column("cancelled", Integer, nullable=False),
+    Column("made_at", Double, nullable=False),
+    Column("fulfilled_at", Double),
+    Column("again", Integer, nullable=False, server_default=text("0")),
+)
+# For the doctor: those that wait, and few do.
+Index(
+    "ix_joins_waiting",
+    joins.c.open_jobs,
+    sqlite_where=text("fulfilled_at IS NULL"),
+    postgresql_where=text("fulfilled_at IS NULL"),
+)
+
+
+schedules = Table(
+    "schedules",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("cron", Text, nullable=False),
+    Column("timezone", Text, nullable=False),
+    Column("routing_key", Text, nullable=False),
+    Column("payload", Text, nullable=False),
+    Column("priority", Integer),
+    Column("max_attempts", Integer),
+    Column("jitter", Double, nullable=False),
+    Column("grace", Double, nullable=False),
+    Column("origin", Text, nullable=False),
+    Column("remote", Boolean, nullable=False),
+    Column("created_by", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("paused_at", Double),
+    Column("next_at", Double, nullable=False),
+    Column("fire_at", Double, nullable=False),
+)
+
+schedule_firings = Table(
+    "schedule_firings",
+    metadata,
+    # One row for each due time: whoever writes it has it, and nobody else fires it.
+    Column("schedule", Text, primary_key=True),
+    Column("due_at", Double, primary_key=True),
+    Column("outcome", Text, nullable=False),
+    Column("job_id", Text),
+    Column("noted_at", Double, nullable=False),
+    Column("times", Integer, nullable=False),
+    Column("note", Text),
+)
+_OPEN = text("outcome = 'due'")
+Index(
+    "ix_schedule_firings_due",
+    schedule_firings.c.due_at,
+    sqlite_where=_OPEN,
+    postgresql_where=_OPEN,
+)
+
+
+limits = Table(
+    "limits",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("concurrency", Integer),
+    Column("per_minute", Integer),
+    Column("tokens_per_minute", BigInteger),
+    Column("updated_at", Double, nullable=False),
+    Column("bins", Text, nullable=False),
+)
+
+limit_holds = Table(
+    "limit_holds",
+    metadata,
+    Column("hold", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("key", Text, primary_key=True),
+    Column("job_id", Text, nullable=False, index=True),
+    Column("holder", Text, nullable=False, index=True),
+    Column("second", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("expires_at", Double, nullable=False),
+)
+Index("ix_limit_holds_limit", limit_holds.c.name, limit_holds.c.key, limit_holds.c.expires_at)
+
+limit_waits = Table(
+    "limit_waits",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("queue", Text, nullable=False, index=True),
+    Column("tokens", BigInteger, nullable=False),
+    Column("since", Double, nullable=False),
+    Column("times", Integer, nullable=False),
+    Column("back_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False, index=True),
+    Column("calls", Integer, nullable=False),
+    Column("called_until", Double, nullable=False),
+    Column("call_after", Double, nullable=False),
+    Column("body", LargeBinary),
+)
+Index("ix_limit_waits_limit", limit_waits.c.name, limit_waits.c.key, limit_waits.c.since)
+WAS_WOKEN = limit_waits.c.called_until > literal_column("0")
+"""Those few of many; said with it, the index is used."""
+Index(
+    "ix_limit_waits_called",
+    limit_waits.c.name,
+    limit_waits.c.key,
+    limit_waits.c.called_until,
+    sqlite_where=WAS_WOKEN,
+    postgresql_where=WAS_WOKEN,
+)

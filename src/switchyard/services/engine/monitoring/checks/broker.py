@@ -1,16 +1,33 @@
-"""Whether the broker is there, lets us in, and is one that the profile can be used with."""
+"""Check the broker: it is there, lets us in, can be used with the profile, has its management API,
+memory and disk, leaves a job to its worker for as long as the job may take, and can be upgraded."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from urllib.parse import unquote, urlsplit
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
 
 from switchyard.broker.addresses import address_of
-from switchyard.broker.errors import BrokerAuthError, BrokerUnavailable, LimitReached
+from switchyard.broker.errors import (
+    BrokerAuthError,
+    BrokerUnavailable,
+    LimitReached,
+    ManagementError,
+    ManagementForbidden,
+)
+from switchyard.broker.management.client import ManagementClient
+from switchyard.broker.topology.build import build
 from switchyard.broker.wire.connection import connected, underlying
-from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok
-from switchyard.services.engine.monitoring.checks import certificates
+from switchyard.services.engine.monitoring.check import (
+    Diagnostic,
+    Finding,
+    certificate_remedy,
+    failure,
+    ok,
+    some,
+    warning,
+)
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 
 CONNECTION = "doctor"
@@ -78,7 +95,7 @@ def away(system: DoctorContext, error: BrokerUnavailable) -> Diagnostic:
     """It is not there, says nothing or lets nobody more in, and what to do about it."""
     if isinstance(error, LimitReached):
         return _over_limit(system, error)
-    remedy = certificates.remedy(error, "JOBS_AMQP_URL")
+    remedy = certificate_remedy(error, "JOBS_AMQP_URL")
     if remedy is None:
         remedy = "start the broker, or correct host and port in JOBS_AMQP_URL"
     if isinstance(error.__cause__, TimeoutError):
@@ -104,5 +121,234 @@ async def version(system: DoctorContext) -> list[Diagnostic]:
             Finding.BROKER_TOO_OLD,
             f"the profile {profile} needs RabbitMQ {needed} or later, this is {text}",
             "`export JOBS_PROFILE=classic`" if profile == "quorum" else "upgrade the broker",
+        )
+    ]
+
+
+MANAGEMENT_TIMEOUT = 3.0
+"""Seconds for each of its answers."""
+
+
+async def management(system: DoctorContext) -> list[Diagnostic]:
+    """Reach it."""
+    try:
+        url = system.settings.require_management_url()
+        client = ManagementClient(url, system.settings.vhost, timeout=MANAGEMENT_TIMEOUT)
+        try:
+            await client.policies()
+        except ManagementError:
+            await client.close()
+            raise
+    except (ManagementError, ValueError) as error:
+        return [unreachable(error)]
+    system.management = client
+    return [ok("management", "the management API answers")]
+
+
+def unreachable(error: Exception) -> Diagnostic:
+    """It does not answer, or refuses."""
+    remedy = (
+        "correct JOBS_MANAGEMENT_URL, or on the broker `rabbitmq-plugins enable "
+        "rabbitmq_management`; AMQP alone does not tell topology and policies, alarms and "
+        "watermarks, feature flags, consumer timeouts, the broker's clock, and workers' consumers"
+    )
+    return failure("management", Finding.MANAGEMENT_AWAY, str(error), remedy)
+
+
+def unseen(what: str, error: ManagementForbidden) -> Diagnostic:
+    """It answers, and does not let this user see that."""
+    return warning(
+        "permissions",
+        Finding.MANAGEMENT_FORBIDS,
+        f"can't see {what}: {error}",
+        "ask again with a user that may: `export JOBS_MANAGEMENT_URL=http://USER:PASSWORD@HOST:PORT`",
+    )
+
+
+MIB = 1024 * 1024
+MEMORY_HIGH = 0.8
+"""Of the memory at which the alarm comes."""
+LEAST_DISK_FREE_LIMIT = 50_000_000
+"""Bytes of free disk space: what RabbitMQ wants where nobody has set a limit."""
+DISK_LOW = 2.0
+"""Times the free disk space at which the alarm comes."""
+
+
+async def alarms(system: DoctorContext) -> list[Diagnostic]:
+    """Those of every node."""
+    found: list[Diagnostic] = []
+    for node in await system.need_management().get("/nodes"):
+        found += _of_node(node)
+    return found or [ok("alarms", "no memory or disk alarm, and none near")]
+
+
+def _of_node(node: dict[str, Any]) -> list[Diagnostic]:
+    name = node["name"]
+    if not node.get("running", True):
+        remedy = f"start it: `rabbitmqctl -n {name} start_app`, or the whole node"
+        return [failure("alarms", Finding.NODE_DOWN, f"{name} does not run", remedy)]
+    found = []
+    if node.get("mem_alarm"):
+        found.append(
+            failure(
+                "alarms",
+                Finding.ALARM_MEMORY,
+                f"memory alarm on {name}: it uses {_mib(node, 'mem_used')} and may use "
+                f"{_mib(node, 'mem_limit')}; publishers are blocked until it is over",
+                f"give it more: `rabbitmqctl -n {name} set_vm_memory_high_watermark 0.6`; what "
+                f"uses it: `rabbitmqctl -n {name} status`",
+            )
+        )
+    elif _share(node, "mem_used", "mem_limit") >= MEMORY_HIGH:
+        found.append(
+            warning(
+                "alarms",
+                Finding.MEMORY_HIGH,
+                f"{name} uses {_mib(node, 'mem_used')} of memory; at {_mib(node, 'mem_limit')} "
+                "publishers are blocked",
+                "see whether jobs pile up: `jobctl lanes`; what uses it: "
+                f"`rabbitmqctl -n {name} status`; give it more: "
+                f"`rabbitmqctl -n {name} set_vm_memory_high_watermark 0.6`",
+            )
+        )
+    if node.get("disk_free_alarm"):
+        found.append(
+            failure(
+                "alarms",
+                Finding.ALARM_DISK,
+                f"disk alarm on {name}: {_mib(node, 'disk_free')} are free, and it wants "
+                f"{_mib(node, 'disk_free_limit')}; publishers are blocked until it is over",
+                f"free disk space there{_lower_limit(node)}",
+            )
+        )
+    elif 0 < _share(node, "disk_free", "disk_free_limit") < DISK_LOW:
+        found.append(
+            warning(
+                "alarms",
+                Finding.BROKER_DISK_LOW,
+                f"{_mib(node, 'disk_free')} of disk are free on {name}; at "
+                f"{_mib(node, 'disk_free_limit')} publishers are blocked",
+                f"free disk space there (`rabbitmqctl -n {name} status` says where its data lie)"
+                f"{_lower_limit(node)}",
+            )
+        )
+    return found
+
+
+def _lower_limit(node: dict[str, Any]) -> str:
+    """Return the advice to want less free disk space, where the node wants more than the least that
+    makes sense."""
+    limit = node.get("disk_free_limit")
+    if isinstance(limit, int | float) and limit <= LEAST_DISK_FREE_LIMIT:
+        return ""
+    return f", or want less: `rabbitmqctl -n {node['name']} set_disk_free_limit 50MB`"
+
+
+def _share(node: dict[str, Any], part: str, whole: str) -> float:
+    """Tell how much of the one the other is; 0 where the node does not tell, as in its first
+    moments."""
+    some, most = node.get(part), node.get(whole)
+    if not isinstance(some, int | float) or not isinstance(most, int | float) or most <= 0:
+        return 0.0
+    return some / most
+
+
+def _mib(node: dict[str, Any], key: str) -> str:
+    value = node.get(key)
+    return f"{value / MIB:,.0f} MiB" if isinstance(value, int | float) else "?"
+
+
+async def features(system: DoctorContext) -> list[Diagnostic]:
+    """Stable flags that are off, and deprecated features that something uses."""
+    client = system.need_management()
+    node = (await client.get("/overview")).get("node", "")
+    try:
+        flags = await client.get("/feature-flags")
+    except ManagementForbidden:
+        # 3.10 shows them to administrators alone, and no user of ours is to be one.
+        return [
+            ok(
+                "features",
+                "not looked at: this broker shows feature flags only to users with the tag "
+                "`administrator`; before its next upgrade, "
+                f"`rabbitmqctl -n {node} list_feature_flags name state` shows those that are off",
+            )
+        ]
+    # Releases before 3.13 do not know of any.
+    used = await client.get("/deprecated-features/used", missing=[])
+    found = []
+    off = sorted(
+        str(flag["name"])
+        for flag in flags
+        if flag.get("stability") == "stable" and flag.get("state") == "disabled"
+    )
+    if off:
+        found.append(
+            warning(
+                "features",
+                Finding.FLAGS_DISABLED,
+                f"feature flags are disabled that later releases of RabbitMQ require: {some(off)}",
+                "before the next upgrade, once all nodes have the same version: "
+                f"`rabbitmqctl -n {node} enable_feature_flag all`",
+            )
+        )
+    if names := sorted(str(each["name"]) for each in used):
+        found.append(
+            warning(
+                "features",
+                Finding.DEPRECATED_USED,
+                f"something uses what a later release of RabbitMQ refuses: {some(names)}",
+                "Switchyard itself uses none of it: find who does before the next upgrade "
+                "(https://www.rabbitmq.com/docs/deprecated-features; transient queues: "
+                f"`rabbitmqctl -n {node} list_queues --vhost VHOST name durable exclusive`)",
+            )
+        )
+    return found or [ok("features", "every stable feature flag is on, nothing deprecated is used")]
+
+
+DEFAULT_CONSUMER_TIMEOUT = 1800.0
+"""Seconds, since RabbitMQ 3.8.17, unless somebody has changed it."""
+
+
+async def consumer_timeout(system: DoctorContext) -> list[Diagnostic]:
+    """A job that is not acknowledged in this time is taken from its worker and run again."""
+    settings, registry = system.settings, system.registry
+    longest = max(registry, key=lambda job_type: job_type.timeout)
+    needs = longest.timeout + settings.takeover_after
+    topology = build(settings.profile, registry.routes, retry_delays=settings.retry_delays)
+    declared = {queue.name for queue in topology.queues}
+    shortest, where = DEFAULT_CONSUMER_TIMEOUT, ""
+    for queue in await system.need_management().get(f"/queues/{quote(settings.vhost, safe='')}"):
+        for source in (queue.get("effective_policy_definition") or {}, queue["arguments"]):
+            value = source.get("consumer-timeout", source.get("x-consumer-timeout"))
+            if queue["name"] in declared and isinstance(value, int) and value / 1000 < shortest:
+                shortest, where = value / 1000, f" on {queue['name']}"
+    what = f"the longest job ({longest.name}) may take {longest.timeout:g} s"
+    if where and shortest < needs:
+        return [
+            failure(
+                "consumer timeout",
+                Finding.CONSUMER_TIMEOUT,
+                f"{what}, but the consumer timeout is {shortest:g} s{where}: it would run twice",
+                f"raise consumer-timeout in that policy to {needs * 1000:.0f} (milliseconds) at "
+                "least",
+            )
+        ]
+    if needs > DEFAULT_CONSUMER_TIMEOUT:
+        return [
+            warning(
+                "consumer timeout",
+                Finding.CONSUMER_TIMEOUT,
+                f"{what}; RabbitMQ's default consumer timeout is {DEFAULT_CONSUMER_TIMEOUT:g} s",
+                f"set consumer_timeout = {needs * 1000:.0f} in rabbitmq.conf, if it is not set "
+                "yet; the node does not tell it: "
+                "`rabbitmqctl eval 'application:get_env(rabbit,consumer_timeout).'`",
+            )
+        ]
+    return [
+        ok(
+            "consumer timeout",
+            f"{what}, the default consumer timeout is {DEFAULT_CONSUMER_TIMEOUT:g} s (a node does "
+            "not tell whether its rabbitmq.conf says otherwise)",
         )
     ]

@@ -1,4 +1,5 @@
-"""Whether this host has room for what is kept on it, and the storage takes files."""
+"""Check this host: the modules of its job types can be loaded, it has room for what is kept on it,
+and the storage takes files."""
 
 from __future__ import annotations
 
@@ -6,14 +7,16 @@ import asyncio
 import os
 import shutil
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
 from switchyard.broker.wording import pluralize
+from switchyard.services.common.files.errors import StorageUnavailable
 from switchyard.services.common.files.storage import Storage, directory_of
-from switchyard.services.common.files.storage_errors import StorageUnavailable
 from switchyard.services.common.settings import Settings
+from switchyard.services.engine.jobs.registry import Registry, RegistryError
 from switchyard.services.engine.monitoring.check import (
     Diagnostic,
     Finding,
@@ -24,6 +27,7 @@ from switchyard.services.engine.monitoring.check import (
 )
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.records.errors import LedgerFull
+from switchyard.services.engine.wings import job_modules, load_wings, missing_wings_hint
 
 PREFIX = str(Settings.model_config["env_prefix"])
 MIB = 1024 * 1024
@@ -163,3 +167,30 @@ async def keys(system: DoctorContext) -> list[Diagnostic]:
     detail = f"{count} in JOBS_API_KEYS with fewer than {MIN_KEY_LENGTH} characters"
     remedy = "make better ones: `jobctl keys create NAME --scope read`"
     return [warning("keys", Finding.KEY_WEAK, some([detail]), remedy)]
+
+
+def load_types(
+    settings: Settings, include: Iterable[str] = ()
+) -> tuple[Registry, list[Diagnostic]]:
+    """Return the job types of all modules that can be loaded; which wings there are, and what is
+    wrong with modules that can't be loaded."""
+    loaded: list[str] = list(job_modules())
+    registry = Registry.load(loaded)
+    checks = [wings()]
+    for name in dict.fromkeys((*settings.modules, *include)):
+        try:
+            registry = Registry.load([*loaded, name])
+        except RegistryError as error:
+            remedy = (
+                f"`python -c 'import {name}'` says why; correct JOBS_MODULES, or install the "
+                "module, or be in its directory"
+            )
+            checks.append(failure("modules", Finding.MODULE_MISSING, str(error), remedy))
+        else:
+            loaded.append(name)
+    return registry, checks
+
+
+def wings() -> Diagnostic:
+    """Return which wings are installed here, and how to install the others."""
+    return ok("wings", ", ".join(wing.name for wing in load_wings()) + missing_wings_hint())

@@ -1,4 +1,5 @@
-"""Whether jobs end well: in their time, and not as dead letters."""
+"""Check jobs: they end well, in their time and not as dead letters, and schedules fire when they
+are due."""
 
 from __future__ import annotations
 
@@ -16,11 +17,13 @@ from switchyard.services.engine.monitoring.check import (
     warning,
 )
 from switchyard.services.engine.monitoring.checks.doctor_context import MAX_EXAMINED, DoctorContext
-from switchyard.services.engine.monitoring.checks.processes import advice
+from switchyard.services.engine.monitoring.checks.workers import advice
 from switchyard.services.engine.monitoring.lane_report import unlisted_letters
+from switchyard.services.engine.monitoring.worker_status import lateness
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter
 from switchyard.services.engine.records.results import JobSummary
+from switchyard.services.engine.records.schedules import FiringOutcome
 from switchyard.services.engine.records.states import State
 
 RECENT_SECONDS = 3600.0
@@ -277,3 +280,48 @@ def _displaced(number: int) -> Diagnostic:
         f"the broker threw {number:,} out of full lanes that it had taken, as a restart does",
         "they go back by themselves where a scheduler runs and there is room: `jobctl lanes`",
     )
+
+
+SCHEDULE_LATE = 60.0
+"""Seconds: longer than a change of schedulers takes."""
+
+
+async def schedules(system: DoctorContext) -> list[Diagnostic]:
+    """Those that are overdue, and those whose last job was refused."""
+    ledger = system.need_ledger()
+    entries = await ledger.schedules.schedules()
+    if not entries:
+        return []
+    _, now = await ledger.schedules.due_schedules(1)
+    waiting = await ledger.schedules.waiting_firings()
+    last = await ledger.schedules.last_firings(settled=True)
+    late = {
+        name for name, since in lateness(entries, waiting, now).items() if since > SCHEDULE_LATE
+    }
+    checks = []
+    if late:
+        reasons = {name: each.note for name, each in waiting.items() if each.note is not None}
+        told = [f"{name} ({reasons[name]})" if name in reasons else name for name in sorted(late)]
+        remedy = "`jobctl scheduler`; where one runs, its log says why"
+        if late <= reasons.keys():
+            remedy = "mend what is said: it is tried again every few seconds"
+        checks.append(
+            failure(
+                "schedules",
+                Finding.SCHEDULE_OVERDUE,
+                f"due and not fired for over {SCHEDULE_LATE:g} s: {some(told)}",
+                remedy,
+            )
+        )
+    refused = [each for each in last.values() if each.outcome is FiringOutcome.REFUSED]
+    if refused:
+        ended = some([f"{each.schedule} ({each.note})" for each in refused])
+        checks.append(
+            failure(
+                "schedules",
+                Finding.SCHEDULE_REFUSED,
+                f"the last job was refused of {ended}",
+                f"mend what is said, then `jobctl schedules run {refused[0].schedule}`",
+            )
+        )
+    return checks or [ok("schedules", f"{len(entries):,} fire when they are due")]

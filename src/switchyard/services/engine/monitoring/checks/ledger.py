@@ -1,14 +1,25 @@
-"""Whether the ledger is there, takes writes, and has the tables of this version."""
+"""Check the ledger: it is there, takes writes, has the tables of this version, is of the broker's
+system, and its clock, by which jobs grow old, agrees with the others."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from switchyard.broker.errors import BrokerUnavailable, WrongSystem
+from switchyard.broker.topology.system_marker import MarkHidden
+from switchyard.services.engine.identity.broker import read_broker, require_same_system
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.sql.servers import KEPT_CONNECTIONS, MORE_CONNECTIONS
-from switchyard.services.engine.monitoring.check import Diagnostic, Finding, failure, ok
-from switchyard.services.engine.monitoring.checks import certificates
+from switchyard.services.engine.monitoring.check import (
+    Diagnostic,
+    Finding,
+    certificate_remedy,
+    failure,
+    ok,
+    warning,
+)
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.records.errors import (
     LedgerAuthError,
@@ -114,7 +125,7 @@ def _remedy(system: DoctorContext, error: LedgerError) -> tuple[Finding, str]:
             return Finding.LEDGER_AWAY, (
                 f"see that {file} can be written, and `df -h`: has the disk room?"
                 if is_sqlite
-                else certificates.remedy(error, "JOBS_DATABASE_URL")
+                else certificate_remedy(error, "JOBS_DATABASE_URL")
                 or "start the database, or correct JOBS_DATABASE_URL"
             )
 
@@ -123,3 +134,66 @@ def _name(system: DoctorContext) -> str:
     """Of PostgreSQL's database, as SQL has it."""
     name = urlsplit(system.settings.ledger_url).path.strip("/")
     return '"' + unquote(name).replace('"', '""') + '"'
+
+
+BROKER_TOLERANCE = 5.0
+"""Seconds: the broker tells its time in whole ones."""
+MUCH = 60.0
+"""Seconds from which it is no matter of taste any more."""
+
+
+async def ledger_clock(system: DoctorContext) -> list[Diagnostic]:
+    """This host's."""
+    ahead = -system.need_ledger().clock.offset
+    if not ahead:
+        return [ok("clock", "this host's clock agrees with the ledger's")]
+    detail = (
+        f"this host's clock is {_by(ahead)} the ledger's; ages of jobs go by the ledger's, so none "
+        "is lost by it, but logs and certificates go by this one"
+    )
+    return [_found(ahead, "clock", Finding.CLOCK_LEDGER, detail, "this host")]
+
+
+async def broker_clock(system: DoctorContext) -> list[Diagnostic]:
+    """The broker's, against the ledger's where that is known."""
+    theirs = await system.need_management().time()
+    # Not the host's, for which `ledger_clock` speaks.
+    ahead = theirs - system.now()
+    if abs(ahead) <= BROKER_TOLERANCE:
+        return [ok("broker clock", "the broker's clock agrees")]
+    detail = (
+        f"the broker's clock is {_by(ahead)} {'the ledger' if system.ledger else 'this host'}'s"
+    )
+    return [_found(ahead, "broker clock", Finding.CLOCK_BROKER, detail, "the broker's host")]
+
+
+def _found(ahead: float, name: str, finding: Finding, detail: str, where: str) -> Diagnostic:
+    remedy = f"on {where}: `timedatectl set-ntp true`"
+    found = failure if abs(ahead) > MUCH else warning
+    return found(name, finding, detail, remedy)
+
+
+def _by(ahead: float) -> str:
+    by = timedelta(seconds=round(abs(ahead), 1 if abs(ahead) < MUCH else None))
+    return f"{by} {'ahead of' if ahead > 0 else 'behind'}"
+
+
+async def system(system: DoctorContext) -> list[Diagnostic]:
+    """Whose the broker is, and whether the ledger is the newest of it."""
+    ledger = system.need_ledger()
+    ours = await ledger.system.system()
+    try:
+        mark = await read_broker(system.settings)
+        await require_same_system(system.settings, ledger)
+    except MarkHidden as error:
+        remedy = "permit the user of JOBS_AMQP_URL to configure, read and write jobs.system"
+        return [warning("system", Finding.SYSTEM_UNKNOWN, str(error), remedy)]
+    except WrongSystem as error:
+        remedy = "correct the address that is wrong: `jobctl system show` has both side by side"
+        return [failure("system", Finding.SYSTEM_OTHER, str(error), remedy)]
+    except BrokerUnavailable:
+        return []  # the check of the broker says so
+    if mark is None:
+        detail = f"the broker is not marked as that of the system {ours}: others could use it"
+        return [warning("system", Finding.SYSTEM_UNMARKED, detail, "`jobctl topology apply`")]
+    return [ok("system", f"ledger and broker are of {ours}")]

@@ -22,7 +22,7 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Outcome, Snooze
 from switchyard.services.engine.jobs.registry import Registry, job, job_type_of
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure
-from switchyard.services.engine.monitoring.levels import Pressure
+from switchyard.services.engine.records.states import Pressure
 from switchyard.services.pipeline.crawls.crawl_bounds import belongs, host_of
 from switchyard.services.pipeline.crawls.crawl_pages import (
     JOB_TYPE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from switchyard.services.engine.ledger.sql.limit_tables import limits
+from switchyard.services.engine.ledger.sql.tables import limits
 
 context.configure(
     connection=context.config.attributes["connection"],
