@@ -30,7 +30,7 @@ def test_groups_tell_causes_and_choose_letters(jobctl: CommandLine, dead_ids: li
     assert len(jobctl.json("dead", "list", "--group", name)) == 3
     assert jobctl.json("dead", "list", "--group", "0" if name[0] != "0" else "1") == []
     assert name in jobctl.ok("dead", "groups")
-    assert "--group 'x'" in jobctl.fails("dead", "list", "--group", "x", code=2)
+    assert "--group: give the id of a group" in jobctl.fails("dead", "list", "--group", "x", code=2)
     done = jobctl.json("dead", "redrive", "--group", name[:6], "--yes")
     assert done["redriven"] == 3
     assert jobctl.json("dead", "groups") == []

@@ -7,7 +7,9 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from switchyard.api.models.dead import NewRedrive
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.dead.certificate import DeadLetterInfo, Reason
 from switchyard.broker.dead.scan import QueuedDeadLetter
@@ -235,3 +237,22 @@ def test_copy_keeps_whatever_it_does_not_know(payload: dict[str, Any]) -> None:
     sent = json.loads(message.encode())
     assert (sent["payload"], sent["extra"]) == (payload, payload)
     assert sent["metadata"]["own"] == payload
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"ids": frozenset({"no id"})},
+        {"job_type": "No-Type"},
+        {"group": "xyz"},
+        {"error_type": "a\x00b"},
+        {"older_than": -1},
+        {"unknown": 1},
+    ],
+)
+def test_a_filter_has_no_value_that_no_letter_can_have(values: dict[str, Any]) -> None:
+    """Whoever gives it: a command, a request, or the record of a redrive."""
+    with pytest.raises(ValidationError):
+        LetterFilter(**values)
+    with pytest.raises(ValidationError):
+        NewRedrive.model_validate({"filter": values})

@@ -120,7 +120,7 @@ async def cancel_redrive(redrive_id: RedriveId, state: Shared) -> RedriveView:
 
 def _spec(order: NewRedrive) -> RedriveSpec:
     return RedriveSpec(
-        order.filter.filter(),
+        order.filter,
         order.change.change(),
         limit=order.limit,
         canary=order.canary,

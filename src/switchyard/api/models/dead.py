@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -92,32 +92,6 @@ class DeadGroupList(ApiModel):
     groups: list[DeadGroupView]
 
 
-class LetterChoice(ApiModel):
-    """Filter of dead letters; all given fields must match."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    ids: list[Annotated[str, Field(pattern=patterns.JOB_ID)]] = Field(
-        default_factory=list, max_length=10_000
-    )
-    group: str | None = Field(default=None, pattern=patterns.GROUP_ID)
-    job_type: str | None = Field(default=None, pattern=patterns.NAME)
-    lane: str | None = Field(default=None, pattern=patterns.NAME)
-    reason: str | None = Field(default=None, pattern=patterns.NAME)
-    error_type: str | None = Field(default=None, pattern=patterns.PLAIN, max_length=200)
-    operation: str | None = Field(
-        default=None,
-        pattern=patterns.PLAIN,
-        max_length=100,
-        description="Id of a backfill: its jobs and their follow-up jobs.",
-    )
-    older_than: float | None = Field(default=None, ge=0, le=1e9, description="Seconds.")
-    younger_than: float | None = Field(default=None, ge=0, le=1e9, description="Seconds.")
-
-    def filter(self) -> LetterFilter:
-        return LetterFilter.from_json(self.model_dump(exclude_none=True))
-
-
 class LetterChange(ApiModel):
     """What is changed in each of them; checked against its job type."""
 
@@ -153,7 +127,7 @@ class NewRedrive(RequestModel):
         },
     )
 
-    filter: LetterChoice = Field(default_factory=LetterChoice)
+    filter: LetterFilter = Field(default_factory=LetterFilter)
     all: bool = Field(
         default=False, description="All dead letters. Required if there is no filter."
     )
@@ -190,7 +164,7 @@ class NewRedrive(RequestModel):
 
     @model_validator(mode="after")
     def _says_which(self) -> Self:
-        if self.filter.filter().is_empty != self.all:
+        if self.filter.is_empty != self.all:
             raise ValueError("give a filter, or all: true, and not both")
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -76,15 +77,13 @@ def _filter_options(
     older_than: OlderOption = None,
     younger_than: YoungerOption = None,
 ) -> Any:
-    from switchyard.services.engine.dead.letters import LetterFilter
-
-    known_reason(reason)
-    return LetterFilter(
+    require_reason(reason)
+    return checked_filter(
         job_type=job_type,
         lane=known_lane(lane),
         reason=reason,
         error_type=error_type,
-        group=group_id(group),
+        group=None if group is None else group.lower(),
         operation=operation,
         older_than=optional_duration(older_than),
         younger_than=optional_duration(younger_than),
@@ -102,11 +101,28 @@ async def full_letter_id(ledger: Ledger, given: str) -> str:
     return await ledger.short_ids.full_id(Among.DEAD_LETTERS, given)
 
 
-def chosen(which: LetterFilter, ids: list[str] | None, *, everything: bool) -> LetterFilter:
-    """The filter with the ids. Raises WrongUsage where nothing says which letters are meant."""
-    from dataclasses import replace
+def checked_filter(**values: Any) -> LetterFilter:
+    """Make a filter of these values. Raises WrongUsage for what no letter can have."""
+    from pydantic import ValidationError
 
-    which = replace(which, ids=frozenset(ids or ()))
+    from switchyard.broker.message import describe
+    from switchyard.services.engine.dead.letters import LetterFilter
+
+    try:
+        return LetterFilter(**values)
+    except ValidationError as error:
+        raise WrongUsage(describe(error, _name_option)) from error
+
+
+def _name_option(place: Sequence[str | int]) -> list[str]:
+    name = str(place[0])
+    others = {"ids": "ID", "job_type": "--type"}
+    return [others.get(name, f"--{name.replace('_', '-')}")]
+
+
+def chosen(which: LetterFilter, ids: list[str] | None, *, everything: bool) -> LetterFilter:
+    """Add the ids to the filter. Raises WrongUsage where nothing says which letters are meant."""
+    which = checked_filter(**which.to_json() | {"ids": frozenset(ids or ())})
     if which.is_empty and not everything:
         raise WrongUsage("which ones? name ids, or a filter such as --group, or --all")
     if everything and not which.is_empty:
@@ -114,16 +130,9 @@ def chosen(which: LetterFilter, ids: list[str] | None, *, everything: bool) -> L
     return which
 
 
-def known_reason(reason: str | None) -> None:
-    """Raises WrongUsage for a reason that there is not."""
+def require_reason(reason: str | None) -> None:
+    """Raise WrongUsage for a reason that there is not."""
     from switchyard.broker.dead.certificate import Reason
 
     if reason is not None and reason not in list(Reason):
         raise WrongUsage(f"--reason {reason!r}: choose one of {', '.join(Reason)}")
-
-
-def group_id(text: str | None) -> str | None:
-    """Raises WrongUsage for what can be no group's id."""
-    if text is not None and (not text or set(text.lower()) - set("0123456789abcdef")):
-        raise WrongUsage(f"--group {text!r}: an id as `jobctl dead groups` shows it")
-    return text.lower() if text is not None else None

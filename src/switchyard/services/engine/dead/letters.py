@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, fields
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from switchyard.broker.dead.certificate import DeadLetterInfo
 from switchyard.broker.lanes import lane_of, split_routing_key
@@ -13,7 +16,7 @@ from switchyard.broker.message import JobMessage
 from switchyard.broker.times import moment_of
 from switchyard.broker.wording import pluralize
 from switchyard.services.engine.dead.causes import Cause, cause_of
-from switchyard.services.engine.records.requests import DeadLetterFilter
+from switchyard.services.engine.records.requests import DeadLetterFilter, LetterFields
 
 
 class DeadLetterLike(Protocol):
@@ -71,23 +74,17 @@ def was_dead(letter: DeadLetterLike, moment: datetime) -> bool:
     return died is None or (died - moment).total_seconds() <= CLOCK_TOLERANCE
 
 
-@dataclass(frozen=True, slots=True)
-class LetterFilter:
-    """Which letters: those that fit every field that is set."""
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class LetterFilter(LetterFields):
+    """Filter of dead letters; all given fields must match. Raises pydantic's ValidationError for
+    values that none can have."""
 
-    ids: frozenset[str] = frozenset()
-    job_type: str | None = None
-    lane: str | None = None
-    reason: str | None = None
-    error_type: str | None = None
-    group: str | None = None
-    """A group's id, or its beginning: see `Cause.fingerprint`."""
-    operation: str | None = None
-    """The backfill that the job, or one that it follows from, was published by."""
-    older_than: float | None = None
-    """Seconds since the death, at least."""
-    younger_than: float | None = None
-    """Seconds since the death, at most."""
+    older_than: Annotated[
+        float | None, Field(ge=0, le=1e9, description="Seconds since the death, at least.")
+    ] = None
+    younger_than: Annotated[
+        float | None, Field(ge=0, le=1e9, description="Seconds since the death, at most.")
+    ] = None
 
     @property
     def is_empty(self) -> bool:
@@ -125,26 +122,20 @@ class LetterFilter:
         """Return the same letters in the ledger's index, of those in that state; None for any."""
         at = moment.timestamp()
         return DeadLetterFilter(
+            **{each.name: getattr(self, each.name) for each in fields(LetterFields)},
             state=state,
-            reason=self.reason,
-            job_type=self.job_type,
-            lane=self.lane,
-            error_type=self.error_type,
-            group=self.group,
-            operation=self.operation,
-            ids=self.ids,
             since=None if self.younger_than is None else at - self.younger_than,
             until=None if self.older_than is None else at - self.older_than,
         )
 
     def to_json(self) -> dict[str, Any]:
         """The fields that are set."""
-        fields = asdict(self) | {"ids": sorted(self.ids)}
-        return {name: value for name, value in fields.items() if value not in (None, [])}
+        values = asdict(self) | {"ids": sorted(self.ids)}
+        return {name: value for name, value in values.items() if value not in (None, [])}
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> LetterFilter:
-        return replace(cls(**{**fields, "ids": frozenset()}), ids=frozenset(fields.get("ids", ())))
+    def from_json(cls, values: Mapping[str, Any]) -> LetterFilter:
+        return cls(**{**values, "ids": frozenset(values.get("ids", ()))})
 
     def describe(self) -> str:
         """In a few words."""

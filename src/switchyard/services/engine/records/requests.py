@@ -7,8 +7,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from switchyard.broker import patterns
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.records.joins import Joining
 from switchyard.services.engine.records.states import ENDINGS, AttemptOutcome, State
@@ -188,20 +191,35 @@ class JobFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterFilter:
-    """Which dead letters to list; fields that are None do not matter."""
+class LetterFields:
+    """What dead letters are chosen by; fields that are None do not matter. What a value may be is
+    checked of a filter that somebody gives (`LetterFilter`), by the annotations here."""
+
+    ids: Annotated[
+        frozenset[Annotated[str, Field(pattern=patterns.JOB_ID)]], Field(max_length=10_000)
+    ] = frozenset()
+    """Only these, where there are any."""
+    job_type: Annotated[str | None, Field(pattern=patterns.NAME)] = None
+    lane: Annotated[str | None, Field(pattern=patterns.NAME)] = None
+    reason: Annotated[str | None, Field(pattern=patterns.NAME)] = None
+    error_type: Annotated[str | None, Field(pattern=patterns.PLAIN, max_length=200)] = None
+    group: Annotated[str | None, Field(pattern=patterns.GROUP_ID)] = None
+    """A group's id, or its beginning: see `Cause.fingerprint`."""
+    operation: Annotated[
+        str | None,
+        Field(
+            pattern=patterns.PLAIN,
+            max_length=100,
+            description="Id of a backfill: its jobs and their follow-up jobs.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFilter(LetterFields):
+    """Which dead letters to list from the index."""
 
     state: str | None = None
-    reason: str | None = None
-    job_type: str | None = None
-    lane: str | None = None
-    error_type: str | None = None
-    group: str | None = None
-    """A group's id, or its beginning."""
-    operation: str | None = None
-    """The backfill whose jobs they are."""
-    ids: frozenset[str] = frozenset()
-    """Only these, where there are any."""
     since: float | None = None
     """Died at this time or later."""
     until: float | None = None
