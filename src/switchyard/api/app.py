@@ -18,8 +18,6 @@ from switchyard.api.engine import (
     events,
     health,
     jobs,
-    limits,
-    metrics,
     pressure,
     schedules,
     webhooks,
@@ -54,12 +52,10 @@ ROUTERS = (
     crawls.router,
     schedules.router,
     pressure.router,
-    limits.router,
     contract.router,
     dead.router,  # before `/admin/dead/{letter_id}`
     admin.router,
     health.router,
-    metrics.router,
     webhooks.router,
 )
 

@@ -8,8 +8,7 @@ from typing import Annotated
 from fastapi import Path, Query, Request, Response
 
 from switchyard.api.engine.bulk import BulkRoutes
-from switchyard.api.http.json_response import JsonResponse
-from switchyard.api.http.problems import responses
+from switchyard.api.http.problems import JsonResponse, responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import needs, starter_of
 from switchyard.api.models.dead import (

@@ -1,20 +1,32 @@
-"""`/backpressure`: how full the lanes are, for those who publish."""
+"""`/backpressure`, `/limits` and `/metrics`: how full the lanes are, what has room in named limits,
+and what Prometheus asks for."""
 
 from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Query, Response
 
 from switchyard.api.http.problems import responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import needs
 from switchyard.api.models.lanes import PressureView
+from switchyard.api.models.service import LimitList
 from switchyard.api.state import Shared
-from switchyard.api.views.system import view_lane
+from switchyard.api.views.system import view_lane, view_limit
 from switchyard.services.engine.access.api_keys import Scope
+from switchyard.services.engine.monitoring.metrics import CONTENT_TYPE
 
-router = Routes(tags=["lanes"])
+router = Routes()
+
+TEXT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
+}
 
 
 @router.get(
     "/backpressure",
+    tags=["lanes"],
     dependencies=[needs(Scope.PUBLISH, Scope.READ)],
     responses=responses("broker-away", "no-broker"),
 )
@@ -25,3 +37,30 @@ async def backpressure(state: Shared) -> PressureView:
     """
     snapshot = await state.require_broker().pressure.snapshot()
     return PressureView(lanes=[view_lane(lane) for lane in snapshot.lanes])
+
+
+@router.get(
+    "/limits",
+    tags=["limits"],
+    dependencies=[needs(Scope.READ)],
+    responses=responses("ledger-away"),
+)
+async def list_limits(
+    state: Shared,
+    waiting: Annotated[bool, Query(description="Only limits that jobs are waiting for.")] = False,
+) -> LimitList:
+    """Show named limits: current use, waiting jobs, and when there is room again."""
+    found = await state.ledger.limits.limit_reports()
+    return LimitList(limits=[view_limit(each) for each in found if each.waiting or not waiting])
+
+
+@router.get(
+    "/metrics",
+    tags=["health"],
+    dependencies=[needs(Scope.READ)],
+    responses=TEXT,
+    response_class=Response,
+)
+async def metrics(state: Shared) -> Response:
+    """Show the metrics in Prometheus' text format (docs/metrics.md)."""
+    return Response(await state.metrics.scraped(), media_type=CONTENT_TYPE)

@@ -1,4 +1,5 @@
-"""Answering with a problem: raised, rendered, documented. The kinds: `api.models.problems`."""
+"""How answers are written: as JSON, or as a problem (raised, rendered, documented). The kinds of
+problems: `api.models.problems`."""
 
 from __future__ import annotations
 
@@ -6,17 +7,27 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastapi import HTTPException
+from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from switchyard.api.http.json_response import JsonResponse
 from switchyard.api.models.problems import KINDS, TYPE_BASE, Kind
 from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import lane_of
+from switchyard.services.common.printable import to_json
 from switchyard.services.engine.publishing.requests import RequestFieldError
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER = 5
 """Seconds after which a client should come again when something is away or full."""
+
+
+class JsonResponse(JSONResponse):
+    """JSON also of what a handler has stored that JSON can't say, as one odd value must not hide a
+    whole listing: half of a surrogate pair stays escaped, NaN and infinity become null."""
+
+    def render(self, content: Any) -> bytes:
+        text = to_json(content, separators=(",", ":"))
+        return text.encode("utf-8", "backslashreplace")  # as JSON writes them, too
 
 
 class Problem(HTTPException):

@@ -12,8 +12,8 @@ from fastapi.params import Depends
 from fastapi.routing import APIRoute
 
 from switchyard.api.http.event_stream import EventStream, admission_of
-from switchyard.api.http.json_response import JsonResponse
 from switchyard.api.http.openapi import operation_id
+from switchyard.api.http.problems import JsonResponse
 
 CHECK_LENGTH = "check_length"
 """In the state of a request: refuses it where it says that its body is too long."""

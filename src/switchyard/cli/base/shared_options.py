@@ -6,7 +6,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 import typer
 
@@ -30,6 +32,13 @@ JobIdArgument = Annotated[
         help="Id of the job, from `jobctl jobs list` or `jobctl publish`; the first six characters "
         "or more are enough.",
     ),
+]
+
+FileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="PDF, Markdown or plain text file.")
+]
+DocumentIdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of the document, from `jobctl documents list`.")
 ]
 
 
@@ -96,3 +105,14 @@ async def full_job_id(ledger: Ledger, given: str) -> str:
 
 def unknown_job(job_id: str) -> CommandFailed:
     return CommandFailed(f"the ledger has no job {job_id!r}: `jobctl jobs list` shows those it has")
+
+
+def refuse_id(file: Path, instead: str) -> None:
+    """Where a document's id was given as a file. Raises WrongUsage, which names the command that
+    takes ids."""
+    try:
+        document_id = str(UUID(str(file)))
+    except ValueError:
+        return
+    if not file.exists():
+        raise WrongUsage(f"{file} is no file; of a document: `{instead.format(document_id)}`")

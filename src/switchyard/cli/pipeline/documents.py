@@ -27,10 +27,15 @@ from switchyard.cli.base.output import (
     styled,
     table,
 )
-from switchyard.cli.base.shared_options import TimeoutOption, seconds_to_wait
+from switchyard.cli.base.shared_options import (
+    DocumentIdArgument,
+    FileArgument,
+    TimeoutOption,
+    refuse_id,
+    seconds_to_wait,
+)
 from switchyard.cli.pipeline.classes import ClassOption, class_text, classify, hint_of
 from switchyard.cli.pipeline.figures import figures
-from switchyard.cli.pipeline.options import DocumentIdArgument, FileArgument, refuse_id
 from switchyard.cli.pipeline.references import bibliography, references
 from switchyard.cli.pipeline.samples import generate_documents
 

@@ -9,7 +9,7 @@ import typer
 
 from switchyard.cli.base.api_client import api_client
 from switchyard.cli.base.output import JsonOption, add_row, cell, console, print_json, say, table
-from switchyard.cli.pipeline.options import DocumentIdArgument
+from switchyard.cli.base.shared_options import DocumentIdArgument
 
 _SUFFIXES = {"image/png": "png", "image/jpeg": "jpg"}
 

@@ -21,8 +21,12 @@ from switchyard.cli.base.output import (
     say,
     table,
 )
-from switchyard.cli.base.shared_options import TimeoutOption
-from switchyard.cli.pipeline.options import DocumentIdArgument, FileArgument, refuse_id
+from switchyard.cli.base.shared_options import (
+    DocumentIdArgument,
+    FileArgument,
+    TimeoutOption,
+    refuse_id,
+)
 
 
 class BibliographyFormat(StrEnum):

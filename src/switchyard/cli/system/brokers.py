@@ -115,7 +115,7 @@ async def _on_localhost() -> bool:
 @contextmanager
 def _private_node(directory: Path, tell: Tell, *, keeps: bool) -> Iterator[FoundBroker]:
     from switchyard.cli.system.node import LocalNode
-    from switchyard.cli.system.node_file import NodeFile
+    from switchyard.cli.system.node_setup import NodeFile
 
     node_file = NodeFile(directory / "node.json") if keeps else None
     known = node_file.read() if node_file is not None else {}
