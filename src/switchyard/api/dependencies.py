@@ -19,21 +19,21 @@ from switchyard.services.pipeline.documents.extractions import ExtractionService
 from switchyard.services.pipeline.documents.reference_orders import ReferenceService
 
 
-def _desks(request: Request) -> DocumentServices:
+def _document_services(request: Request) -> DocumentServices:
     found: DocumentServices = request.app.state.desks
     return found
 
 
 async def _documents(request: Request) -> DocumentService:
-    return _desks(request).documents
+    return _document_services(request).documents
 
 
 async def _extractions(request: Request) -> ExtractionService:
-    return _desks(request).extractions
+    return _document_services(request).extractions
 
 
 async def _references(request: Request) -> ReferenceService:
-    return _desks(request).references
+    return _document_services(request).references
 
 
 DocumentsOf = Annotated[DocumentService, Depends(_documents)]

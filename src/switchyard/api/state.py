@@ -106,7 +106,7 @@ async def open_state(
     metrics = Metrics()
     async with (
         await Ledger.open(settings.ledger_url, prompt=True) as ledger,
-        _looking_for(settings, ledger, stop),
+        _checking_ledger(settings, ledger, stop),
         _open_broker(settings, registry, ledger) as broker,
         open_index(settings, _purse(settings, ledger)) as index,
         _open_direct(settings, registry, ledger, metrics) as direct,
@@ -143,7 +143,7 @@ async def _open_direct(
 
 
 @asynccontextmanager
-async def _looking_for(
+async def _checking_ledger(
     settings: Settings, ledger: Ledger, stop: Callable[[], None]
 ) -> AsyncIterator[None]:
     """Check the ledger, and claim storage and index for its system. One that is away is looked for
@@ -155,7 +155,7 @@ async def _looking_for(
     except LedgerAuthError:
         raise
     except LedgerUnavailable:
-        looking.append(asyncio.create_task(_look_for(ledger)))
+        looking.append(asyncio.create_task(_wait_for_ledger(ledger)))
     try:
         async with claiming(settings, ledger, stop):
             yield
@@ -163,7 +163,7 @@ async def _looking_for(
         await end_tasks(*looking)
 
 
-async def _look_for(ledger: Ledger) -> None:
+async def _wait_for_ledger(ledger: Ledger) -> None:
     try:
         await wait_until_available("ledger", ledger.check)
     except LedgerError as error:

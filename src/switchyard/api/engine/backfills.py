@@ -95,8 +95,8 @@ async def start(
     validated before it starts. The source `documents` also needs the scope `read`.
     """
     state.require_broker()
-    operation = await _allowed(state, body, asks).start(
-        _spec(body),
+    operation = await _open_source(state, body, asks).start(
+        _make_spec(body),
         created_by=starter_of(request),
         reason=body.reason,
         rate=body.rate,
@@ -116,7 +116,7 @@ async def preview(body: BackfillPlan, state: Shared, asks: PrincipalOf) -> Backf
     """Preview a backfill: the number of items, the first jobs and the estimated cost. Nothing is
     started. The source `documents` also needs the scope `read`.
     """
-    return view_preview(await _allowed(state, body, asks).preview(_spec(body)))
+    return view_preview(await _open_source(state, body, asks).preview(_make_spec(body)))
 
 
 @router.post(
@@ -139,7 +139,7 @@ async def store_file(
         quota = Quota(state.storage, state.settings.storage_quota)
         await quota.check()
         form = UploadForm(request)
-        parts = quota.metered(await _begun(form))
+        parts = quota.metered(await _begin_upload(form))
         wanted = file_format or format_of(form.filename or "")
         key = await store_input(state.storage, parts, wanted, lambda: form.charset)
         try:
@@ -186,7 +186,7 @@ def _backfills(state: ApiState) -> Backfills:
     )
 
 
-def _allowed(state: ApiState, body: BackfillPlan, asks: Principal) -> Backfills:
+def _open_source(state: ApiState, body: BackfillPlan, asks: Principal) -> Backfills:
     """Raises Problem (403) for who may not read what the items are; InvalidBackfill."""
     backfills = _backfills(state)
     if backfills.sources.get(body.source).shows_records:
@@ -194,7 +194,7 @@ def _allowed(state: ApiState, body: BackfillPlan, asks: Principal) -> Backfills:
     return backfills
 
 
-def _spec(plan: BackfillPlan) -> BackfillSpec:
+def _make_spec(plan: BackfillPlan) -> BackfillSpec:
     """Raises InvalidBackfill where fields do not fit together."""
     given = plan.model_dump(exclude={"rate", "max_open", "budget", "reason"})
     try:
@@ -203,7 +203,7 @@ def _spec(plan: BackfillPlan) -> BackfillSpec:
         raise InvalidBackfill(describe(error)) from error
 
 
-async def _begun(form: UploadForm) -> AsyncIterator[bytes]:
+async def _begin_upload(form: UploadForm) -> AsyncIterator[bytes]:
     """The form's file; its name is known by now."""
     parts = form.file()
     first = await anext(parts, b"")

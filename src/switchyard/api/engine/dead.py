@@ -78,7 +78,7 @@ async def start_redrive(
 ) -> RedriveView | JsonResponse:
     """Start a redrive; a running `jobctl scheduler` executes it."""
     state.require_broker()
-    spec = _spec(body)
+    spec = _make_spec(body)
     spec.check_remote(state.registry)
     spec = replace(spec, which=await with_full_ids(state.ledger, spec.which))
     if body.dry_run:
@@ -117,7 +117,7 @@ async def cancel_redrive(redrive_id: RedriveId, state: Shared) -> RedriveView:
     return await REDRIVES.found(state, redrive_id)
 
 
-def _spec(order: NewRedrive) -> RedriveSpec:
+def _make_spec(order: NewRedrive) -> RedriveSpec:
     return RedriveSpec(
         order.filter,
         order.change.change(),

@@ -51,7 +51,7 @@ async def ready(request: Request, response: Response) -> Readiness:
         response.headers["Retry-After"] = "2"
     return Readiness(
         status="away" if away else "ok",
-        components={each.name: _view(each) for each in components},
+        components={each.name: _view_component(each) for each in components},
     )
 
 
@@ -97,5 +97,5 @@ def _probe_key() -> str:
     return f"health/probe-{socket.gethostname()}-{os.getpid()}"
 
 
-def _view(component: Dependency) -> ComponentView:
+def _view_component(component: Dependency) -> ComponentView:
     return ComponentView(state=component.state, latency_ms=round(component.latency * 1000, 1))

@@ -35,7 +35,7 @@ READS, CHANGES = [needs(Scope.READ)], [needs(Scope.ADMIN)]
 @router.get("", dependencies=READS, responses=responses("ledger-away"))
 async def list_schedules(state: Shared) -> models.ScheduleList:
     """List schedules by name, with the result of the last due time."""
-    found = await _book(state).all()
+    found = await _schedules_of(state).all()
     return models.ScheduleList(schedules=[view_schedule(record, last) for record, last in found])
 
 
@@ -52,7 +52,7 @@ async def add(
     entry = ScheduleEntry.from_fields(body.model_dump())
     by = starter_of(request)
     try:
-        record = await _book(state).add(entry, remote=True, created_by=by)
+        record = await _schedules_of(state).add(entry, remote=True, created_by=by)
     except InvalidSchedule as error:
         raise invalid(RequestFieldError((error.at,) if error.at else (), str(error))) from error
     response.headers["Location"] = f"/schedules/{record.name}"
@@ -62,8 +62,8 @@ async def add(
 @router.get("/{name}", dependencies=READS, responses=responses("not-found", "ledger-away"))
 async def show(name: Name, state: Shared) -> models.ScheduleView:
     """Show a schedule."""
-    record = await _book(state).get(name)
-    last = await _book(state).history(name, 1)
+    record = await _schedules_of(state).get(name)
+    last = await _schedules_of(state).history(name, 1)
     return view_schedule(record, last[0] if last else None)
 
 
@@ -76,13 +76,13 @@ async def show(name: Name, state: Shared) -> models.ScheduleView:
 )
 async def remove(name: Name, state: Shared) -> None:
     """Remove an added schedule and its history. Jobs that it has published still run."""
-    await _book(state).remove(name)
+    await _schedules_of(state).remove(name)
 
 
 @router.post("/{name}/pause", dependencies=CHANGES, responses=responses("not-found", "ledger-away"))
 async def pause(name: Name, state: Shared) -> models.ScheduleView:
     """Pause a schedule. Due times during the pause are neither fired nor counted as missed."""
-    return view_schedule(await _book(state).pause(name))
+    return view_schedule(await _schedules_of(state).pause(name))
 
 
 @router.post(
@@ -90,7 +90,7 @@ async def pause(name: Name, state: Shared) -> models.ScheduleView:
 )
 async def resume(name: Name, state: Shared) -> models.ScheduleView:
     """Resume a schedule with its next due time."""
-    return view_schedule(await _book(state).resume(name))
+    return view_schedule(await _schedules_of(state).resume(name))
 
 
 @router.post(
@@ -102,7 +102,7 @@ async def resume(name: Name, state: Shared) -> models.ScheduleView:
 async def run(name: Name, request: Request, state: Shared) -> models.FiringView:
     """Fire a schedule now, even if it is paused. A scheduler publishes its job within a second."""
     try:
-        firing = await _book(state).run(name, starter_of(request))
+        firing = await _schedules_of(state).run(name, starter_of(request))
     except InvalidSchedule as error:
         raise invalid(RequestFieldError((), str(error))) from error
     return view_firing(firing)
@@ -113,9 +113,9 @@ async def history(
     name: Name, state: Shared, limit: Annotated[int, Query(ge=1, le=500)] = 50
 ) -> models.ScheduleHistory:
     """List the results of a schedule's due times, newest first."""
-    found = await _book(state).history(name, limit)
+    found = await _schedules_of(state).history(name, limit)
     return models.ScheduleHistory(firings=[view_firing(each) for each in found])
 
 
-def _book(state: ApiState) -> Schedules:
+def _schedules_of(state: ApiState) -> Schedules:
     return Schedules(state.ledger, state.registry)

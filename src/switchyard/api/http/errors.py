@@ -134,9 +134,9 @@ def problem_of(error: Exception) -> Problem:
         case BrokerError():
             return try_later("broker-away", "nothing was done; try again later")
         case SwitchyardError():
-            return _of_kind(error)
+            return _answer_kind(error)
         case StarletteHTTPException():
-            return _of_status(error)
+            return _answer_status(error)
         case _:
             return Problem("internal-error")
 
@@ -164,7 +164,7 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(base, handle)
 
 
-def _of_kind(error: SwitchyardError) -> Problem:
+def _answer_kind(error: SwitchyardError) -> Problem:
     kind = kind_of(error)
     name = PROBLEM_OF[kind] if kind is not None else "internal-error"
     if kind is TemporarilyUnavailable:
@@ -192,7 +192,7 @@ def _invalid_request(errors: Sequence[Any]) -> Problem:
     return Problem("invalid", text, errors=listed)
 
 
-def _of_status(error: StarletteHTTPException) -> Problem:
+def _answer_status(error: StarletteHTTPException) -> Problem:
     names = {
         400: "malformed-request",
         401: "unauthorized",

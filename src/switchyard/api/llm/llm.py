@@ -151,7 +151,7 @@ async def _ask(
     if record is None:
         response.status_code = 202
         return models.AnswerOfModel(job_id=accepted.job_id, status=LlmStatus.WAITING)
-    return await _view(record, state, response)
+    return await _view_record(record, state, response)
 
 
 @router.get(
@@ -180,7 +180,7 @@ async def answer(
         if wait:
             feed = state.require_broker().feed
             record = await wait_for_end(feed, state.ledger, job_id, timeout=wait) or record
-    return await _view(record, state, response)
+    return await _view_record(record, state, response)
 
 
 async def _streamed(
@@ -276,7 +276,9 @@ async def _ask_directly(
     return _answer_or_accepted(result, response)
 
 
-async def _view(record: JobRecord, state: ApiState, response: Response) -> models.AnswerOfModel:
+async def _view_record(
+    record: JobRecord, state: ApiState, response: Response
+) -> models.AnswerOfModel:
     view = _answer_or_accepted(result_of(record, state.ledger.clock.time()), response)
     return view.model_copy(update={"raw_answers": await raw_answers(state.storage, record)})
 

@@ -69,7 +69,7 @@ async def start(
     503 with `Retry-After: 60` while the backfill lane is full.
     """
     bounds = _bounds(body, state)
-    desk = _desk(state)
+    desk = _crawls_of(state)
     idempotency_key = own_key(request, idempotency_key)
     try:
         known = None if idempotency_key is None else await desk.started(bounds, idempotency_key)
@@ -128,7 +128,7 @@ def _bounds(body: models.NewCrawl, state: ApiState) -> CrawlBounds:
 @router.get("", dependencies=READS, responses=responses("ledger-away"))
 async def list_crawls(state: Shared, limit: Limit = 50, cursor: Cursor = None) -> models.CrawlList:
     """List crawls, newest first."""
-    page = await _desk(state).all(limit=limit, cursor=cursor)
+    page = await _crawls_of(state).all(limit=limit, cursor=cursor)
     return models.CrawlList(
         crawls=[view_crawl(each) for each in page.items], next_cursor=page.next_cursor
     )
@@ -137,7 +137,7 @@ async def list_crawls(state: Shared, limit: Limit = 50, cursor: Cursor = None) -
 @router.get("/{crawl_id}", dependencies=READS, responses=responses("not-found", "ledger-away"))
 async def show(crawl_id: CrawlId, state: Shared) -> models.CrawlView:
     """Show the progress of a crawl."""
-    return view_crawl(await _desk(state).show(crawl_id))
+    return view_crawl(await _crawls_of(state).show(crawl_id))
 
 
 @router.get(
@@ -147,7 +147,7 @@ async def pages(
     crawl_id: CrawlId, state: Shared, limit: Limit = 50, cursor: Cursor = None
 ) -> models.CrawlPages:
     """List the pages of a crawl with their results, latest first."""
-    page = await _desk(state).pages(crawl_id, limit=limit, cursor=cursor)
+    page = await _crawls_of(state).pages(crawl_id, limit=limit, cursor=cursor)
     return models.CrawlPages(
         pages=[view_crawl_page(each) for each in page.items], next_cursor=page.next_cursor
     )
@@ -156,7 +156,7 @@ async def pages(
 @router.delete("/{crawl_id}", dependencies=CHANGES, responses=responses("not-found", "ledger-away"))
 async def cancel(crawl_id: CrawlId, request: Request, state: Shared) -> models.CrawlView:
     """Cancel a crawl: it visits no more pages. Results are kept."""
-    return _crawl_view(request, await _desk(state).cancel(crawl_id))
+    return _crawl_view(request, await _crawls_of(state).cancel(crawl_id))
 
 
 async def _pressure(state: ApiState) -> Pressure | None:
@@ -167,5 +167,5 @@ async def _pressure(state: ApiState) -> Pressure | None:
         return None
 
 
-def _desk(state: ApiState) -> Crawls:
+def _crawls_of(state: ApiState) -> Crawls:
     return Crawls(state.settings, state.ledger, state.registry)

@@ -131,7 +131,7 @@ def ask(
     if not settings.llm_direct:
         require_broker(settings)
     seconds = optional_duration(timeout) or 600.0
-    asking = _ask(
+    asking = _send_request(
         settings,
         job_type,
         given,
@@ -164,7 +164,7 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     If neither answer of the model matches the schema, it prints both. Exit code 1: there is no
     answer, or not yet.
     """
-    result, raw = run(_look_up(load_settings(), job_id))
+    result, raw = run(_read_answer(load_settings(), job_id))
     if as_json:
         from switchyard.api.views.llm import view_answer
 
@@ -187,7 +187,7 @@ def failure(result: LlmResult) -> str:
     return f"request {result.job_id}: {result.status}{f': {result.error}' if result.error else ''}"
 
 
-async def _look_up(settings: Settings, job_id: str) -> tuple[LlmResult, list[str] | None]:
+async def _read_answer(settings: Settings, job_id: str) -> tuple[LlmResult, list[str] | None]:
     from switchyard.services.common.files.storage import Storage
     from switchyard.services.llm.job_answers import raw_answers
     from switchyard.services.llm.llm_queue import result_of
@@ -200,7 +200,7 @@ async def _look_up(settings: Settings, job_id: str) -> tuple[LlmResult, list[str
     return result_of(record, now), await raw_answers(Storage(settings.files_url), record)
 
 
-async def _ask(
+async def _send_request(
     settings: Settings, job_type: str, payload: dict[str, Any], *, printing: bool, **how: Any
 ) -> tuple[LlmResult, str | None]:
     """The result; and what was printed of the answer while it was written, None where that is
@@ -209,11 +209,11 @@ async def _ask(
 
     async with LLMQueue.open(settings) as queue:
         if printing:
-            return await _print(queue.stream(job_type, payload, source="jobctl", **how))
+            return await _print_stream(queue.stream(job_type, payload, source="jobctl", **how))
         return await queue.call(job_type, payload, source="jobctl", **how), None
 
 
-async def _print(events: AsyncIterator[LlmText | LlmResult]) -> tuple[LlmResult, str | None]:
+async def _print_stream(events: AsyncIterator[LlmText | LlmResult]) -> tuple[LlmResult, str | None]:
     from switchyard.services.llm.llm_queue import LlmResult
 
     printed: str | None = None

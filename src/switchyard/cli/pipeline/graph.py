@@ -168,10 +168,10 @@ def path(
     for number, way in enumerate(found.paths):
         if number:
             out.print()
-        out.print(_named(way.nodes[0]))
+        out.print(_describe_node(way.nodes[0]))
         for node, edge in zip(way.nodes[1:], way.edges, strict=True):
             arrow = f"─ {edge.kind} →" if edge.target == node.key else f"← {edge.kind} ─"
-            out.print(f"  {arrow} {_named(node)}")
+            out.print(f"  {arrow} {_describe_node(node)}")
     if not found.paths:
         say(f"No path of at most {longest} edges found.")
     if not found.complete:
@@ -347,6 +347,6 @@ def _print_related(found: models.RelatedList, heading: str, as_json: bool) -> No
         say("Only a sample was examined: there are too many citations.")
 
 
-def _named(node: models.NodeView) -> str:
+def _describe_node(node: models.NodeView) -> str:
     year = f" ({node.year})" if node.year else ""
     return f"[bold]{cell(node.label)}[/]{year}  [dim]{cell(node.key)}[/]"

@@ -48,7 +48,7 @@ def add_commands(app: typer.Typer, view: BulkDisplay[Any]) -> None:
 
     @app.command(help=f"Show who started a {view.noun}, why, its progress and its results.")
     def show(operation_id: IdArgument, as_json: JsonOption = False) -> None:
-        seen = run(_read(view, operation_id))
+        seen = run(_read_operation(view, operation_id))
         if as_json:
             print_json(view.public(seen))
         else:
@@ -179,7 +179,7 @@ async def follow(view: BulkDisplay[T], ledger: Ledger, operation_id: str, *, as_
     return view.succeeded(seen)
 
 
-async def _read(view: BulkDisplay[T], operation_id: str) -> T:
+async def _read_operation(view: BulkDisplay[T], operation_id: str) -> T:
     """Raises UnknownBulkOperation, also for an operation of another kind."""
     from switchyard.services.engine.bulk.control import require_bulk
 

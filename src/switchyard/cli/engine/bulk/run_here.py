@@ -49,7 +49,7 @@ async def run_here(
         )
     running = asyncio.create_task(runner.run_one(operation.id))
     try:
-        with _view(handler.kind, counted) as show:
+        with _showing_progress(handler.kind, counted) as show:
             while not running.done():
                 show(await bulk_control.require_bulk(ledger, operation.id))
                 await asyncio.wait({running}, timeout=POLL_INTERVAL)
@@ -57,7 +57,7 @@ async def run_here(
             return await running
         except bulk_control.BulkConflict:
             say(f"{operation.id} is run by another process; watching it")
-        with _view(handler.kind, counted) as show:
+        with _showing_progress(handler.kind, counted) as show:
             while (seen := await bulk_control.require_bulk(ledger, operation.id)).state in ACTIVE:
                 show(seen)
                 await asyncio.sleep(POLL_INTERVAL)
@@ -75,7 +75,7 @@ def give_way() -> None:
 
 
 @contextmanager
-def _view(kind: str, counted: str) -> Iterator[Callable[[BulkOperation], None]]:
+def _showing_progress(kind: str, counted: str) -> Iterator[Callable[[BulkOperation], None]]:
     """Shows an operation on stderr: as a bar on a terminal; elsewhere, what it waits for, a line
     whenever that changes."""
     screen = console(stderr=True)

@@ -26,9 +26,9 @@ from switchyard.cli.engine.dead.letters import bring_up_to_date, known_state
 from switchyard.cli.engine.dead.options import (
     AllOption,
     IdsArgument,
-    chosen,
     filtered,
     full_letter_id,
+    with_ids,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def export(
     from switchyard.services.engine.dead.files import exported
     from switchyard.services.engine.dead.groups import require_group, with_full_ids
 
-    which = chosen(which, ids, everything=everything)
+    which = with_ids(which, ids, everything=everything)
     wanted_state = known_state(state)
     settings = load_settings()
     quiet_logs()

@@ -182,8 +182,11 @@ def _print_letter(letter: DeadLetter, job: JobRecord | None, edits: Sequence[Let
             ("error", error_of(letter)),
             ("tries", str(letter.attempts)),
             ("redriven", pluralize(letter.redrives, "time") if letter.redrives else ""),
-            ("died", _when(letter.dead_at)),
-            ("first died", _when(letter.first_at) if letter.first_at != letter.dead_at else ""),
+            ("died", _describe_time(letter.dead_at)),
+            (
+                "first died",
+                _describe_time(letter.first_at) if letter.first_at != letter.dead_at else "",
+            ),
             ("job is now", str(job.state) if job is not None else ""),
         ]
     )
@@ -232,7 +235,7 @@ def _section(title: str) -> None:
     console().print(f"\n[bold]{title}[/]")
 
 
-def _when(moment: float) -> str:
+def _describe_time(moment: float) -> str:
     return f"{format_local(moment)} ({age(moment)} ago)"
 
 

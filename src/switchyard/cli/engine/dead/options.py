@@ -120,7 +120,7 @@ def _name_option(place: Sequence[str | int]) -> list[str]:
     return [others.get(name, f"--{name.replace('_', '-')}")]
 
 
-def chosen(which: LetterFilter, ids: list[str] | None, *, everything: bool) -> LetterFilter:
+def with_ids(which: LetterFilter, ids: list[str] | None, *, everything: bool) -> LetterFilter:
     """Add the ids to the filter. Raises WrongUsage where nothing says which letters are meant."""
     which = checked_filter(**which.to_json() | {"ids": frozenset(ids or ())})
     if which.is_empty and not everything:

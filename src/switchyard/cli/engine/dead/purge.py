@@ -36,7 +36,7 @@ from switchyard.cli.engine.bulk.commands import LimitOption, list_operations
 from switchyard.cli.engine.bulk.rates import WhyOption
 from switchyard.cli.engine.bulk.view import BulkListing
 from switchyard.cli.engine.dead.letters import bring_up_to_date
-from switchyard.cli.engine.dead.options import AllOption, IdsArgument, chosen, filtered
+from switchyard.cli.engine.dead.options import AllOption, IdsArgument, filtered, with_ids
 
 if TYPE_CHECKING:
     from switchyard.api.models.dead import PurgeView
@@ -75,7 +75,7 @@ def purge(
     jobctl dead purge --group ab12cd34 --why 'test data'
     ```
     """
-    which = chosen(which, ids, everything=everything)
+    which = with_ids(which, ids, everything=everything)
     if not (dry_run or yes or sys.stdin.isatty()):
         raise WrongUsage("to purge without a terminal to ask at, give --yes")
     quiet_logs()
@@ -122,7 +122,7 @@ async def _purge(
             found = await count_letters(settings, ledger, which, wait_aloud())
             if dry_run or not found.purged:
                 return found, None
-            ask("purge", found.purged, which)
+            confirm_letters("purge", found.purged, which)
         operation = await run_here(
             ledger,
             PurgeHandler(settings, ledger),
@@ -222,7 +222,7 @@ def wait_aloud() -> Sleep:
     return wait
 
 
-def ask(verb: str, number: int, which: LetterFilter) -> None:
+def confirm_letters(verb: str, number: int, which: LetterFilter) -> None:
     """Raises Abort when the answer is no."""
     letters = "one dead letter" if number == 1 else f"{number:,} dead letters"
     question = f"{verb} {letters} ({which.describe()})?"

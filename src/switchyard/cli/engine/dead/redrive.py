@@ -31,8 +31,8 @@ from switchyard.cli.engine.dead.changes import (
     change_of,
 )
 from switchyard.cli.engine.dead.letters import bring_up_to_date
-from switchyard.cli.engine.dead.options import AllOption, IdsArgument, chosen, filtered
-from switchyard.cli.engine.dead.purge import DryRunOption, ask, wait_aloud
+from switchyard.cli.engine.dead.options import AllOption, IdsArgument, filtered, with_ids
+from switchyard.cli.engine.dead.purge import DryRunOption, confirm_letters, wait_aloud
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -112,7 +112,7 @@ def redrive(
     """
     from switchyard.services.engine.redrive.spec import RedriveSpec
 
-    which = chosen(which, ids, everything=everything)
+    which = with_ids(which, ids, everything=everything)
     spec = RedriveSpec(
         which,
         change_of(to, assignments, merge, jq, priority, max_attempts),
@@ -175,7 +175,7 @@ async def _redrive(
                     spec.which.for_index("waiting", ledger.clock.now())
                 )
             if number > 1:
-                ask("redrive", min(number, spec.limit or number), spec.which)
+                confirm_letters("redrive", min(number, spec.limit or number), spec.which)
         await begin(
             settings,
             registry,

@@ -66,10 +66,12 @@ def lanes(
     quiet_logs()
     settings = load_settings()
     require_broker(settings)
-    run(_show(settings, load_registry(settings, include), watch=watch, as_json=as_json))
+    run(_show_lanes(settings, load_registry(settings, include), watch=watch, as_json=as_json))
 
 
-async def _show(settings: Settings, registry: Registry, *, watch: bool, as_json: bool) -> None:
+async def _show_lanes(
+    settings: Settings, registry: Registry, *, watch: bool, as_json: bool
+) -> None:
     import asyncio
 
     from rich.live import Live
@@ -81,7 +83,7 @@ async def _show(settings: Settings, registry: Registry, *, watch: bool, as_json:
             await _print_json(settings, registry, ledger, watch=watch)
             return
         report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
-        _tell_missing(report)
+        _warn_missing(report)
         if not watch:
             console().print(lanes_table(report))
             return
@@ -113,14 +115,14 @@ async def _print_json(
             report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
             lanes = view_lane_reports(report, await pressure.snapshot())
             if not watch:
-                _tell_missing(report)
+                _warn_missing(report)
                 print_json(lanes)
                 return
             print_json_line(lanes)
             await asyncio.sleep(WATCH_INTERVAL)
 
 
-def _tell_missing(report: Report) -> None:
+def _warn_missing(report: Report) -> None:
     if report.management:
         say(f"unacknowledged, age and limits in force are not known: {report.management}")
 

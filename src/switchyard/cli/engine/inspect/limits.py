@@ -65,20 +65,20 @@ def limits(
             rows,
             cell(each.name),
             cell(each.key),
-            _of(each.in_use, each.room.concurrency),
-            _of(each.last_minute, each.room.per_minute),
-            _of(each.tokens_last_minute, each.room.tokens_per_minute),
+            _describe_use(each.in_use, each.room.concurrency),
+            _describe_use(each.last_minute, each.room.per_minute),
+            _describe_use(each.tokens_last_minute, each.room.tokens_per_minute),
             f"{each.waiting:,}",
-            _when(each.next_room),
+            _describe_wait(each.next_room),
         )
     console().print(rows)
 
 
-def _of(used: int, most: int | None) -> str:
+def _describe_use(used: int, most: int | None) -> str:
     return f"{used:,}" if most is None else f"{used:,} of {most:,}"
 
 
-def _when(seconds: float | None) -> str:
+def _describe_wait(seconds: float | None) -> str:
     if seconds is None:
         return "when a job ends"
     return "now" if seconds <= 0 else f"in {seconds:.0f} s"

@@ -149,7 +149,7 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(run(_read_details(settings, job_id)))
         return
-    job, pipeline, join, dead, wait = run(_look_up(settings, job_id))
+    job, pipeline, join, dead, wait = run(_read_job(settings, job_id))
     followers = [each for each in pipeline if each.id != job.id]
     _print_job(job, join)
     if wait is not None:
@@ -238,7 +238,7 @@ async def _read_details(settings: Settings, job_id: str) -> JobDetails:
         return await view_job_details(ledger, job)
 
 
-async def _look_up(
+async def _read_job(
     settings: Settings, job_id: str
 ) -> tuple[JobRecord, list[JobSummary], JoinRecord | None, list[str], PendingPermit | None]:
     """The job, its pipeline, how far its join is, some dead jobs that it waits for, and the limit
@@ -323,15 +323,15 @@ def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
             ("parent", job.parent_id or ""),
             ("waits for", _join_text(join) if join and job.state == "joining" else ""),
             ("joined by", job.join_id or ""),
-            ("made", _when(job.created_at)),
-            ("runs at", _when(job.run_at)),
-            ("expires", _when(job.expires_at)),
-            ("started", _when(job.started_at) + _span(", waited", waited)),
-            ("finished", _when(job.finished_at) + _span(", took", took)),
-            ("cancel asked", _when(job.cancel_asked_at)),
+            ("made", _describe_time(job.created_at)),
+            ("runs at", _describe_time(job.run_at)),
+            ("expires", _describe_time(job.expires_at)),
+            ("started", _describe_time(job.started_at) + _span(", waited", waited)),
+            ("finished", _describe_time(job.finished_at) + _span(", took", took)),
+            ("cancel asked", _describe_time(job.cancel_asked_at)),
             ("progress", "" if said is None else progress_text(said)),
-            ("said", "" if said is None else _when(said.reported_at)),
-            ("check-point", _when(job.checkpoint_at)),
+            ("said", "" if said is None else _describe_time(said.reported_at)),
+            ("check-point", _describe_time(job.checkpoint_at)),
             ("worker", job.worker_id or ""),
             ("key", job.idempotency_key or ""),
             ("trace", job.trace_id or ""),
@@ -395,7 +395,7 @@ def _span(label: str, seconds: float | None) -> str:
     return "" if seconds is None or seconds < 0 else f"{label} {duration(seconds)}"
 
 
-def _when(moment: float | None) -> str:
+def _describe_time(moment: float | None) -> str:
     if moment is None:
         return ""
     past = moment <= now()

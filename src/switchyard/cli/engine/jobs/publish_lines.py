@@ -26,7 +26,7 @@ from switchyard.cli.engine.jobs.publishing import (
     job_publisher,
     publish_one,
     refusal,
-    tell_slow,
+    warn_slow,
 )
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _account_for(
             account.ids[outcome.job_id] = number
             if outcome.is_slow and not account.said_slow:
                 account.said_slow = True
-                tell_slow(outcome)
+                warn_slow(outcome)
             account.duplicates += outcome.duplicate
             account.published += not outcome.duplicate
             account.pending += outcome.state is State.PENDING

@@ -120,8 +120,8 @@ async def publish_one(
         if isinstance(error, LaneFull) and error.dead_lettered:
             text += f"; when there is room: `jobctl dead redrive {job.message.job_id}`"
         raise CommandFailed(text) from error
-    _tell_pending(published)
-    tell_slow(published)
+    _warn_pending(published)
+    warn_slow(published)
     if options.wait is None:
         if options.as_json:
             from switchyard.api.views.jobs import view_accepted_job
@@ -135,7 +135,7 @@ async def publish_one(
         await _wait_for_pipeline(options, ledger, published)
 
 
-def _tell_pending(published: Published) -> None:
+def _warn_pending(published: Published) -> None:
     from switchyard.services.engine.records.states import State
 
     if published.state is State.PENDING:
@@ -146,7 +146,7 @@ def _tell_pending(published: Published) -> None:
         )
 
 
-def tell_slow(published: Published) -> None:
+def warn_slow(published: Published) -> None:
     """Say so where the job's queue is fuller than it should be."""
     if published.is_slow:
         say(
