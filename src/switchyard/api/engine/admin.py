@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Path, Query, Request
 
 from switchyard.api.http.problems import Problem, responses, try_later
-from switchyard.api.http.routing import Routes
+from switchyard.api.http.routing import Cursor, Limit, Routes
 from switchyard.api.middleware.access import needs
 from switchyard.api.models.dead import DeadLetterDetails, DeadLetterPage
 from switchyard.api.models.lanes import IndexView, LaneList, WorkerList
@@ -85,8 +85,8 @@ async def list_dead(
     job_type: Annotated[str | None, Query(pattern=patterns.NAME)] = None,
     lane: Annotated[str | None, Query(pattern=patterns.NAME)] = None,
     error_type: Annotated[str | None, Query(pattern=patterns.PLAIN, max_length=200)] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
-    cursor: Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
 ) -> DeadLetterPage:
     """List dead letters, newest first, as indexed by the scheduler."""
     wanted = DeadLetterFilter(

@@ -11,10 +11,9 @@ from fastapi.params import Depends
 from pydantic import BaseModel
 
 from switchyard.api.http.problems import responses
-from switchyard.api.http.routing import Routes
+from switchyard.api.http.routing import Cursor, Routes
 from switchyard.api.middleware.access import receipt, starter_of
 from switchyard.api.state import ApiState, Shared
-from switchyard.broker import patterns
 from switchyard.services.engine.bulk import control
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkOperation, BulkState
@@ -89,7 +88,7 @@ class BulkRoutes(Generic[V]):
             state: Shared,
             wanted: Annotated[BulkState | None, Query(alias="state")] = None,
             limit: Annotated[int, Query(ge=1, le=100)] = 20,
-            cursor: Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)] = None,
+            cursor: Cursor = None,
         ) -> BaseModel:
             """List them, newest first."""
             states = [] if wanted is None else [wanted]

@@ -9,7 +9,7 @@ from fastapi import Path, Query, Request, Response
 
 from switchyard.api.engine.bulk import BulkRoutes
 from switchyard.api.http.problems import JsonResponse, responses
-from switchyard.api.http.routing import Routes
+from switchyard.api.http.routing import Limit, Routes
 from switchyard.api.middleware.access import needs, starter_of
 from switchyard.api.models.dead import (
     EXAMPLE_ID,
@@ -56,7 +56,7 @@ RedriveId = Annotated[
 async def dead_groups(
     state: Shared,
     letter_state: Annotated[DeadLetterState, Query(alias="state")] = DeadLetterState.WAITING,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    limit: Limit = 50,
 ) -> DeadGroupList:
     """List dead letters by cause, most frequent first, as indexed by the scheduler."""
     found = await state.ledger.dead_letters.dead_groups(state=letter_state, limit=limit)

@@ -12,7 +12,7 @@ from switchyard.api.dependencies import ReferenceDeskOf
 from switchyard.api.http.document_errors import RESULT_PROBLEMS
 from switchyard.api.http.problems import Problem, lane_full, responses, try_later
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
-from switchyard.api.http.routing import Routes
+from switchyard.api.http.routing import Cursor, Limit, Routes
 from switchyard.api.middleware.access import needs, own_key, source_of
 from switchyard.api.models import jobs as models
 from switchyard.api.models.base import Moment
@@ -157,8 +157,8 @@ async def list_jobs(
     since: Annotated[
         Moment | None, Query(description="Only jobs created at or after this time.")
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
-    cursor: Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
 ) -> models.JobPage:
     """List jobs, newest first; all filters must match."""
     wanted = JobFilter(

@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.params import Depends
 from fastapi.routing import APIRoute
 
 from switchyard.api.http.event_stream import EventStream, admission_of
 from switchyard.api.http.openapi import operation_id
 from switchyard.api.http.problems import JsonResponse
+from switchyard.broker import patterns
 
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Cursor = Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)]
+"""Where a page begins: `next_cursor` of the one before."""
 CHECK_LENGTH = "check_length"
 """In the state of a request: refuses it where it says that its body is too long."""
 LONG_WAIT = 1.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path, Query, Request, Response
+from fastapi import Path, Request, Response
 
 from switchyard.api.engine.jobs import ACCEPTED_HEADERS, IdempotencyKey
 from switchyard.api.http.problems import Problem, invalid, responses
-from switchyard.api.http.routing import Routes
+from switchyard.api.http.routing import Cursor, Limit, Routes
 from switchyard.api.middleware.access import needs, own_key, receipt, starter_of
 from switchyard.api.models import crawls as models
 from switchyard.api.state import ApiState, Shared
@@ -35,8 +35,6 @@ CrawlId = Annotated[
         examples=["0b0f6c1e-6a5e-4a0e-9a39-6a1f3b1f8f11"],
     ),
 ]
-Limit = Annotated[int, Query(ge=1, le=1000)]
-Cursor = Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)]
 READS, CHANGES = [needs(Scope.READ)], [needs(Scope.PUBLISH)]
 
 

@@ -16,7 +16,7 @@ from switchyard.api.http.document_errors import (
 )
 from switchyard.api.http.problems import responses
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
-from switchyard.api.http.routing import Routes
+from switchyard.api.http.routing import Cursor, Limit, Routes
 from switchyard.api.middleware.access import may, may_be_told, needs, receipt, source_of
 from switchyard.api.middleware.uploads import UploadForm
 from switchyard.api.models.documents import (
@@ -159,8 +159,8 @@ async def list_documents(
             "matches.",
         ),
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
-    cursor: Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
 ) -> DocumentList:
     """List documents, newest first. With `state`, a page may have fewer than `limit` entries
     although more follow.

@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 from fastapi import Query
 
 from switchyard.api.http.problems import Problem, responses
-from switchyard.api.http.routing import Routes
+from switchyard.api.http.routing import Cursor, Limit, Routes
 from switchyard.api.middleware.access import needs
 from switchyard.api.models import graph as models
 from switchyard.api.state import Shared
@@ -44,8 +44,6 @@ EdgeKinds = Annotated[
     list[EdgeKind] | None,
     Query(alias="kind", max_length=5, description="Only edges of this kind; repeatable."),
 ]
-LimitOf = Annotated[int, Query(ge=1, le=1000)]
-CursorOf = Annotated[str | None, Query(pattern=patterns.CURSOR, max_length=500)]
 
 PROBLEMS = responses("invalid", "ledger-away")
 NODE_PROBLEMS = responses("not-found", "invalid", "ledger-away")
@@ -73,8 +71,8 @@ async def neighbours(
     state: Shared,
     kind: EdgeKinds = None,
     direction: Direction = Direction.BOTH,
-    limit: LimitOf = 50,
-    cursor: CursorOf = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
 ) -> models.NeighbourList:
     """List the neighbours of a node: outgoing edges first, by kind."""
     page = _require(
@@ -130,14 +128,14 @@ async def paths(
 
 
 @router.get("/cocited", responses=NODE_PROBLEMS)
-async def cocited(node: NodeKey, state: Shared, limit: LimitOf = 20) -> models.RelatedList:
+async def cocited(node: NodeKey, state: Shared, limit: Limit = 20) -> models.RelatedList:
     """List works that are cited together with a work, most frequent first."""
     found = await PipelineLedger(state.ledger).graph_reads.graph_cocited(node, limit)
     return models.RelatedList.from_record(_require(found, node))
 
 
 @router.get("/coupled", responses=NODE_PROBLEMS)
-async def coupled(node: NodeKey, state: Shared, limit: LimitOf = 20) -> models.RelatedList:
+async def coupled(node: NodeKey, state: Shared, limit: Limit = 20) -> models.RelatedList:
     """List works that share references with a work, by number of shared references."""
     found = await PipelineLedger(state.ledger).graph_reads.graph_coupled(node, limit)
     return models.RelatedList.from_record(_require(found, node))
@@ -154,8 +152,8 @@ async def most_cited(
     by_rank: Annotated[
         bool, Query(description="Order by PageRank instead of the number of citations.")
     ] = False,
-    limit: LimitOf = 50,
-    cursor: CursorOf = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
 ) -> models.NodeList:
     """List works by number of citations, or by PageRank."""
     page = await PipelineLedger(state.ledger).graph_reads.graph_cited(

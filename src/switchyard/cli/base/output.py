@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from switchyard.cli.base.errors import WrongUsage
 from switchyard.services.common.printable import printable, printable_json, to_json
 
 if TYPE_CHECKING:
@@ -115,6 +116,12 @@ def say(text: str) -> None:
 def confirm(question: str, *, default: bool = False, abort: bool = False) -> bool:
     """Ask on stderr; with `abort`, a no raises typer.Abort."""
     return typer.confirm(printable(question), default=default, abort=abort, err=True)  # noqa: TID251
+
+
+def require_answer(verb: str) -> None:
+    """Raise WrongUsage where there is no terminal on which `confirm` could ask."""
+    if not sys.stdin.isatty():
+        raise WrongUsage(f"to {verb} without a terminal to ask at, give --yes")
 
 
 def table(*columns: str, flexible: Sequence[str] = (), right: Sequence[str] = ()) -> Table:

@@ -18,6 +18,8 @@ from switchyard.cli.base.errors import CommandFailed, WrongUsage
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
 
+MAX_LIMIT = 1_000
+LimitOption = Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="Maximum number of results.")]
 TimeoutOption = Annotated[
     str | None,
     typer.Option(

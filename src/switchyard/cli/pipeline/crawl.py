@@ -21,6 +21,7 @@ from switchyard.cli.base.output import (
     styled,
     table,
 )
+from switchyard.cli.base.shared_options import LimitOption
 from switchyard.services.pipeline.records.crawls import MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ async def _must_wait(settings: Settings) -> bool:
 
 @app.command("list")
 def list_crawls(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of results.")] = 20,
+    limit: LimitOption = 20,
     as_json: JsonOption = False,
 ) -> None:
     """List crawls, newest first."""

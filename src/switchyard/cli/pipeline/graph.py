@@ -22,6 +22,7 @@ from switchyard.cli.base.output import (
     say,
     table,
 )
+from switchyard.cli.base.shared_options import LimitOption
 from switchyard.services.pipeline.records.graph import Direction, EdgeKind
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def path(
 @app.command()
 def cocited(
     node: NodeArgument,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of results.")] = 20,
+    limit: LimitOption = 20,
     as_json: JsonOption = False,
 ) -> None:
     """List works that are cited together with a work, most frequent first."""
@@ -192,7 +193,7 @@ def cocited(
 @app.command()
 def coupled(
     node: NodeArgument,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of results.")] = 20,
+    limit: LimitOption = 20,
     as_json: JsonOption = False,
 ) -> None:
     """List works that share references with a work, by number of shared references."""

@@ -20,6 +20,7 @@ from switchyard.cli.base.output import (
     say,
     table,
 )
+from switchyard.cli.base.shared_options import LimitOption
 from switchyard.cli.engine.bulk.view import BulkDisplay, BulkListing
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ IdArgument = Annotated[
         help="Id, as printed at the start or by `list`; up to its sixth digit is enough.",
     ),
 ]
-LimitOption = Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of results.")]
 WATCH_INTERVAL = 1.0
 
 T = TypeVar("T")

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +28,7 @@ from switchyard.cli.base.output import (
     confirm,
     echo,
     print_json,
+    require_answer,
     say,
     shown_json,
 )
@@ -67,8 +67,8 @@ def edit(
     command shows the difference and asks for confirmation. `jobctl dead undo ID` reverts it as
     long as the job has not started.
     """
-    if not yes and not sys.stdin.isatty():
-        raise WrongUsage("to edit without a terminal to ask at, give --yes")
+    if not yes:
+        require_answer("edit")
     quiet_logs()
     run(_edit(letter_id, include, from_ledger=from_ledger, yes=yes, as_json=as_json))
 

@@ -25,6 +25,7 @@ from switchyard.cli.base.output import (
     say,
     table,
 )
+from switchyard.cli.base.shared_options import LimitOption
 from switchyard.cli.engine.dead.letters import bring_up_to_date, known_state
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def groups(
         str,
         typer.Option(help="waiting, redriven, purged, dropped (no longer on the broker), or all."),
     ] = "waiting",
-    limit: Annotated[int, typer.Option(min=1, max=1_000, help="Maximum number of results.")] = 20,
+    limit: LimitOption = 20,
     as_json: JsonOption = False,
 ) -> None:
     """List dead letters by cause, most frequent first, with first and last death.

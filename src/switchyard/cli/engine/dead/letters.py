@@ -33,6 +33,7 @@ from switchyard.cli.base.output import (
     shown_json,
     table,
 )
+from switchyard.cli.base.shared_options import MAX_LIMIT, LimitOption
 from switchyard.cli.engine.dead.options import filtered, full_letter_id
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from switchyard.services.engine.records.requests import LetterEdit
     from switchyard.services.engine.records.results import DeadLetter, JobRecord
 
-MAX_LIMIT = 1_000
 WAITING, ALL = "waiting", "all"
 
 
@@ -52,9 +52,7 @@ def list_dead(
         str,
         typer.Option(help="waiting, redriven, purged, dropped (no longer on the broker), or all."),
     ] = WAITING,
-    limit: Annotated[
-        int, typer.Option(min=1, max=MAX_LIMIT, help="Maximum number of results.")
-    ] = 50,
+    limit: LimitOption = 50,
     as_json: JsonOption = False,
     *,
     which: Any,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +20,7 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.durations import age
-from switchyard.cli.base.errors import CommandFailed, WrongUsage
+from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import (
     JsonOption,
     YesOption,
@@ -29,10 +28,12 @@ from switchyard.cli.base.output import (
     confirm,
     echo,
     print_json,
+    require_answer,
     say,
     styled,
 )
-from switchyard.cli.engine.bulk.commands import LimitOption, list_operations
+from switchyard.cli.base.shared_options import LimitOption
+from switchyard.cli.engine.bulk.commands import list_operations
 from switchyard.cli.engine.bulk.rates import WhyOption
 from switchyard.cli.engine.bulk.view import BulkListing
 from switchyard.cli.engine.dead.letters import bring_up_to_date
@@ -76,8 +77,8 @@ def purge(
     ```
     """
     which = with_ids(which, ids, everything=everything)
-    if not (dry_run or yes or sys.stdin.isatty()):
-        raise WrongUsage("to purge without a terminal to ask at, give --yes")
+    if not (dry_run or yes):
+        require_answer("purge")
     quiet_logs()
     progress, operation = run(_purge(which, include, why=why, dry_run=dry_run, yes=yes))
     missing = max(0, len(which.ids) - progress.purged) if which.ids else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +18,7 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.errors import CommandFailed, WrongUsage
-from switchyard.cli.base.output import JsonOption, YesOption, echo, print_json, say
+from switchyard.cli.base.output import JsonOption, YesOption, echo, print_json, require_answer, say
 from switchyard.cli.engine.bulk.rates import RateOption, WhyOption, optional_rate
 from switchyard.cli.engine.dead.changes import (
     AttemptsOption,
@@ -124,8 +123,8 @@ def redrive(
     )
     spec.check()
     per_second = optional_rate(rate)
-    if not (dry_run or yes or limit == 1 or len(which.ids) == 1 or sys.stdin.isatty()):
-        raise WrongUsage("to redrive without a terminal to ask at, give --yes")
+    if not (dry_run or yes or limit == 1 or len(which.ids) == 1):
+        require_answer("redrive")
     quiet_logs()
     run(
         _redrive(

@@ -35,8 +35,10 @@ from switchyard.cli.base.output import (
     table,
 )
 from switchyard.cli.base.shared_options import (
+    MAX_LIMIT,
     JobIdArgument,
     LaneOption,
+    LimitOption,
     full_job_id,
     known_lane,
     unknown_job,
@@ -50,8 +52,6 @@ if TYPE_CHECKING:
     from switchyard.services.engine.records.limits import PendingPermit
     from switchyard.services.engine.records.progress import ProgressRecord
     from switchyard.services.engine.records.results import JobRecord, JobSummary
-
-MAX_LIMIT = 1_000
 
 
 app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, release, republish.")
@@ -86,9 +86,7 @@ def list_jobs(
         str | None,
         typer.Option(metavar="TIME", help=f"Only jobs created within this time, {DURATION_HELP}."),
     ] = None,
-    limit: Annotated[
-        int, typer.Option(min=1, max=MAX_LIMIT, help="Maximum number of results.")
-    ] = 50,
+    limit: LimitOption = 50,
     as_json: JsonOption = False,
 ) -> None:
     """List jobs, newest first.

@@ -3,15 +3,21 @@ jobs release`: let a job go on without the dead ones that it waits for."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from switchyard.broker.wording import pluralize
 from switchyard.cli.base.common import load_settings, open_ledger, quiet_logs, run
-from switchyard.cli.base.errors import WrongUsage
-from switchyard.cli.base.output import JsonOption, YesOption, confirm, echo, print_json, say
+from switchyard.cli.base.output import (
+    JsonOption,
+    YesOption,
+    confirm,
+    echo,
+    print_json,
+    require_answer,
+    say,
+)
 from switchyard.cli.base.shared_options import JobIdArgument, full_job_id, known_lane
 
 if TYPE_CHECKING:
@@ -38,8 +44,7 @@ def republish(
         say("No job waits in a queue by the ledger: nothing to publish again.")
         return
     if not yes:
-        if not sys.stdin.isatty():
-            raise WrongUsage("to publish again without a terminal to ask at, give --yes")
+        require_answer("publish again")
         confirm(f"Publish {pluralize(number, 'job')} again?", abort=True)
     done = run(_republish(settings, lane))
     echo(f"{pluralize(done, 'job is', 'jobs are')} published again by the scheduler")
