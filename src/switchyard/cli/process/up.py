@@ -237,7 +237,7 @@ def _await_api(api: ApiStart, supervisor: Supervisor) -> None:
 def _node_settings(directory: Path) -> Settings:
     """The settings from the environment, but for the broker that the last `up` here made: it is
     gone, and a shell that has read `env` still names it."""
-    from switchyard.cli.system.node_setup import NodeFile
+    from switchyard.cli.system.node import NodeFile
 
     given = load_settings()
     password = NodeFile(directory / "broker" / "node.json").read().get("password")

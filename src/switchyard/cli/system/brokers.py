@@ -114,8 +114,7 @@ async def _on_localhost() -> bool:
 
 @contextmanager
 def _private_node(directory: Path, tell: Tell, *, keeps: bool) -> Iterator[FoundBroker]:
-    from switchyard.cli.system.node import LocalNode
-    from switchyard.cli.system.node_setup import NodeFile
+    from switchyard.cli.system.node import LocalNode, NodeFile
 
     node_file = NodeFile(directory / "node.json") if keeps else None
     known = node_file.read() if node_file is not None else {}

@@ -15,19 +15,22 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 from urllib.parse import quote
 
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.system.node_setup import CONTROL, NodeSetup
-from switchyard.cli.system.ports import LOOPBACK, free_port
+from switchyard.cli.system.node_setup import CONTROL, NodeSetup, write_private
+from switchyard.cli.system.ports import LOOPBACK, free_port, is_free
 
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 START_TIMEOUT = 90.0
 STOP_TIMEOUT = 20.0
 LOG_TAIL_LINES = 25
+PORTS = ("amqp_port", "management_port")
+"""The ports that a node must have again at its next start."""
 CRASH_REPORT = re.compile(r"^.*\[error\].* (?:supervisor: |crasher:)", re.MULTILINE)
 
 
@@ -331,3 +334,26 @@ def end_with_this_process(*processes: subprocess.Popen[bytes]) -> subprocess.Pop
 def _exit_of(process: subprocess.Popen[bytes]) -> str:
     code = process.returncode
     return signal.Signals(-code).name if code < 0 else f"code {code}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """Password and ports of a node for its next start, in a file that its owner alone may read: a
+    shell that knows the address goes on with it."""
+
+    path: Path
+
+    def read(self) -> dict[str, Any]:
+        """Options for LocalNode; ports that somebody has taken meanwhile are left out."""
+        try:
+            kept = json.loads(self.path.read_text())
+            password = str(kept["password"])
+            ports = {name: int(kept[name]) for name in PORTS}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}  # the first start, or a damaged file: new ones do as well
+        free = {name: port for name, port in ports.items() if is_free(port)}
+        return {"password": password, **free}
+
+    def write(self, node: LocalNode) -> None:
+        kept = {"password": node.password} | {name: getattr(node, name) for name in PORTS}
+        write_private(self.path, json.dumps(kept))

@@ -9,18 +9,12 @@ import secrets
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from switchyard.cli.system.ports import LOOPBACK, is_free
-
-if TYPE_CHECKING:
-    from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.ports import LOOPBACK
 
 CONTROL = "rabbitmqctl"
 """The script in a node's directory that speaks to this node and to no other."""
-
-PORTS = ("amqp_port", "management_port")
-"""What of a node's setup its file keeps, beside the password."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,25 +156,3 @@ def write_private(path: Path, text: str) -> None:
     path.touch(mode=0o600)
     path.chmod(0o600)
     path.write_text(text)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFile:
-    """A file that its owner alone may read: a shell that knows the address goes on with it."""
-
-    path: Path
-
-    def read(self) -> dict[str, Any]:
-        """Options for LocalNode; ports that somebody has taken meanwhile are left out."""
-        try:
-            kept = json.loads(self.path.read_text())
-            password = str(kept["password"])
-            ports = {name: int(kept[name]) for name in PORTS}
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}  # the first start, or a damaged file: new ones do as well
-        free = {name: port for name, port in ports.items() if is_free(port)}
-        return {"password": password, **free}
-
-    def write(self, node: LocalNode) -> None:
-        kept = {"password": node.password} | {name: getattr(node, name) for name in PORTS}
-        write_private(self.path, json.dumps(kept))
