@@ -1,7 +1,7 @@
 # Images of Switchyard. A container runs one process; the entry point is `jobctl`.
 #
 #   docker build -t switchyard .                    everything, all worker kinds included
-#   docker build -t switchyard:slim --target slim . without the libraries for PDFs, OCR, vectors and search
+#   docker build -t switchyard:slim --target slim . the engine, its API and the model lane: no document pipeline
 #
 # It runs as user 10001, with a read-only root file system. Mount a tmpfs on /tmp, and on /data the shared
 # volume, unless files and index are in object storage.
@@ -12,21 +12,15 @@ FROM ${PYTHON} AS libraries
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 RUN python -m venv /opt/switchyard
-COPY requirements/runtime.txt .
-# Without the heavy libraries: only the workers ingest, embed and link, and search import them.
-RUN awk -v heavy="lancedb lance-namespace lance-namespace-urllib3-client numpy pyarrow pymupdf safetensors tokenizers wordllama" \
-      'BEGIN { split(heavy, names, " "); for (n in names) drop[names[n]] } \
-       /^[a-zA-Z0-9]/ { name = $1; sub(/[=\[].*/, "", name); keep = !(tolower(name) in drop) } \
-       keep' runtime.txt > slim.txt \
- && /opt/switchyard/bin/pip install --quiet --no-deps --require-hashes -r slim.txt
+COPY requirements/slim.txt .
+RUN /opt/switchyard/bin/pip install --quiet --require-hashes -r slim.txt
 
 FROM ${PYTHON} AS wheel
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 RUN python -m venv /opt/build
-COPY requirements/dev.txt .
-RUN awk '/^[a-zA-Z0-9]/ { keep = /^setuptools==/ } keep' dev.txt > build.txt \
- && /opt/build/bin/pip install --quiet --require-hashes -r build.txt
+COPY requirements/build.txt .
+RUN /opt/build/bin/pip install --quiet --require-hashes -r build.txt
 COPY pyproject.toml ./
 COPY src src
 RUN /opt/build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheel .

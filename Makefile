@@ -28,28 +28,36 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: venv ## Run real jobs from end to end, and show what happens (FILES="a.pdf b.pdf")
+demo: libraries ## Run real jobs from end to end, and show what happens (FILES="a.pdf b.pdf")
 	@$(BIN)/jobctl demo $(FILES)
 
 .PHONY: up
-up: venv ## Run the whole system until Ctrl-C, and print its addresses
+up: libraries ## Run the whole system until Ctrl-C, and print its addresses
 	@$(BIN)/jobctl up
 
-.PHONY: venv
-venv: $(VENV)/.installed ## Make .venv from the pinned, hashed requirements
+.PHONY: libraries
+libraries: $(VENV)/.libraries ## Make .venv with what runs, from the pinned, hashed requirements
 
-$(VENV)/.installed: requirements/dev.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3 …" >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+.PHONY: venv
+venv: $(VENV)/.installed ## The same with what tests and checks need, too
+
+INSTALL = PYTHON=$(PYTHON) requirements/install.sh
+PYTHON_READY = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3 …" >&2; exit 1; }; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 		|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 			&& apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null; } \
 		|| { echo "venv is missing: sudo apt-get install python3-venv" >&2; exit 1; }
-	@echo "Installing into $(VENV) …"
-	@$(BIN)/pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/pip install -qq --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+
+$(VENV)/.libraries: requirements/runtime.txt pyproject.toml
+	@$(PYTHON_READY)
+	@$(INSTALL) $(VENV) requirements/runtime.txt
 	@touch $@
+
+$(VENV)/.installed: requirements/dev.txt pyproject.toml
+	@$(PYTHON_READY)
+	@$(INSTALL) $(VENV) requirements/dev.txt
+	@touch $(VENV)/.libraries $@
 
 .PHONY: test-deps
 test-deps: ## Install the brokers and the database that the tests run against
@@ -111,12 +119,12 @@ train-citations: venv ## Make the model that cuts references, and measure it (AR
 	@$(BIN)/python -m benchmarks.citations $(ARGS)
 
 .PHONY: bench
-bench: venv test-deps ## Compare with Celery and others (ARGS="publish --rounds 5"; ARGS=--help lists all)
+bench: ## Compare with Celery and others (ARGS="publish --rounds 5"; ARGS=--help lists all)
+	@$(PYTHON_READY)
+	@tests/support/setup.sh brokers
 	@# An environment of its own, because Celery pins older versions of our libraries.
-	@$(VENV)-bench/bin/pip --version >/dev/null 2>&1 || $(BIN)/python -m venv --clear $(VENV)-bench
-	@$(VENV)-bench/bin/pip install -qq --disable-pip-version-check --require-hashes -r requirements/bench.txt
-	@# Switchyard is installed too, because `jobctl api` looks up its own version.
-	@$(VENV)-bench/bin/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@[ $(VENV)-bench/.installed -nt requirements/bench.txt ] || $(INSTALL) $(VENV)-bench requirements/bench.txt
+	@touch $(VENV)-bench/.installed
 	@$(VENV)-bench/bin/python -m benchmarks $(ARGS)
 
 .PHONY: docs
@@ -138,11 +146,14 @@ EXTRAS = $(foreach extra,api llm documents citations graph,--extra $(extra))
 
 .PHONY: lock
 lock: venv ## Renew the pinned requirements (ARGS=--upgrade for the newest versions)
-	@$(BIN)/pip install -qq --disable-pip-version-check uv
+	@$(BIN)/pip install -qq --disable-pip-version-check --require-hashes -r requirements/uv.txt
 	@$(COMPILE) $(ARGS) $(EXTRAS) -o requirements/runtime.txt >/dev/null
 	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt $(EXTRAS) --extra ocr --extra tracing -o requirements/image.txt >/dev/null
 	@$(COMPILE) $(ARGS) --constraints requirements/image.txt $(EXTRAS) --extra dev --extra ocr --extra tracing -o requirements/dev.txt >/dev/null
 	@$(COMPILE) $(ARGS) $(EXTRAS) --extra bench --extra ocr -o requirements/bench.txt >/dev/null
+	@$(COMPILE) $(ARGS) --constraints requirements/runtime.txt --extra api --extra llm -o requirements/slim.txt >/dev/null
+	@printf '%s\n' 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/build.txt >/dev/null
+	@printf '%s\n' uv | $(COMPILE_ONLY) $(ARGS) - -o requirements/uv.txt >/dev/null
 	@printf '%s\n' mkdocs | $(COMPILE_ONLY) $(ARGS) - -o requirements/docs.txt >/dev/null
 	@printf '%s\n' build twine 'setuptools>=77' | $(COMPILE_ONLY) $(ARGS) - -o requirements/release.txt >/dev/null
 

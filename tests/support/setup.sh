@@ -3,8 +3,9 @@
 # promtool, which checks the alert rules; and the object stores, of S3's and Azure's kind, in
 # directories of their own: what they need does not go together with what the project needs.
 # Does nothing, and quickly, where all is there. Without root's rights it says what is missing,
-# and the tests that need it are skipped.
+# and the tests that need it are skipped. `setup.sh brokers` leaves out promtool and the object stores.
 set -euo pipefail
+only=${1:-everything}
 
 moto=5.2.5 azurite=3.37.0
 cache=${SWITCHYARD_CACHE:-$HOME/.cache/switchyard}
@@ -17,14 +18,16 @@ have_rabbitmq() { # VERSION: on the machine, or in a root of its own
 have_postgres() { compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null; }
 
 have_object_stores() {
-    [ -x "$cache/moto-$moto/bin/moto_server" ] && [ -e "$cache/azurite-$azurite/node_modules/.bin/azurite-blob" ]
+    [ "$only" = brokers ] || { [ -x "$cache/moto-$moto/bin/moto_server" ] && [ -e "$cache/azurite-$azurite/node_modules/.bin/azurite-blob" ]; }
 }
 
 missing=()
 [ -e "/$scripts" ] || missing+=(rabbitmq-server)
 have_postgres || missing+=(postgresql)
-command -v promtool >/dev/null || missing+=(prometheus)
-have_object_stores || command -v npm >/dev/null || missing+=(npm)
+if [ "$only" = everything ]; then
+    command -v promtool >/dev/null || missing+=(prometheus)
+    have_object_stores || command -v npm >/dev/null || missing+=(npm)
+fi
 { have_rabbitmq 3.10 && have_rabbitmq 4.3; } || command -v debootstrap >/dev/null \
     || missing+=(debootstrap debian-archive-keyring)
 

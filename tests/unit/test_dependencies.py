@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -111,3 +112,15 @@ def test_what_is_declared_is_imported() -> None:
     unused |= DEV - tests
     unused |= BENCH - benchmarks
     assert unused == NOT_IMPORTED.keys()
+
+
+@pytest.mark.parametrize(
+    ("target", "file"),
+    [("demo", "runtime"), ("up", "runtime"), ("check", "dev"), ("test", "dev"), ("bench", "bench")],
+)
+def test_make_installs_what_a_target_needs_and_no_more(
+    target: str, file: str, tmp_path: Path
+) -> None:
+    command = ["make", "--dry-run", target, f"VENV={tmp_path}/new"]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert set(re.findall(r"requirements/(\w+)\.txt$", printed, re.M)) == {file}
