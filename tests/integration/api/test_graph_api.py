@@ -16,7 +16,7 @@ import pytest
 from switchyard.api.client import AsyncClient, NotFound
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.pipeline.graph.updating import upsert_document
+from switchyard.services.pipeline.graph.upserts import upsert_document
 from tests.integration.api.document_server import send, serving
 from tests.integration.api.standing import client_of, standing
 from tests.support.commands import jobctl

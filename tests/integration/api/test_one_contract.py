@@ -21,7 +21,7 @@ from switchyard.services.engine.schedules.entry import ScheduleEntry
 from switchyard.services.engine.schedules.service import Schedules
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.records.llm_spend import CallState, LlmCall, Requester
-from switchyard.services.pipeline.graph.updating import upsert_document
+from switchyard.services.pipeline.graph.upserts import upsert_document
 from tests.support.api_server import RunningApi, environment_of
 from tests.support.commands import jobctl
 from tests.support.redrives import bury

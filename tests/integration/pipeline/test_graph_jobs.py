@@ -80,7 +80,7 @@ async def test_other_content_does_not_cite_what_the_old_one_has_cited(
 
 async def test_a_document_that_is_gone_leaves_the_graph(pipeline: Pipeline, ledger: Ledger):
     document_id = "gone"
-    from switchyard.services.pipeline.graph.updating import upsert_document
+    from switchyard.services.pipeline.graph.upserts import upsert_document
 
     await upsert_document(ledger, document_id, {}, TIDES)
     await pipeline.run("update_graph", {"document_id": document_id})
@@ -118,7 +118,7 @@ async def test_the_graph_is_ranked_and_likeness_found_anew(
 
 
 async def test_readers_see_the_old_ranking_until_the_new_one_is_whole(ledger: Ledger):
-    from switchyard.services.pipeline.graph.updating import upsert_document
+    from switchyard.services.pipeline.graph.upserts import upsert_document
 
     await upsert_document(ledger, "a", {}, "A")
     ((node_id, _),) = await PipelineLedger(ledger).graph_reads.graph_nodes_after(0, 10)

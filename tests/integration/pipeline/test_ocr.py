@@ -189,7 +189,7 @@ async def test_a_document_that_was_read_is_not_read_again(pipeline: Pipeline, tm
 
 @pytest.mark.long
 async def test_pictures_without_words_end_with_the_reason(pipeline: Pipeline, tmp_path: Path):
-    with pytest.raises(NoTextFound, match="no words on its 2 pages"):
+    with pytest.raises(NoTextFound, match="no words on the document's 2 pages"):
         await taken_in(pipeline, tmp_path, "blank.pdf", scanned())
     document_id = str(pipeline.result("ingest_document")["document_id"])
     assert pipeline.ledger is not None

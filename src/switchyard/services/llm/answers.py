@@ -142,7 +142,7 @@ class Answers:
                 lost = True  # somebody has deleted the file
                 continue
             if isinstance(claim, LeaseAcquired):
-                # Whoever asked before may have died between keeping the answer and saying so.
+                # The last asker may have died after storing the answer and before recording it.
                 answer = None if lost else await self._read_stored(key)
                 if answer is not None:
                     await self._repository.give_up_llm_answer(key, self._holder)
@@ -177,7 +177,7 @@ class Answers:
     ) -> Completion:
         """Store an answer; hold it in memory until the storage takes it."""
         encoded = self._encode(question, answer)
-        self._unwritten.pop(key, None)  # an older one
+        self._unwritten.pop(key, None)  # an older answer
         try:
             await self._write(key, encoded)
         except (StorageUnavailable, DiskFull) as error:
@@ -200,7 +200,7 @@ class Answers:
             try:
                 await self._repository.keep_llm_answer(key, len(encoded))
             except LedgerError as error:
-                # The answer is there, and is found when the same is asked again.
+                # The answer is stored, and is found when the question is asked again.
                 self._log.warning("answer not recorded", error=str(error))
 
     async def _retry_writes(self) -> None:
@@ -236,7 +236,7 @@ class Answers:
         except NotStored:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            # Somebody's hand, or another version's format: paying again mends it.
+            # Changed by hand, or of another version: paying again repairs it.
             self._log.warning(
                 "stored answer unreadable; the request is repeated",
                 key=key,

@@ -92,7 +92,7 @@ class BatchCollector:
             return
         if state is None:
             call = self._account.estimate(self._server, question["asked"], by, batch=True)
-            # Collected again after a crash, it is set aside once: the id follows from the question.
+            # The id follows from the question: collected again after a crash, it is reserved once.
             today = self._ledger.clock.now().date()
             call = replace(call, id=f"batch-{today}-{key}-{by.job_id}")
             await self._account.reserve(call, lasts=2 * BATCH_TIMEOUT)
@@ -100,7 +100,7 @@ class BatchCollector:
             body = json.dumps(batch_line_of(item, self._server), ensure_ascii=False)
             await self._batches.collect_llm_question(item, by.job_id, size=len(body.encode()))
         raise WaitingForBatch(
-            f"its question waits for a batch of {self._server.name}: the answer comes within a day"
+            f"the question waits for a batch of {self._server.name}: the answer comes within a day"
         )
 
     async def finish_wait(self, question: Mapping[str, Any], by: Requester) -> bool:

@@ -149,11 +149,11 @@ class BatchSender:
             if await self._batches.fence_llm_batch(batch.id, FENCE_TTL):
                 try:
                     async with asyncio.timeout(SENDING_TIMEOUT):
-                        is_disabled = server.name not in self._servers  # it is to get none any more
+                        is_disabled = server.name not in self._servers  # the settings say so
                         late = is_disabled or age > MAX_SENDING_AGE
                         await self._send(batch, server, late=late, over=age > BATCH_TIMEOUT)
                 except TimeoutError as error:
-                    raise LlmTimeout("it could not be sent in time") from error
+                    raise LlmTimeout("the batch could not be sent in time") from error
         elif self._is_due(batch):
             async with BatchApi.connect(server) as api:
                 await self._check_remote(batch, api, server, late=age > BATCH_TIMEOUT)
@@ -177,12 +177,12 @@ class BatchSender:
                 )
         except LlmRefused as error:
             if error.elsewhere and not error.missing and not late:
-                raise  # a key, or a right, that somebody may mend
+                raise  # a key or a right, which somebody may correct
             await self._give_up(batch, str(error))
             return
         except (LlmUnavailable, InvalidLlmResponse) as error:
             if not over:
-                raise  # it may have got it all the same, and what it works on is to be paid
+                raise  # the server may have the batch all the same, and charge for it
             await self._give_up(batch, f"it could not be sent: {error}")
             return
         if remote is None:
@@ -261,7 +261,7 @@ class BatchSender:
             await self._batches.note_llm_batch(batch, state=BatchState.SENT, note=remote.status)
             return
         items = await self._batches.llm_batch_items(batch)
-        files = remote.files if items else ()  # all concluded: they may be gone
+        files = remote.files if items else ()  # all are concluded: the files may be gone
         for file_id in files:
             try:
                 lines = await api.lines(file_id, most=_MAX_LINES_PER_QUESTION * batch.questions)
@@ -272,7 +272,7 @@ class BatchSender:
                 continue
             await self._conclude_all(batch, server, lines, items)
         await self._release_items(batch)
-        # Before it is done: who is killed here is followed by one who does it again.
+        # Before the batch is done: whoever follows a process that is killed here repeats this.
         await self._remove(api, filter(None, [*remote.files, remote.input_file]))
         await self._give_up(batch, _end_note(remote))
 
@@ -286,10 +286,10 @@ class BatchSender:
         for line in lines:
             key = line.get("custom_id") if isinstance(line, dict) else None
             item = items.pop(key, None) if isinstance(key, str) else None
-            if item is not None:  # else it is nobody's, or was concluded before
+            if item is not None:  # else the line has no question, or one that was concluded before
                 await self._conclude(batch, server, item, line.get("response"))
             else:
-                await asyncio.sleep(0)  # a line takes time, and others have to do
+                await asyncio.sleep(0)  # lines take time: other tasks run in between
 
     async def _conclude(
         self, batch: LlmBatch, server: LlmServer, item: BatchItem, response: Any

@@ -44,7 +44,10 @@ def bounded_http(timeout: float) -> openai.DefaultAsyncHttpxClient:
 
 async def _bound_response(response: Any) -> None:
     if response.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
-        raise InvalidLlmResponse("the model server packs its answer although it was asked not to")
+        raise InvalidLlmResponse(
+            "the model server compresses its answer although the request forbids it: turn that "
+            "off at the server, or at the proxy before it"
+        )
     if response.has_redirect_location and not _stays_at_server(response):
         raise InvalidLlmResponse(
             "the model server redirects to another host, which is not followed: if that is the "
@@ -69,7 +72,7 @@ def _stays_at_server(response: Any) -> bool:
     server = response.request.url
     try:
         target = server.join(response.headers["location"])
-    except Exception:  # the SDK's HTTP client has errors of its own for what is no address
+    except Exception:  # of an invalid address: the SDK's HTTP client can't be imported here
         return False
     return (target.scheme, target.host, target.port) == (server.scheme, server.host, server.port)
 

@@ -158,14 +158,14 @@ class BudgetAccount:
         try:
             await self.reserve(call)
         except asyncio.CancelledError:
-            # It may be set aside all the same, and in two hours it would count as spent.
+            # The reserve may be there all the same, and would count as spent in two hours.
             await asyncio.shield(self.settle(replace(call, state=CallState.FREE)))
             raise
         try:
             yield charge
         except BaseException as error:
             state = CallState.UNSURE if _may_have_cost(error) else CallState.FREE
-            # Also when the job is cancelled: what is set aside is missing elsewhere.
+            # Also when the job is cancelled: a reserve that stays is missing in the budget.
             await asyncio.shield(self._end(call, replace(call, state=state), charge))
             raise
         answer = charge.answer

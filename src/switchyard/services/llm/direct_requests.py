@@ -128,7 +128,7 @@ class DirectRequests:
             raise InvalidJob(f"routing key {error}", at="routing_key") from error
         if not issubclass(self._registry.get(name).payload_model, LlmRequest):
             raise InvalidJob(
-                f"{name} is no single question to a model: only those are asked directly; "
+                f"{name} is no single question to a model, and only those are asked directly: "
                 "publish it as a job"
             )
 
@@ -162,5 +162,5 @@ class DirectRequests:
             return
         try:
             await self._ledger.workers.stopped(self._runner.worker_id)
-        except LedgerError as error:  # it is silent from now on, which says the same, later
+        except LedgerError as error:  # the heartbeat ends: its jobs are taken over a little later
             self._log.warning("process stop not recorded", error=str(error))

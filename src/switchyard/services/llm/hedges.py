@@ -95,8 +95,8 @@ class Hedges:
         failed = winner == 0 and runs[1].done() and runs[1].exception() is not None
         self.counts["won" if winner else "failed" if failed else "lost"] += 1
         if failed and not isinstance(runs[1].exception(), SwitchyardError):
-            return await runs[1]  # a defect, which is to be seen
-        # At once, and not when the answer is whole: until then the other would write its own.
+            return await runs[1]  # a defect: raise it where it is seen
+        # At once, not when the answer is whole: until then the other request would write, too.
         await end_tasks(runs[1 - winner])
         return await runs[winner]
 

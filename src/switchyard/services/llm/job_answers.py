@@ -47,7 +47,7 @@ async def answer_request(
             )
     except RetryableError as error:
         expires_at = ctx.message.metadata.expires_at
-        # What goes back is away for the shortest delay at least: it would only come to expire.
+        # A job that goes back is away for the shortest delay at least: it would come back expired.
         delay = max(error.after or 0.0, ctx.settings.retry_delays[0])
         if expires_at is not None and _now(ctx) + timedelta(seconds=delay) >= expires_at:
             raise Expired(f"no answer in time: {error}") from error

@@ -168,16 +168,16 @@ class ModelClient:
                 # would be a time-out of the server, and an attempt of the job.
                 admission = await self._take_slot(urgency, min(SLOT_TIMEOUT, left / 2), tried)
             except LlmSaturated as error:
-                if isinstance(last, LlmRefused):  # by one of which another may not refuse it
+                if isinstance(last, LlmRefused):  # another server may not refuse the request
                     raise
-                # What a server answered says more than that the others have no room.
+                # The answer of a server says more than that the others have no room.
                 raise last or error from error
             try:
                 return await self._ask_hedged(
                     admission, chat, deadline - time.monotonic(), output, by, urgency, tried
                 )
             except LlmLimited as error:
-                last = error  # it is paused now; the gate knows whether another has room
+                last = error  # this server is paused now; the gate knows whether another has room
             except (LlmUnavailable, InvalidLlmResponse, NoBudget) as error:
                 last = error
                 tried.add(admission.server.name)
@@ -255,7 +255,7 @@ class ModelClient:
             raise
         finally:
             if self._gate is not None:
-                # Also when the job is cancelled: until then others wait for its slot.
+                # Also when the job is cancelled: until then others wait for the slot.
                 await asyncio.shield(self._gate.leave(admission, outcome))
 
 

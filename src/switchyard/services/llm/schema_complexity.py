@@ -91,15 +91,17 @@ class _SchemaComplexity:
             raise ValueError(f"a JSON Schema may have {MAX_LEVELS} levels")
         known = self._counted.get(id(part), 0)
         if known is None:
-            raise ValueError("a part of it refers to itself without going deeper into the answer")
+            raise ValueError(
+                "a part of the JSON Schema refers to itself without going deeper into the answer"
+            )
         if known:
             return known
         self._counted[id(part)] = None
         parts = 1 + sum(self._count(each, level + 1) for each in self._in_place(part))
         if parts > MAX_PARTS:
             raise ValueError(
-                f"with its references followed it applies more than {MAX_PARTS:,} parts to one "
-                "place of the answer"
+                f"with its references followed, the JSON Schema applies more than {MAX_PARTS:,} "
+                "parts to one place of the answer: simplify it"
             )
         self._counted[id(part)] = parts
         self._add_up(part, parts)

@@ -72,7 +72,7 @@ async def parse_answer(text: str, schema: Mapping[str, Any], in_process: InProce
 
 
 def _value_or_complaint(text: str, schema: Mapping[str, Any]) -> tuple[Any, str | None]:
-    # Not an exception, which would bring the other process' traceback into the words.
+    # Not as an exception, whose text would have the other process' traceback.
     try:
         return parse_answer_here(text, schema), None
     except ValueError as error:

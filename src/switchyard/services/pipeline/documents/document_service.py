@@ -145,7 +145,7 @@ class DocumentService:
             submitted = await self._wait_for_end(submitted)
             status = submitted.status
             if status.state == FAILED and status.document_id != document_id_of(upload.sha256):
-                # Another file from its source was faster, and is none: now it is this one's turn.
+                # Another file from this source was faster, and failed: it is the turn of this one.
                 submitted = await self._wait_for_end(await self._submit(upload, about))
         if self.inbox.is_inline or submitted.duplicate:
             await self.inbox.discard(upload)
@@ -216,7 +216,7 @@ class DocumentService:
         if document is None and not jobs:
             raise UnknownDocument(f"there is no document {document_id}")
         if document is None and jobs[0].state is State.SUCCEEDED:
-            # Taken for a document that came from the same source at the same time.
+            # Its job has found another document, which came from the same source at the same time.
             record = await self._ledger.job_reads.get(jobs[0].id)
             other_id = record.result.get("document_id") if record and record.result else None
             other_document = await self._documents.get_document(other_id) if other_id else None
@@ -322,7 +322,7 @@ class DocumentService:
                 f"document {document_id} has no page {number:,}: it has {len(pages):,}"
             )
         page_text = pages[number - 1]["text"]
-        if not page_text:  # perhaps read by OCR, and not yet in the text, with all others
+        if not page_text:  # OCR may have read the page already, before the text has all pages
             read = await self._json(page_key(document_id, OCR.name, number))
             if read is not None and read.get("content", "") == text.get("content"):
                 page_text = read["text"] or ""

@@ -79,7 +79,7 @@ class ExtractionService:
         if record.state is not State.SUCCEEDED:
             raise ExtractionNotFinished(record)
         try:
-            # Where its job says: older ones lie elsewhere.
+            # The job's result names the key: older versions used others.
             key = (record.result or {}).get("result", "")
             result: dict[str, Any] = json.loads(await self.inbox.storage.get_async(key))
         except (NotStored, InvalidKey) as error:

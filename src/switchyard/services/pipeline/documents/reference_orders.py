@@ -138,7 +138,7 @@ def _request(
     payload: Mapping[str, Any],
     vouched: Mapping[str, Any] | None = None,
 ) -> JobRequest:
-    # Its worker has no backfill lane: what is not urgent is maintenance.
+    # The link worker has no backfill lane: less urgent jobs go to maintenance.
     return JobRequest(
         f"{'hot' if about.lane == 'hot' else 'maintenance'}.{order}",
         payload,

@@ -69,7 +69,7 @@ class CatalogueAnswerRepository(Repository):
             )
             if taken.first() is not None:
                 claimed.append(key)
-        # Answered by another between the look and the claim.
+        # Answered by another process between the first look and the claim.
         late_answers = _stored_answers(connection, claimed, now - max_age)
         return CatalogueClaims(
             answers | late_answers, tuple(key for key in claimed if key not in late_answers)

@@ -167,7 +167,7 @@ class CrawlRepository(Repository):
             "main": 0,
             "url": url,
         }
-        # In turn with whoever claims pages of the crawl.
+        # Locks the crawl: its pages are claimed one caller at a time.
         connection.execute(select(crawls.c.id).where(crawls.c.id == crawl_id).with_for_update())
         made = insert_into(connection, crawl_pages).values(**row).on_conflict_do_nothing()
         connection.execute(made)

@@ -42,7 +42,7 @@ class GraphNodes:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        # Nothing is changed, but whoever else writes the graph waits from here to our end.
+        # Changes nothing, but locks the row: other writers of the graph wait until our end.
         held = connection.scalar(
             update(graph_counters)
             .where(graph_counters.c.name == "id")
@@ -299,7 +299,7 @@ class GraphNodes:
     def _move_edges(self, merged_id: int, kept_id: int) -> None:
         edges = graph_edges.c
         others = graph_edges.alias()
-        # What is known of the work is told once: by the one that stays, if it says anything.
+        # Edges of the work itself are kept once: those of the node that stays, if it has any.
         known = select(others.c.target).where(
             others.c.source == kept_id, others.c.kind == edges.kind, edges.owner == 0
         )

@@ -121,7 +121,7 @@ def _place_document(
     before = nodes.current_id(before)
     if node_id == before:
         return owner, node_id, set()
-    # Another work than it was taken for: it moves, with all that it says.
+    # The document is another work than it was taken for: it moves, with its edges.
     nodes.flush()
     mine = graph_documents.c.id == owner
     connection.execute(update(graph_documents).where(mine).values(node_id=node_id))

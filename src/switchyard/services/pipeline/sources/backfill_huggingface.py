@@ -57,7 +57,9 @@ class HuggingfaceBackfill(Source):
                 try:
                     answer = await client.get(place or f"/api/{kind}s", None if place else params)
                 except ValueError as error:
-                    raise InvalidSourceResponse("Hugging Face's next page is elsewhere") from error
+                    raise InvalidSourceResponse(
+                        "Hugging Face names a next page elsewhere"
+                    ) from error
                 listed = answer.json()
                 if not isinstance(listed, list):
                     raise InvalidSourceResponse(

@@ -185,7 +185,7 @@ class SourceClient:
         if answer.status == 304:
             if stored is None:
                 raise InvalidSourceResponse(
-                    f"{self.server.label} answers 304 without a question for it"
+                    f"{self.server.label} answered 304 to a request without conditions"
                 )
             return stored
         if conditional and answer.status == 200:

@@ -92,7 +92,7 @@ class FleetThrottle:
     async def turn(self, *, takes: float) -> AsyncIterator[RequestTurn]:
         """As in RequestPace. Raises LedgerUnavailable too."""
         holder = str(uuid4())
-        # In a row, the interval is waited for: without it there would be no second request.
+        # Within a reservation the interval is always waited for: else no second request would come.
         waits = max(self._patience, self._interval + 1) if self._in_a_row else self._patience
         until = time.monotonic() + waits
         async with self._connected(holder, takes, until):

@@ -48,8 +48,8 @@ async def classify_document(payload: DocumentJob, ctx: JobContext) -> Outcome:
     async with at_stage(ctx, document_id, CLASSIFY), index_of(ctx) as index:
         defined = await asyncio.to_thread(definitions, ctx.settings.classes)
         text = await files.output_of_async(EXTRACT)
-        # Whose vectors are searched just now, whatever the settings say: the index may have been
-        # built anew for another embedder.
+        # The embedder of the index that is searched now, whatever the settings say: the index may
+        # have been rebuilt for another one.
         embedder = (await index.generations()).active.embedder
 
         async def work() -> dict[str, Any]:

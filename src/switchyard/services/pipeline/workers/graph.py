@@ -61,7 +61,7 @@ class ComputeSimilarity(BaseModel):
 async def compute_similarity(payload: ComputeSimilarity, ctx: JobContext) -> Outcome:
     """Find anew what each document is like, now that others have come in; some documents at a
     time, so that whatever is more urgent comes in between."""
-    from switchyard.services.pipeline.graph.updating import upsert_similar
+    from switchyard.services.pipeline.graph.upserts import upsert_similar
 
     ledger = _require_ledger(ctx)
     completed = DocumentFilter(state=COMPLETED)
@@ -132,5 +132,7 @@ async def recompute_graph(payload: RecomputeGraph, ctx: JobContext) -> Outcome:
 
 def _require_ledger(ctx: JobContext) -> Ledger:
     if ctx.ledger is None:
-        raise PermanentError("the graph is in the ledger, and this job has none")
+        raise PermanentError(
+            "the graph is in the ledger, which this job lacks: set JOBS_DATABASE_URL"
+        )
     return ctx.ledger

@@ -26,7 +26,7 @@ async def update_similarity(
     """Write into the graph which documents a document of that content is similar to."""
     files = DocumentFiles.for_document(ctx, document_id)
     references = await stored_references(files.storage, document_id)
-    # What another content has cited, this one may not cite; `process_references` will tell.
+    # This content may cite other works than the last one: `process_references` will write them.
     is_stale = references is not None and references.get("content") not in (None, content)
     await _upsert(ctx, files, links=links, references={} if is_stale else None)
 
@@ -44,7 +44,7 @@ async def update_citations(ctx: JobContext, document_id: str) -> None:
 async def _upsert(ctx: JobContext, files: DocumentFiles, **edges: Any) -> None:
     if ctx.ledger is None:
         return
-    from switchyard.services.pipeline.graph.updating import upsert_document
+    from switchyard.services.pipeline.graph.upserts import upsert_document
 
     about, title = await _about_and_title(files)
     if not about:

@@ -204,7 +204,7 @@ async def _insert_texts(
         pages = "page" if whole["page_count"] == 1 else f"{whole['page_count']} pages"
         broken = [page["error"] for page in read.values() if page.get("error")]
         why = f"; {len(broken):,} can't be read: {broken[0]}" if broken else ""
-        raise NoTextFound(f"OCR has found no words on its {pages}{why}")
+        raise NoTextFound(f"OCR has found no words on the document's {pages}{why}")
     return await files.replace_async(EXTRACT, text, whole)
 
 
@@ -266,7 +266,11 @@ class _PageReader:
                 return dict(page)
         except NotStored:
             return None
-        except (ValueError, KeyError, TypeError):  # somebody's hand: reading again mends it
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+        ):  # changed by hand: reading the page again repairs it
             return None
         return None
 

@@ -88,7 +88,7 @@ async def rebuild_index(payload: RebuildIndex, ctx: JobContext) -> Outcome:
             index, state.building, lambda: time.monotonic() > over_at or ctx.is_cancelled()
         ):
             return Done({**result, "built": True})
-    # What is begun goes on without force: that would begin once more behind the swap.
+    # A build goes on without `force`, which would begin another one after the swap.
     again = payload.model_copy(update={"force": False})
     following = Job("rebuild_index", again.model_dump(exclude_none=True))
     return Next([following], {**result, "built": False})
@@ -108,7 +108,9 @@ async def cleanup_expired(payload: UpkeepJob, ctx: JobContext) -> Outcome:
     """Remove files that are older than the settings say, and that no job which is not over, and no
     dead letter that can be redriven, names; leases that ran out long ago; and old crawls."""
     if ctx.ledger is None:
-        raise PermanentError("cleanup_expired needs the ledger, which knows what is needed")
+        raise PermanentError(
+            "cleanup_expired needs the ledger, which knows what is in use: set JOBS_DATABASE_URL"
+        )
     settings = ctx.settings
     expiry = Expiry(settings.files_kept_hours, settings.documents_kept_hours)
     leases = await ctx.ledger.leases.drop_old_leases(LEASE_RETENTION)

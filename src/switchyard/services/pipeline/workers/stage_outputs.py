@@ -267,7 +267,7 @@ def _parse_output(raw: bytes) -> dict[str, Any] | None:
         if isinstance(stored["result"], dict) and isinstance(stored["output_hash"], str):
             return dict(stored)
     except (ValueError, KeyError, TypeError) as error:
-        # Puts are atomic, so this was somebody's hand. Working again mends it.
+        # Writes are atomic, so the file was changed by hand: working again repairs it.
         _log.warning("stage output unreadable: %s", error)
     return None
 

@@ -126,9 +126,7 @@ class ArxivClient:
             }
         )
         if feed.total and not feed.entries:
-            raise InvalidSourceResponse(
-                "arXiv says that there is such an entry, and does not give it"
-            )
+            raise InvalidSourceResponse("arXiv counts an entry with these ids, but returned none")
         return list(feed.entries)
 
     async def search(

@@ -91,7 +91,9 @@ class WebFetcher:
                 try:
                     url = page_address(moved.target)
                 except ValueError as error:
-                    raise SourceRefused(f"{url[:300]} leads to {error}") from error
+                    raise SourceRefused(
+                        f"{url[:300]} redirects to an invalid address: {error}"
+                    ) from error
                 if may_follow is not None:
                     await may_follow(url)
         raise SourceRefused(f"more than {MAX_HOPS} redirects")
@@ -104,7 +106,7 @@ class WebFetcher:
                     body = await _read_body(fetched, limit)
                     return FetchedPage(url, fetched.status, fetched.headers, body)
             except SourceUnavailable as error:
-                # Also raised by `_fetch`, for what a server says that is to be left alone.
+                # Also raised by `_fetch`, where the server asks to be left alone.
                 if error.after is None:
                     raise
                 wait = await turn.pause(error.after)
@@ -178,7 +180,7 @@ class WebFetcher:
 
         for _ in range(MAX_HOPS + 1):
             try:
-                # What is behind the limit is not read, and no reason to refuse the rest.
+                # A longer file is read up to the limit, as the RFC says, and not refused.
                 async with self._fetch(url, 10**12, ROBOTS_TIMEOUT, {}) as fetched:
                     body = bytearray()
                     async for part in fetched.parts:

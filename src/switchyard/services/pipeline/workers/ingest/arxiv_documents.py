@@ -120,10 +120,12 @@ async def _paper_content(
     try:
         identity = await asyncio.to_thread(identify, data, None)
     except UnsupportedDocument as error:
-        raise InvalidSourceResponse(f"arXiv's PDF of {entry.arxiv_id} is none: {error}") from error
+        raise InvalidSourceResponse(
+            f"arXiv's PDF of {entry.arxiv_id} is not a PDF: {error}"
+        ) from error
     if identity.media_type != PDF:  # a page that says that the PDF is still being made
         raise InvalidSourceResponse(
-            f"arXiv's PDF of {entry.arxiv_id} is none: {identity.media_type}"
+            f"arXiv's PDF of {entry.arxiv_id} is not a PDF: {identity.media_type}"
         )
     return data, identity
 

@@ -64,7 +64,7 @@ async def crawl_page(payload: CrawlPagePayload, ctx: JobContext) -> Outcome:
     """Take in a page of a crawl as `ingest_url` does, and take up the pages that it links to, as
     far as the crawl may go."""
     if ctx.ledger is None:
-        raise PermanentError("a crawl needs a ledger")
+        raise PermanentError("a crawl needs a ledger: set JOBS_DATABASE_URL")
     crawls = PipelineLedger(ctx.ledger).crawls
     crawl = await crawls.crawl(payload.crawl_id)
     page = await crawls.crawl_page(payload.crawl_id, payload.url)
@@ -84,7 +84,7 @@ async def crawl_page(payload: CrawlPagePayload, ctx: JobContext) -> Outcome:
     except SourceBusy as busy:
         return snooze_for_turn(busy, ctx)
     except (SourceNotFound, SourceRefused, UnsupportedDocument) as error:
-        # What a link leads to is nobody's fault here: no dead letter for each broken one.
+        # Broken links are common: they make no dead letters.
         return Done({"skipped": str(error)[:300]})
     links = await _claim_links(crawl, page, page_text, visited.url, ctx.ledger, ctx, pressure)
     if document is None or (page_text is not None and not page_text.indexed):
@@ -129,9 +129,11 @@ def _redirect_check(
 
     async def may_follow(url: str) -> None:
         if not belongs(url, crawl.hosts):
-            raise SourceRefused(f"it leads to {host_of(url)[:100]}, which is none of the crawl's")
+            raise SourceRefused(
+                f"the page redirects to {host_of(url)[:100]}, which is no host of the crawl"
+            )
         if not await crawls.claim_address(crawl.id, page, url, host_of(url)):
-            raise SourceRefused(f"it leads to another page of the crawl, {url[:200]}")
+            raise SourceRefused(f"the page redirects to another page of the crawl, {url[:200]}")
 
     return may_follow
 

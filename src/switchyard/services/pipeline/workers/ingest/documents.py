@@ -116,7 +116,7 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
             if await is_taken(ctx, document):
                 return duplicate_outcome(document)
             claimed = document if is_claim(document) else None
-            if claimed is None:  # it stays its source's own, although it has failed
+            if claimed is None:  # the source stays with its own document, although that has failed
                 arrival = replace(arrival, source=None)
             document, created = await arrival.upsert(ctx.ledger, document_id, instead_of=claimed)
             if not created:
@@ -126,7 +126,7 @@ async def ingest_document(payload: IngestDocument, ctx: JobContext) -> Outcome:
                 return duplicate_outcome(document)
             # A redelivery finds the document that it made itself.
             duplicate = document.pipeline != ctx.pipeline
-            is_paper = document.id != document_id  # and goes by its filename
+            is_paper = document.id != document_id  # its filename says its version
             arrival = replace(
                 arrival,
                 filename=document.filename if is_paper else name or document.filename,

@@ -90,7 +90,7 @@ def ingest_job(
         )
 
     handler.__name__ = handler.__qualname__ = name
-    # Where it is found by whoever loads job types, or sends it to another process.
+    # The caller's module: there the registry, and another process, look for the handler.
     handler.__module__ = sys._getframe(1).f_globals["__name__"]
     handler.__doc__ = f"Take in a document of {source.label}."
     handler.__annotations__ = {"payload": model, "ctx": JobContext}

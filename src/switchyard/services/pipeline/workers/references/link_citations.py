@@ -108,9 +108,11 @@ async def _link(
     )
 
     if ctx.ledger is None:
-        raise PermanentError("works are linked with a ledger alone: it keeps the pace")
+        raise PermanentError(
+            "linking references needs the ledger, which paces the catalogues: set JOBS_DATABASE_URL"
+        )
     age = (ctx.ledger.clock.now() - ctx.message.metadata.created_at).total_seconds()
-    # The older it is, the less: or one pause after the other would make it expire.
+    # The older the job, the shorter: else one pause after the other would make it expire.
     waits = max(MAX_WAIT - age, MIN_WAIT)
     async with Linker.open(ctx.settings, ctx.ledger, within=TIME_BUDGET, waits=waits) as linker:
         try:
