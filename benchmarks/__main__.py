@@ -53,6 +53,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="rounds of each, interleaved")
     parser.add_argument("--count", type=int, help="jobs in each round")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument(
+        "--collection", type=Path, metavar="DIR", help="search: public collections to search, too"
+    )
     options = parser.parse_args()
     unknown = set(options.names) - set(ALL)
     if unknown:
@@ -76,6 +79,8 @@ def main() -> None:
                 console.print_exception()
                 failed.append(name)
             else:
+                if name == "search" and options.collection:
+                    figures[name] += evaluation.collection_quality(options.collection)
                 console.print(_table(figures[name]))
             console.print(f"[dim]{time.monotonic() - began:,.0f} s[/]")
             ground.clear()

@@ -51,6 +51,18 @@ WRITTEN = [
     ("co\u00adoperation", "The cooperation of all."),
     ("cooperation", "The co\u00adoperation of all."),
     ("strasse", "Die Straße."),
+    ("wing", "The pressure on the wings is measured."),
+    ("measurements", "The pressure on the wings is measured."),
+    ("what is measured", "A measurement, and no more of it."),
+    ("Haus", "In den Häusern sind die Fenster mit den Läden zu."),
+    ("fenster der häuser", "Das Haus hat ein Fenster und eine Tür."),
+    ("étude", "Les études de la mer ont été faites par nous."),
+    ("etudes", "L'étude de la mer et du vent est dans ce livre."),
+    ("canción", "Las canciones de la tierra son de todos."),
+    ("самолёты", "Новый самолет был и в небе, и на земле."),
+    ("مكتبة", "في المكتبة كتب من كل بلد الى كل بلد"),
+    ("Switchyard", "Das ist ein Text über Switchyard und die Läufe."),
+    ("गाड़ी", "वह गाड़ी तेज़ है"),
 ]
 """Queries, and a text of which each finds its words."""
 

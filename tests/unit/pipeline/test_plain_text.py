@@ -21,7 +21,6 @@ from switchyard.services.pipeline.text.plain import (
     sentences,
     shorten,
     words,
-    words_of,
 )
 
 
@@ -122,24 +121,6 @@ def test_shortened_text_ends_at_a_word():
     assert shorten("one two three four", 12) == "one two…"
     assert shorten("short", 12) == "short"
     assert len(shorten("x" * 100, 12)) == 12
-
-
-@given(st.text() | st.text("aab'’é文_ ²"), st.text())
-def test_words_are_looked_for_as_texts_are_cut(text: str, other: str):
-    parts = (text[start : start + 3] for start in range(len(text)))
-    some = {*words(other), *words(text)[::2], *(word for part in parts for word in words(part))}
-    assert words_of(text, some) == some.intersection(words(text))
-
-
-def test_what_a_text_has_only_as_a_part_of_a_word_it_does_not_have():
-    some = {"red", "co2", "文字", "blue", "t", "or"}
-    assert words_of("Rédder, réd; CO₂ 中文字 can't or'bit 'or'", some) == {
-        "red",
-        "co2",
-        "文字",
-        "or",
-    }
-    assert words_of("Rédder CO₂; can't", some) == {"co2"}
 
 
 def test_a_text_has_the_same_words_however_many_different_characters_it_is_made_of(

@@ -1,50 +1,106 @@
-"""The order of a hybrid search is that of its score, and few texts are looked at for it."""
+"""The order of a hybrid search: by similarity, by words as far as they tell, by the best ones."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
-from switchyard.services.pipeline.index import ranking
-from switchyard.services.pipeline.index.chunk_index import ChunkCandidate, Key
-from switchyard.services.pipeline.index.ranking import _fitting, _snippet, _weighed
-from switchyard.services.pipeline.text.plain import words, words_of
+from switchyard.services.pipeline.index.chunk_index import ChunkCandidate, ChunkIndex, Key
+from switchyard.services.pipeline.index.ranking import (
+    _fitting,
+    _ranked,
+    _snippet,
+    _trust,
+    _weighed,
+    highlights,
+)
 
-TERMS = {"red", "green", "blue", "unbroken"}
+TERMS = [("red",), ("green",), ("blue",), ("unbroken",)]
+FORMS = {form for word in TERMS for form in word}
 WEIGHT = 0.6
 
 
-def found(seed: int, count: int) -> list[ChunkCandidate]:
-    """Chunks that are similar and chunks that have words; many are both, and some only look as if
-    they had a word."""
-    randomly = random.Random(seed)
-    known = ["red", "Green", "blue", "unbroken", "redder", "bluish", "other", "words"]
-    return [
-        ChunkCandidate(
-            f"id-{n:03}",
-            randomly.choice([-0.1, 0.2, 0.5, 1.2]),
-            0.0 if n % 3 else randomly.choice([1.0, 3.0, 7.5]),
-            text=" ".join(randomly.choices(known, k=6)),
-        )
-        for n in range(count)
+class Likenesses:
+    """An index that knows how similar its chunks are to the best ones, and what it was asked."""
+
+    def __init__(self, known: dict[Key, float]) -> None:
+        self.known = known
+        self.best: list[Key] = []
+
+    async def likenesses(self, keys: Sequence[Key], best: Sequence[Key]) -> dict[Key, float]:
+        self.best = list(best)
+        return {key: self.known[key] for key in keys if key in self.known}
+
+
+async def ranked(index: Likenesses, *candidates: ChunkCandidate) -> list[tuple[Key, float]]:
+    return list(await _ranked(cast("ChunkIndex", index), candidates, TERMS, WEIGHT))
+
+
+def test_best_come_first_by_the_weighted_sum_and_equal_ones_by_their_keys():
+    candidates = [
+        ChunkCandidate("b", 0.5, 3.0),
+        ChunkCandidate("a", 0.5, 3.0),
+        ChunkCandidate("near", 0.9),
+        ChunkCandidate("worded", -0.2, 6.0),
     ]
+    found = list(_weighed(candidates, 0.5, WEIGHT))
+    assert [key for key, _ in found] == ["near", "a", "b", "worded"]
+    assert [score for _, score in found] == pytest.approx([0.54, 0.4, 0.4, 0.2])
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_best_come_first_by_the_weighted_sum_and_equal_ones_by_their_keys(seed: int):
-    candidates = found(seed, 60)
-    scores: dict[Key, float] = {}
-    best = max(each.relevance for each in candidates)
-    for each in candidates:
-        scores[each.key] = WEIGHT * min(max(each.similarity, 0.0), 1.0)
-        if each.relevance:
-            share = max(len(TERMS & set(words(each.text))), 1) / len(TERMS)
-            scores[each.key] += share**2 * ((1 - WEIGHT) * each.relevance / best)
-    wanted = sorted(scores, key=lambda key: (-scores[key], key))
-    assert list(_weighed(candidates, TERMS, WEIGHT)) == [(key, scores[key]) for key in wanted]
+@pytest.mark.parametrize(
+    ("text", "trust"),
+    [
+        ("reds and greens, blue, unbroken", 1.0),
+        ("red green blue", 1.0),
+        ("red green", (0.5 / 0.6) ** 4),
+        ("red red red", (0.25 / 0.6) ** 4),
+        ("nothing that we see", (0.25 / 0.6) ** 4),
+    ],
+)
+def test_words_count_by_how_many_of_them_the_best_chunk_has(text: str, trust: float):
+    best = ChunkCandidate("best", 0.1, 5.0, text)
+    other = ChunkCandidate("other", 0.9, 1.0, "red green blue unbroken")
+    assert _trust([other, best], TERMS) == pytest.approx(trust)
+    assert _trust([ChunkCandidate("near", 0.9)], TERMS) == 0.0
+
+
+def test_all_words_of_a_long_question_count_as_they_do_by_themselves():
+    terms = [(f"word{number}",) for number in range(12)]
+    said = " ".join(f"word{number}" for number in range(8))
+    candidates = [
+        ChunkCandidate("many", 0.3, 9.0, said),
+        ChunkCandidate("some", 0.3, 8.0, "word1 word2 word3"),
+        ChunkCandidate("near", 0.5),
+    ]
+    trust = _trust(candidates, terms)
+    scores = dict(_weighed(candidates, trust, WEIGHT))
+    assert trust == 1.0
+    assert scores["some"] == pytest.approx(0.6 * 0.3 + 0.4 * 8 / 9)
+    assert scores["near"] < scores["some"] < scores["many"]
+
+
+async def test_what_is_like_the_best_ones_comes_before_what_is_as_near_to_the_query():
+    best = [ChunkCandidate(f"best-{n}", 0.8, 9.0, "red green blue unbroken") for n in range(5)]
+    index = Likenesses({each.key: 0.9 for each in best} | {"alike": 0.8, "else": -0.3})
+    found = await ranked(index, ChunkCandidate("else", 0.5), ChunkCandidate("alike", 0.5), *best)
+    assert index.best == [each.key for each in best]
+    assert [key for key, _ in found] == [*index.best, "alike", "else"]
+    scores = dict(found)
+    assert scores["alike"] == pytest.approx(0.6 * (0.5 + 0.8) / 2)
+    assert scores["else"] == pytest.approx(0.6 * 0.5 / 2)
+
+
+async def test_where_words_tell_little_the_best_ones_are_not_followed():
+    index = Likenesses({})
+    found = await ranked(index, ChunkCandidate("a", 0.4), ChunkCandidate("b", 0.5))
+    assert [key for key, _ in found] == ["b", "a"]
+    assert index.best == []
+    nowhere = await ranked(index, ChunkCandidate("a", 0.0, 3.0, "red green blue unbroken"))
+    assert dict(nowhere) == {"a": pytest.approx(0.4)}
+    assert index.best == []
 
 
 def test_what_only_looks_near_is_no_hit_and_what_has_words_is_one_however_far():
@@ -59,33 +115,14 @@ def test_what_only_looks_near_is_no_hit_and_what_has_words_is_one_however_far():
     assert [each.key for each in _fitting(near, -1.0)] == ["a", "b"]
 
 
-def test_texts_that_can_not_be_among_the_first_are_not_looked_at(monkeypatch: pytest.MonkeyPatch):
-    looked_at = []
-
-    def noted(text: str, some: Collection[str]) -> set[str]:
-        looked_at.append(text)
-        return words_of(text, some)
-
-    monkeypatch.setattr(ranking, "words_of", noted)
-    one = ChunkCandidate("one", 0.9, 5.0, text="red green blue unbroken")
-    others = [ChunkCandidate(f"id-{n:03}", 0.0, 5.0, text="red, and green") for n in range(100)]
-    ranked = _weighed([*others, one], TERMS, WEIGHT)
-    assert next(ranked)[0] == "one"
-    assert looked_at == [one.text]
-    assert next(ranked)[0] == "id-000"
-    assert len(list(ranked)) == 99
-    assert len(looked_at) == 101
-
-    looked_at.clear()
-    told = [replace(each, has=len(TERMS & set(words(each.text)))) for each in (*others, one)]
-    again = list(_weighed(told, TERMS, WEIGHT))
-    assert looked_at == []
-    assert again == list(_weighed([*others, one], TERMS, WEIGHT))
-
-
 def test_a_snippet_begins_with_the_first_of_the_sentences_that_have_most_of_the_words():
-    text = "Nothing here. The unbrokenness of red. So red and green. Green is red. Blue."
-    assert _snippet(text, TERMS) == "So red and green. Green is red. Blue."
+    text = "Nothing here. The rederiving of red. So reds and green. Green is red. Blue."
+    assert _snippet(text, FORMS) == "So reds and green. Green is red. Blue."
     assert _snippet(text, {"grey"}) == text
-    assert _snippet("Red and green", TERMS) == "Red and green"
-    assert _snippet("", TERMS) == ""
+    assert _snippet("Red and green", FORMS) == "Red and green"
+    assert _snippet("", FORMS) == ""
+
+
+def test_words_are_marked_in_all_their_forms():
+    text = "Blues, and the Green; greenish."
+    assert [text[start:end] for start, end in highlights(text, FORMS)] == ["Blues", "Green"]

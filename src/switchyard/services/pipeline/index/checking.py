@@ -78,7 +78,7 @@ def _worded(wording: int | None, state: Generations) -> list[Diagnostic]:
     """Whether its words are kept as those of a query are looked for."""
     if wording in (None, TOKENIZER_VERSION) or state.building is not None:
         return []
-    detail = "it keeps words as an earlier version did: `CO2` may not find `CO₂`"
+    detail = "it keeps words as an earlier version did: `wing` may not find `wings`"
     remedy = "jobctl index rebuild --force"
     return [warning("index words", Finding.INDEX_WORDS, detail, remedy)]
 

@@ -76,10 +76,8 @@ class ChunkCandidate:
     """Cosine to the vector, from -1 to 1; 0 to a vector of zeros."""
     relevance: float = 0.0
     """As of a WordMatch; 0 for what is only near."""
-    has: int | None = None
-    """How many words of the text it has; None where the index does not tell."""
     text: str = ""
-    """Where it has words, and the index does not tell how many."""
+    """Where it has words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +179,11 @@ class ChunkIndex(Protocol):
     ) -> list[ChunkCandidate]:
         """What `nearest` and `keyword_search` find, each chunk once, in no order. Most candidates
         are not shown, and what is not needed for their rank is not read."""
+        ...
+
+    async def likenesses(self, keys: Sequence[Key], best: Sequence[Key]) -> dict[Key, float]:
+        """How similar the chunks of some candidates are to the mean of the best ones: cosines, from
+        -1 to 1; those that were deleted meanwhile may be absent."""
         ...
 
     async def read_candidates(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # the job types are imported without a database
 
 OFFLINE = ("hashed", "wordllama")
 """Embedders that ask nobody; their names begin with these."""
-_MODEL_WEIGHT = 0.8
+_MODEL_WEIGHT = 0.6
 """That of the offline embedder by meaning: a server's model is hardly worth less."""
 
 

@@ -33,13 +33,19 @@ from switchyard.services.pipeline.index.chunk_index import (
 from switchyard.services.pipeline.index.commits import retry_on_conflict
 from switchyard.services.pipeline.index.lance_vectors import add_up, cosines
 from switchyard.services.pipeline.index.native_memory import trim_heap
-from switchyard.services.pipeline.index.words import add_word_index, has_word_index, words_query
+from switchyard.services.pipeline.index.words import (
+    STEMMED_FROM,
+    add_word_index,
+    has_word_index,
+    words_query,
+)
 from switchyard.services.pipeline.text.chunks import Chunk
 from switchyard.services.pipeline.text.plain import normalised
+from switchyard.services.pipeline.text.stems import stemmed
 
 _CHUNK_COLUMNS = ("id", "document_id", "index", "page", "text", "title")
 WORDS_COLUMN = "words"
-"""The text, normalised: words are looked for there, and the text is shown as it was."""
+"""The text in stems: words are looked for there, and the text is shown as it was."""
 _VERSION_RETENTION = timedelta(minutes=10)
 """Versions of a table that are younger stay: a reader that is slow may still be at one."""
 _PIECES = 64
@@ -71,6 +77,7 @@ class LanceTable:
         self.dimensions = dimensions
         self._words = WORDS_COLUMN if wording else "text"
         """A table from before words were kept beside the text is searched by the text."""
+        self._has_stems = wording >= STEMMED_FROM
 
     async def put(
         self, title: str, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]
@@ -212,7 +219,7 @@ class LanceTable:
     ) -> Any | None:
         """A query for the rows with words of a text; None where there can be none. A table from
         before there was an index of words gets one."""
-        query = words_query(text)
+        query = words_query(text, has_stems=self._has_stems)
         if query is None or (within is not None and not within):
             return None
         if not await has_word_index(self._table, self._words):
@@ -266,6 +273,21 @@ class LanceTable:
             ChunkCandidate(key, similarity, relevances[key], text=said)
             for key, similarity, said in told
         ]
+
+    async def likenesses(self, keys: Sequence[Key], best: Sequence[Key]) -> dict[Key, float]:
+        import numpy as np
+
+        if not keys or not best:
+            return {}
+        query = self._table.take_row_ids(list({*keys, *best})).select(["vector"])
+        rows = await query.with_row_id().to_arrow()
+        column = rows.column("vector")
+        row_ids = rows.column("_rowid").to_pylist()
+        vectors = column.combine_chunks().flatten().to_numpy().reshape(len(row_ids), -1)
+        chosen = set(best)
+        some = [at for at, key in enumerate(row_ids) if key in chosen]
+        mean = vectors[some].sum(axis=0, dtype=np.float64)
+        return dict(zip(row_ids, cosines(mean, column), strict=True))
 
     async def read_candidates(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
         if not keys:
@@ -335,6 +357,7 @@ class LanceTable:
         import pyarrow as pa
 
         require_pairs(chunks, vectors)
+        keep = stemmed if self._has_stems else normalised
         rows = [
             {
                 "id": chunk.id,
@@ -344,7 +367,7 @@ class LanceTable:
                 "text": chunk.text,
                 "title": title,
                 "vector": list(vector),
-                WORDS_COLUMN: normalised(chunk.text),
+                WORDS_COLUMN: keep(chunk.text),
             }
             for chunk, vector in zip(chunks, vectors, strict=True)
         ]

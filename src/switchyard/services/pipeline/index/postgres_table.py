@@ -43,9 +43,10 @@ from switchyard.services.pipeline.index.postgres_words import (
     keyword_search,
     worded,
 )
-from switchyard.services.pipeline.index.words import TOKENIZER_VERSION
+from switchyard.services.pipeline.index.words import STEMMED_FROM, TOKENIZER_VERSION, query_terms
 from switchyard.services.pipeline.text.chunks import Chunk
 from switchyard.services.pipeline.text.plain import words
+from switchyard.services.pipeline.text.stems import stems
 
 INLINE_DIMENSIONS = 1_900
 """Vectors up to this length lie in the table's own pages of 8 KiB, where a scan is quickest."""
@@ -142,13 +143,15 @@ class PostgresTable:
         self._name = generation.table
         self._lists = description.lists
         self._is_counted = description.is_counted
+        self._has_stems = description.text_index_version >= STEMMED_FROM
         self.dimensions = generation.dimensions
 
     async def put(
         self, title: str, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]
     ) -> None:
         if chunks:
-            rows = await asyncio.to_thread(_rows, title, chunks, vectors)
+            cut = stems if self._has_stems else words
+            rows = await asyncio.to_thread(_rows, title, chunks, vectors, cut)
             async with self._connect() as connection:
                 await connection.executemany(
                     f"INSERT INTO {self._name} "
@@ -300,7 +303,7 @@ class PostgresTable:
             return []
         async with self._reading(_BY_WORDS) as connection:
             return await keyword_search(
-                connection, self._name, self._is_counted, text, limit, within
+                connection, self._name, self._is_counted, self._terms(text), limit, within
             )
 
     async def candidates(
@@ -327,9 +330,26 @@ class PostgresTable:
         if within is not None and not within:
             return []
         async with self._reading(_BY_WORDS) as connection:
+            terms = self._terms(text)
             return await worded(
-                connection, self._name, self._is_counted, vector, text, limit, within
+                connection, self._name, self._is_counted, vector, terms, limit, within
             )
+
+    def _terms(self, text: str) -> list[tuple[str, ...]]:
+        return query_terms(text, has_stems=self._has_stems)
+
+    async def likenesses(self, keys: Sequence[Key], best: Sequence[Key]) -> dict[Key, float]:
+        if not keys or not best:
+            return {}
+        async with self._connect() as connection:
+            rows = await connection.fetch(
+                "SELECT id, NULLIF(1 - (vector <=> (SELECT avg(vector) "
+                f"FROM {self._name} WHERE id = ANY($2))), 'NaN') AS likeness "
+                f"FROM {self._name} WHERE id = ANY($1)",
+                list(keys),
+                list(best),
+            )
+        return {row["id"]: row["likeness"] or 0.0 for row in rows}
 
     async def read_candidates(self, keys: Sequence[Key]) -> dict[Key, IndexedText]:
         if not keys:
@@ -374,7 +394,10 @@ class PostgresTable:
 
 
 def _rows(
-    title: str, chunks: Sequence[Chunk], vectors: Sequence[Sequence[float]]
+    title: str,
+    chunks: Sequence[Chunk],
+    vectors: Sequence[Sequence[float]],
+    cut: Callable[[str], list[str]],
 ) -> list[tuple[Any, ...]]:
     require_pairs(chunks, vectors)
     return [
@@ -385,7 +408,7 @@ def _rows(
             chunk.page,
             _storable(title),
             _storable(chunk.text),
-            [_storable(word[:MAX_WORD]) for word in words(chunk.text)],
+            [_storable(word[:MAX_WORD]) for word in cut(chunk.text)],
             list(vector),
         )
         for chunk, vector in zip(chunks, vectors, strict=True)

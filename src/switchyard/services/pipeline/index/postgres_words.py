@@ -1,8 +1,8 @@
 """Search by words in PostgreSQL: an inverted index finds some candidates, and BM25 orders them.
 
 PostgreSQL's own full-text search knows no BM25 and no words where no spaces are written. So the
-words of a chunk are cut as those of a query are (`services.pipeline.text.plain`), and kept as an
-array with a GIN index.
+words of a chunk are cut and stemmed as those of a query are (`services.pipeline.text.stems`), and
+kept as an array with a GIN index.
 
 Some words are in nearly every chunk, and a chunk is hardly better for having them. So not all that
 have any word of a query are read: first those with all of its telling words are looked for, then
@@ -19,9 +19,7 @@ from typing import Any
 
 from switchyard.services.pipeline.index.chunk_index import ChunkCandidate, WordMatch
 from switchyard.services.pipeline.index.postgres_counts import COUNTED_FROM, counts_of
-from switchyard.services.pipeline.index.words import MAX_QUERY_WORDS
 from switchyard.services.pipeline.text.chunks import Chunk
-from switchyard.services.pipeline.text.plain import content_words, words
 
 CHUNK = "id, document_id, index, page, text, title"
 """The columns of `chunk_of`."""
@@ -43,20 +41,20 @@ async def keyword_search(
     connection: Any,
     table: str,
     is_counted: bool,
-    text: str,
+    terms: Sequence[tuple[str, ...]],
     limit: int,
     within: Collection[str] | None,
 ) -> list[WordMatch]:
-    """The chunks of the table that have words of the text, the most relevant first, within these
-    documents. Whether its words were counted is told by its description."""
-    best, _ = await _most_relevant(connection, table, is_counted, text, limit, within)
+    """The chunks of the table that have any of these words (`words.query_terms`), the most relevant
+    first, within these documents. Whether its words were counted is told by its description."""
+    best = await _most_relevant(connection, table, is_counted, terms, limit, within)
     found = await connection.fetch(
-        f"SELECT {CHUNK} FROM {table} WHERE id = ANY($1)", [row["id"] for _, _, row in best]
+        f"SELECT {CHUNK} FROM {table} WHERE id = ANY($1)", [row["id"] for _, row in best]
     )
     known = {row["id"]: row for row in found}
     return [
         WordMatch(chunk_of(known[row["id"]]), known[row["id"]]["title"], relevance)
-        for relevance, _, row in best
+        for relevance, row in best
     ]
 
 
@@ -65,19 +63,18 @@ async def worded(
     table: str,
     is_counted: bool,
     vector: Sequence[float],
-    text: str,
+    terms: Sequence[tuple[str, ...]],
     limit: int,
     within: Collection[str] | None,
 ) -> list[ChunkCandidate]:
-    """The same as candidates, compared with that vector."""
-    best, is_whole = await _most_relevant(
-        connection, table, is_counted, text, limit, within, vector
-    )
+    """The same as candidates, compared with that vector; the first with its text."""
+    best = await _most_relevant(connection, table, is_counted, terms, limit, within, vector)
+    if not best:
+        return []
+    first = await connection.fetchval(f"SELECT text FROM {table} WHERE id = $1", best[0][1]["id"])
     return [
-        ChunkCandidate(
-            row["id"], row["similarity"] or 0.0, relevance, has if is_whole else None, row["text"]
-        )
-        for relevance, has, row in best
+        ChunkCandidate(row["id"], row["similarity"] or 0.0, relevance, "" if at else first or "")
+        for at, (relevance, row) in enumerate(best)
     ]
 
 
@@ -85,28 +82,26 @@ async def _most_relevant(
     connection: Any,
     table: str,
     is_counted: bool,
-    text: str,
+    terms: Sequence[tuple[str, ...]],
     limit: int,
     within: Collection[str] | None,
     vector: Sequence[float] | None = None,
-) -> tuple[list[tuple[float, int, Any]], bool]:
-    """BM25, number of words and row of each chunk, best first, and whether all of the text's words
-    were looked for. With a vector, a row has what a candidate needs of it."""
-    told = (word[:MAX_WORD] for word in content_words(text) or words(text))
-    all_terms = list(dict.fromkeys(told))
-    terms = all_terms[:MAX_QUERY_WORDS]
-    is_whole = len(terms) == len(all_terms)
-    if not terms:
-        return [], True
-    weights = _weights(await connection.fetch(known(table, is_counted=is_counted), terms))
-    if not weights:
-        return [], True
+) -> list[tuple[float, Any]]:
+    """BM25 and row of each chunk, best first. With a vector, a row has its similarity."""
+    terms = [tuple(form[:MAX_WORD] for form in word) for word in terms]
+    forms = list(dict.fromkeys(form for word in terms for form in word))
+    if not forms:
+        return []
+    told = await connection.fetch(known(table, is_counted=is_counted), forms)
+    numbers = {row["word"]: row["number"] for row in told if row["number"]}
+    weighed = _weights(terms, numbers, max((row["chunks"] for row in told), default=0))
+    if not weighed:
+        return []
     near = None if vector is None else list(vector)
-    with_text = vector is not None and not is_whole
-    rows = await _candidates(
-        connection, table, weights, limit * _CANDIDATES, within, near, with_text
-    )
-    return _by_relevance(rows, [weights[word] for word in sorted(weights)])[:limit], is_whole
+    rows = await _candidates(connection, table, weighed, limit * _CANDIDATES, within, near)
+    at = {form: number for number, form in enumerate(_asked(weighed))}
+    places = [(weight, [at[form] for form in word]) for word, weight in weighed.items()]
+    return _by_relevance(rows, places)[:limit]
 
 
 def known(table: str, *, is_counted: bool) -> str:
@@ -125,23 +120,24 @@ def chunk_of(row: Any) -> Chunk:
 async def _candidates(
     connection: Any,
     table: str,
-    weights: Mapping[str, float],
+    weighed: Mapping[tuple[str, ...], float],
     limit: int,
     within: Collection[str] | None,
     near: list[float] | None,
-    with_text: bool,
 ) -> Sequence[Any]:
     """The chunks with the most telling words, of few chunks all: how long each is, how often it
-    has each of the words, these in their order, and how similar it is to a vector."""
+    has each of the forms, these in their order, and how similar it is to a vector."""
     documents = None if within is None else list(within)
-    ids, values = _FOUND.format(table=table), [combinations(weights), documents, limit]
+    together = combinations({word[0]: weight for word, weight in weighed.items()})
+    together += [form for word in weighed for form in word[1:]]
+    ids, values = _FOUND.format(table=table), [together, documents, limit]
     if documents is not None and len(documents) < _FEW:
         few: list[str] = await connection.fetchval(_OF_FEW.format(table=table, few=_FEW), documents)
         if len(few) < _FEW:
-            ids, values = "$4", [few]
+            ids, values = "$3", [few]
     # They are compared in the statement that finds them: a round trip less.
     statement = _COMPARED.format(table=table, ids=ids)
-    asked = sorted(weights), near, with_text
+    asked = _asked(weighed), near
     rows: Sequence[Any] = await connection.fetch(statement, *asked, *values)
     return rows
 
@@ -159,31 +155,43 @@ def combinations(weights: Mapping[str, float]) -> list[str]:
     return [" ".join(some) for some in chosen] + ordered[_TELLING:]
 
 
-def _weights(rows: Sequence[Any]) -> dict[str, float]:
-    """How much each word tells that is in any chunk."""
-    return {
-        row["word"]: math.log(
-            1 + (max(row["chunks"], row["number"]) - row["number"] + 0.5) / (row["number"] + 0.5)
-        )
-        for row in rows
-        if row["number"]
-    }
+def _weights(
+    terms: Sequence[tuple[str, ...]], numbers: Mapping[str, float], chunks: float
+) -> dict[tuple[str, ...], float]:
+    """How much each word tells that is in any chunk, as those of its forms that are in any, the
+    most frequent first; by how many chunks have each form, of how many."""
+    weighed: dict[tuple[str, ...], float] = {}
+    for word in terms:
+        its = tuple(sorted((form for form in word if form in numbers), key=lambda f: -numbers[f]))
+        if its:
+            number = sum(numbers[form] for form in its)
+            weighed[its] = math.log(1 + (max(chunks, number) - number + 0.5) / (number + 0.5))
+    return weighed
 
 
-def _by_relevance(rows: Sequence[Any], weights: Sequence[float]) -> list[tuple[float, int, Any]]:
-    """BM25, number of words and row of the candidates that have any of them, best first; the usual
-    length of a chunk is theirs."""
+def _asked(weighed: Mapping[tuple[str, ...], float]) -> list[str]:
+    """All forms of some words, in one order."""
+    return sorted({form for word in weighed for form in word})
+
+
+def _by_relevance(
+    rows: Sequence[Any], places: Sequence[tuple[float, Sequence[int]]]
+) -> list[tuple[float, Any]]:
+    """BM25 and row of the candidates that have any of the words, best first; the usual length of a
+    chunk is theirs. Of each word, how much it tells, and where a row has the numbers of its
+    forms."""
     usual = sum(row["length"] for row in rows) / max(len(rows), 1)
     found = []
     for row in rows:
         longer = _K1 * (1 - _B + _B * row["length"] / usual) if usual else _K1
-        relevance = sum(
-            weight * number * (_K1 + 1) / (number + longer)
-            for number, weight in zip(row["counts"], weights, strict=True)
-        )
+        counts = row["counts"]
+        relevance = 0.0
+        for weight, forms in places:
+            number = sum(counts[at] for at in forms)
+            relevance += weight * number * (_K1 + 1) / (number + longer)
         if relevance > 0:
-            found.append((relevance, sum(map(bool, row["counts"])), row))
-    return sorted(found, key=lambda each: (-each[0], each[2]["id"]))
+            found.append((relevance, row))
+    return sorted(found, key=lambda each: (-each[0], each[1]["id"]))
 
 
 _KNOWN = """
@@ -214,12 +222,12 @@ WITH RECURSIVE step AS (
     SELECT number + 1, ids || ARRAY(
         SELECT id FROM (
             SELECT id, document_id FROM {table}
-            WHERE words @> string_to_array(($4::text[])[number + 1], ' ') OFFSET 0
+            WHERE words @> string_to_array(($3::text[])[number + 1], ' ') OFFSET 0
         ) AS chunk
-        WHERE id <> ALL(ids) AND ($5::text[] IS NULL OR document_id = ANY($5))
-        LIMIT $6 - cardinality(ids)
+        WHERE id <> ALL(ids) AND ($4::text[] IS NULL OR document_id = ANY($4))
+        LIMIT $5 - cardinality(ids)
     )
-    FROM step WHERE cardinality(ids) < $6 AND number < cardinality($4)
+    FROM step WHERE cardinality(ids) < $5 AND number < cardinality($3)
 )
 SELECT ids FROM step ORDER BY number DESC LIMIT 1
 """
@@ -232,10 +240,9 @@ _COMPARED = """
 SELECT id, cardinality(words) AS length,
     ARRAY(SELECT cardinality(array_positions(words, asked.word))
         FROM unnest($1::text[]) WITH ORDINALITY AS asked(word, at) ORDER BY at) AS counts,
-    NULLIF(1 - (vector <=> (SELECT $2::real[]::vector)), 'NaN') AS similarity,
-    CASE WHEN $3 THEN text ELSE '' END AS text
+    NULLIF(1 - (vector <=> (SELECT $2::real[]::vector)), 'NaN') AS similarity
 FROM (
-    SELECT id, words || ARRAY[]::text[] AS words, vector, text
+    SELECT id, words || ARRAY[]::text[] AS words, vector
     FROM {table} WHERE id = ANY(({ids})::text[]) OFFSET 0
 ) AS chunk
 """

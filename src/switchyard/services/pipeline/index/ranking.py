@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from switchyard.services.pipeline.index.chunk_index import (
@@ -18,21 +17,30 @@ from switchyard.services.pipeline.index.chunk_index import (
 )
 from switchyard.services.pipeline.index.embedder import Embedder
 from switchyard.services.pipeline.index.modes import MAX_LIMIT, Mode
+from switchyard.services.pipeline.index.words import query_terms
 from switchyard.services.pipeline.text.chunks import Chunk
 from switchyard.services.pipeline.text.plain import (
-    content_words,
+    accented_words,
     is_in_pairs,
     paragraphs,
     sentences,
     shorten,
     words,
-    words_of,
 )
+from switchyard.services.pipeline.text.stems import forms, stems
 
 SNIPPET_LENGTH = 280
 """Characters."""
 _CANDIDATES = 50
 """Chunks that each way of a hybrid search brings at least."""
+_TRUSTED_SHARE = 0.6
+"""Part of a query's words from which the best chunk has so many that they count in full."""
+_TRUST_POWER = 4
+"""How fast they count for less below."""
+_FEEDBACK_CHUNKS = 5
+"""Chunks that are compared with the others as the best ones."""
+_LOUD_WORDS = 3
+"""Words in capitals alone from which they are no abbreviations, but a way of writing."""
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 
 
@@ -84,20 +92,23 @@ async def search(
         raise ValueError(f"limit must be 1 to {MAX_LIMIT}, not {limit}")
     least = embedder.calibration.min_relevance if at_least is None else at_least
     wanted = limit if per_document is None else min(limit * 10, 10 * MAX_LIMIT)
-    terms = set(content_words(query)) or set(words(query))
+    terms = query_terms(query)
+    asked = query.lower() if query.isupper() and len(query.split()) >= _LOUD_WORDS else query
     ranked: Iterable[_Ranked]
     if mode is Mode.VECTOR:
-        vector = (await embedder.embed([query]))[0]
+        vector = (await embedder.embed([asked]))[0]
         ranked = _similar(await index.nearest(vector, wanted, within=within), least)
     elif mode is Mode.KEYWORD:
         ranked = _worded(await index.keyword_search(query, wanted, within=within))
     else:
-        vector = (await embedder.embed([query]))[0]
+        vector = (await embedder.embed([asked]))[0]
         each = max(wanted, _CANDIDATES)
         candidates = await index.candidates(vector, query, each, within=within)
-        weighed = _weighed(_fitting(candidates, least), terms, embedder.calibration.vector_weight)
+        fitting = list(_fitting(candidates, least))
+        weighed = await _ranked(index, fitting, terms, embedder.calibration.vector_weight)
         # Of one document may be all of the first ones.
         ranked = await _first(index, weighed, limit if per_document is None else len(candidates))
+    wanted_forms = {form for word in terms for form in word}
     hits: list[Hit] = []
     taken: Counter[str] = Counter()
     for found in ranked:
@@ -106,7 +117,7 @@ async def search(
             break
         if per_document is None or taken[document_id] < per_document:
             taken[document_id] += 1
-            hits.append(_hit(found, terms))
+            hits.append(_hit(found, wanted_forms))
     return hits
 
 
@@ -144,47 +155,69 @@ def _fitting(candidates: Iterable[ChunkCandidate], at_least: float) -> Iterator[
             yield each
 
 
+async def _ranked(
+    index: ChunkIndex,
+    candidates: Sequence[ChunkCandidate],
+    terms: Sequence[tuple[str, ...]],
+    weight: float,
+) -> Iterator[tuple[Key, float]]:
+    """Candidates by similarity and words, and then also by how similar they are to the best ones:
+    what these speak of, the query asks for in fewer words.
+
+    That counts as much as the words do: where these say little of what is asked for, the best ones
+    may be quite another subject.
+    """
+    trust = _trust(candidates, terms)
+    first = _weighed(candidates, trust, weight)
+    if not trust or not any(each.similarity for each in candidates):
+        return first
+    ordered = list(first)
+    likenesses = await index.likenesses(
+        [key for key, _ in ordered], [key for key, _ in ordered[:_FEEDBACK_CHUNKS]]
+    )
+    nearer = []
+    for each in candidates:
+        likeness = max(likenesses.get(each.key, 0.0), 0.0)
+        similarity = (max(each.similarity, 0.0) + trust * likeness) / (1 + trust)
+        nearer.append(replace(each, similarity=similarity))
+    return _weighed(nearer, trust, weight)
+
+
 def _weighed(
-    candidates: Iterable[ChunkCandidate], terms: set[str], weight: float
+    candidates: Sequence[ChunkCandidate], trust: float, weight: float
 ) -> Iterator[tuple[Key, float]]:
     """By the weighted sum of similarity and words, each from 0 to 1, best first; equal ones by
-    their keys.
-
-    Words count by BM25, as a part of the best one's, times the square of how many of the query's
-    words are there: who has all of them is what was asked for, who has one of four says little.
-    Where the index does not tell how many, texts are looked at as late as can be: not those of whom
-    would not be among the first with all of the words.
-    """
-    found = {each.key: each for each in candidates}
-    best = max((each.relevance for each in found.values()), default=0.0)
-
-    def score(each: ChunkCandidate, number: int) -> float:
-        near = weight * min(max(each.similarity, 0.0), 1.0)
-        if not each.relevance:
-            return near
-        # The index knows words where no spaces are written: it found one even if we see none.
-        share = max(number, 1) / max(len(terms), 1)
-        return near + share**2 * ((1 - weight) * each.relevance / best)
-
-    # By the score that each can have at most, which is its own once nothing is left to look at.
-    waiting = []
-    for each in found.values():
-        is_exact = each.has is not None or not each.relevance
-        number = len(terms) if each.has is None else each.has
-        waiting.append((-score(each, number), each.key, is_exact))
-    heapify(waiting)
-    while waiting:
-        less, key, is_exact = heappop(waiting)
-        if is_exact:
-            yield key, -less
-        else:
-            number = len(words_of(found[key].text, terms))
-            heappush(waiting, (-score(found[key], number), key, True))
+    their keys. Words count by BM25, as a part of the best one's, as far as they are trusted."""
+    best = max((each.relevance for each in candidates), default=0.0) or 1.0
+    scores = [
+        (
+            weight * min(max(each.similarity, 0.0), 1.0)
+            + (1 - weight) * trust * each.relevance / best,
+            each.key,
+        )
+        for each in candidates
+    ]
+    scores.sort(key=lambda scored: (-scored[0], scored[1]))
+    return ((key, score) for score, key in scores)
 
 
-def _hit(found: _Ranked, terms: set[str]) -> Hit:
+def _trust(candidates: Iterable[ChunkCandidate], terms: Sequence[tuple[str, ...]]) -> float:
+    """How far the words of a query tell what it asks for, from 0 to 1: by how many of them the
+    chunk has that is the best by its words. Who asks in other words than a text has finds one of
+    them by chance, and somewhere else."""
+    worded = [each for each in candidates if each.relevance]
+    if not worded:
+        return 0.0
+    best = min(worded, key=lambda each: (-each.relevance, not each.text, each.key))
+    known = set(stems(best.text))
+    # The index knows words where no spaces are written: it found one even if we see none.
+    number = max(sum(not known.isdisjoint(word) for word in terms), 1)
+    return min(1.0, number / max(len(terms), 1) / _TRUSTED_SHARE) ** _TRUST_POWER
+
+
+def _hit(found: _Ranked, wanted: set[str]) -> Hit:
     chunk = found.chunk
-    snippet = _snippet(chunk.text, terms)
+    snippet = _snippet(chunk.text, wanted)
     return Hit(
         document_id=chunk.document_id,
         title=found.title,
@@ -192,41 +225,41 @@ def _hit(found: _Ranked, terms: set[str]) -> Hit:
         snippet=snippet,
         score=round(found.score, 4),
         chunk_id=chunk.id,
-        highlights=highlights(snippet, terms),
+        highlights=highlights(snippet, wanted),
     )
 
 
-def _snippet(text: str, terms: set[str]) -> str:
+def _snippet(text: str, wanted: set[str]) -> str:
     """From the sentence with most of the query's words on, the first where none has any."""
     parts = [sentence for paragraph in paragraphs(text) for sentence in sentences(paragraph)]
     if not parts:
         return ""
     best, most = 0, 0
     for at, part in enumerate(parts if len(parts) > 1 else ()):
-        number = len(words_of(part, terms))
+        its = {forms(word) for word in accented_words(part)}
+        number = sum(not wanted.isdisjoint(word) for word in its)
         if number > most:
             best, most = at, number
     return shorten(" ".join(parts[best:]), SNIPPET_LENGTH)
 
 
-def highlights(text: str, terms: set[str]) -> tuple[tuple[int, int], ...]:
-    """Where a text has one of the terms (normalised as `words` does): start and end of each run.
+def highlights(text: str, wanted: set[str]) -> tuple[tuple[int, int], ...]:
+    """Where a text has a word in one of these forms (`stems.forms`): start and end of each run.
 
     Where no spaces are written, in Chinese and Japanese, only the characters that fit are taken.
     """
     spans: list[tuple[int, int]] = []
     for match in _WORD.finditer(text):
         start, word = match.start(), match.group()
-        if word.isascii() and word.casefold() not in terms:
-            continue  # most of them, at once
         parts = words(word)
         if len(parts) < 2 or not is_in_pairs(word):
-            found = [(start, match.end())] if terms.intersection(parts) else []
+            its = {form for part in accented_words(word) for form in forms(part)}
+            found = [(start, match.end())] if not wanted.isdisjoint(its) else []
         else:  # pairs of characters that overlap, each as long as it is in the text
             found = [
                 (start + at, start + at + len(part))
                 for at, part in enumerate(parts)
-                if part in terms and word[at : at + len(part)] == part
+                if part in wanted and word[at : at + len(part)] == part
             ]
         for begin, end in found:
             if spans and begin <= spans[-1][1] and begin >= start:

@@ -54,7 +54,7 @@ class WordllamaEmbedder:
 
     @property
     def calibration(self) -> SimilarityCalibration:
-        return SimilarityCalibration(min_relevance=0.15, min_similarity=0.45, vector_weight=0.8)
+        return SimilarityCalibration(min_relevance=0.15, min_similarity=0.45, vector_weight=0.6)
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Raises PermanentError when the package's files are not there."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from switchyard.services.pipeline.text.stopwords import STOP_WORDS
@@ -37,10 +37,9 @@ they stand, one by one."""
 _CJK_RANGES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _CJK = re.compile(f"[{_CJK_RANGES}]+")
 _CJK_BREAK = re.compile(f"(?<=[{_CJK_RANGES}])\n(?=[{_CJK_RANGES}])")
-_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
-_GOES_ON_BEFORE = re.compile(r".?[^\W_]|[^\W_]['’]", re.DOTALL)
-_GOES_ON = re.compile(r"['’]?[^\W_]")
-"""What a word has before and behind a part of it."""
+WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+"""A word of a folded text, where spaces are written between words."""
+_MARK = re.compile("[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670\u0900-\u0dff\u0e31-\u0eff]")
 _RAISED = re.compile("[⁰¹²³⁴-⁹]++")
 _LOWERED_NUMBER = re.compile("[₀-₉]")
 _APART = frozenset("\u00ad\u2060⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉")
@@ -146,38 +145,34 @@ def words(text: str) -> list[str]:
     return _cut(_folded(text, _without_accents))
 
 
-def words_of(text: str, some: Collection[str]) -> set[str]:
-    """Those of some `words` that are among the text's. The text is not cut for the few: takes a
-    small part of the time."""
-    plain = _folded(text, _without_accents)
-    found = {word for word in some if word in plain}
-    if found and is_in_pairs(plain):
-        return found.intersection(_cut(plain))
-    return {word for word in found if _stands_alone(word, plain)}
+def accented_words(text: str) -> list[str]:
+    """The same words with their accents, by which stemmers tell endings; without them where they
+    are vowel marks, which no stemmer needs."""
+    plain = normalised(text)
+    return words(text) if has_marks(plain) else _cut(plain)
+
+
+def has_marks(plain: str) -> bool:
+    """Whether a text has marks that are no letters of their own, and would cut a word in two."""
+    return not plain.isascii() and _MARK.search(plain) is not None
+
+
+def without_accents(word: str) -> str:
+    """A word of `accented_words` as `words` gives it."""
+    return _folded(word, _without_accents)
 
 
 def _cut(plain: str) -> list[str]:
     """The words of a folded text."""
     if not is_in_pairs(plain):  # most texts: looked at once, and not word by word
-        return _WORD.findall(plain)
+        return WORD.findall(plain)
     found: list[str] = []
-    for word in _WORD.findall(plain):
+    for word in WORD.findall(plain):
         if is_in_pairs(word):
             found.extend(_pairs(word))
         else:
             found.append(word)
     return found
-
-
-def _stands_alone(word: str, plain: str) -> bool:
-    """Whether a folded text has a word not only as a part of longer ones."""
-    end = 0
-    while (start := plain.find(word, end)) >= 0:
-        end = start + len(word)
-        is_begun = _GOES_ON_BEFORE.fullmatch(plain, max(start - 2, 0), start) is not None
-        if not is_begun and _GOES_ON.match(plain, end) is None:
-            return True
-    return False
 
 
 def normalised(text: str) -> str:
@@ -208,12 +203,12 @@ def count_words(text: str) -> int:
     """How long a text is, in words (for Chinese and Japanese, about one for two characters)."""
     plain = _CJK.sub(" ", text)
     pairs = sum((run.end() - run.start() + 1) // 2 for run in _CJK.finditer(text))
-    return sum(1 for _ in _WORD.finditer(plain)) + pairs
+    return sum(1 for _ in WORD.finditer(plain)) + pairs
 
 
 def has_words(text: str) -> bool:
     """Whether `count_words` finds any."""
-    return _WORD.search(text) is not None or _CJK.search(text) is not None
+    return WORD.search(text) is not None or _CJK.search(text) is not None
 
 
 def shorten(text: str, limit: int) -> str:

@@ -58,4 +58,13 @@ _RUSSIAN = """
 только том ты у уже хотя чего чеи чем что чтобы эта эти это этого этом этот я
 """
 
-STOP_WORDS = frozenset(" ".join((_ENGLISH, _GERMAN, _FRENCH, _SPANISH, _ARABIC, _RUSSIAN)).split())
+STOP_WORDS_BY_LANGUAGE = {
+    "english": frozenset(_ENGLISH.split()),
+    "german": frozenset(_GERMAN.split()),
+    "french": frozenset(_FRENCH.split()),
+    "spanish": frozenset(_SPANISH.split()),
+    "arabic": frozenset(_ARABIC.split()),
+    "russian": frozenset(_RUSSIAN.split()),
+}
+"""By the languages' names in English, in lower case."""
+STOP_WORDS = frozenset[str]().union(*STOP_WORDS_BY_LANGUAGE.values())

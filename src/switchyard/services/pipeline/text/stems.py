@@ -1,0 +1,118 @@
+"""The stems of words, by which a search for `wing` finds `wings`.
+
+A text is stemmed in its own language where its small words tell which that is; else as English,
+which changes nothing but the endings of Latin words. Few queries tell, so each word of the others
+stands for its stems in all languages: whatever a text was stemmed as, the same word finds it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from switchyard.services.pipeline.text.plain import (
+    WORD,
+    accented_words,
+    content_words,
+    has_marks,
+    is_in_pairs,
+    normalised,
+    without_accents,
+    words,
+)
+from switchyard.services.pipeline.text.stopwords import STOP_WORDS, STOP_WORDS_BY_LANGUAGE
+
+_FALLBACK = "english"
+_MIN_SMALL_WORDS = 0.1
+"""Part of a text's words that its language's small words are at least; of most languages they are
+a third and more."""
+_MAX_STEMMED_CHARACTERS = 40
+"""Longer runs of letters are no words that a language inflects."""
+_KNOWN_STEMS = 100_000
+"""Words and languages of which the stem is kept."""
+
+
+def language_of(text: str) -> str | None:
+    """Name the language of a text as Snowball does; None where its small words don't tell."""
+    some = words(text)
+    counts = {
+        language: sum(word in small for word in some)
+        for language, small in STOP_WORDS_BY_LANGUAGE.items()
+    }
+    best = max(counts, key=lambda language: counts[language])
+    is_told = counts[best] > max(0.0, _MIN_SMALL_WORDS * len(some)) and (
+        list(counts.values()).count(counts[best]) == 1
+    )
+    return best if is_told else None
+
+
+def stems(text: str) -> list[str]:
+    """Cut a text into words as `words` does, and give the stem of each in the text's language."""
+    language = language_of(text) or _FALLBACK
+    return [_stem(word, language) for word in accented_words(text)]
+
+
+def stemmed(text: str) -> str:
+    """A text with the stem of each word in its place, for what tells words apart itself: Chinese,
+    Japanese and scripts that write vowels as marks stay as they are."""
+    language = language_of(text) or _FALLBACK
+    plain = normalised(text)
+    if has_marks(plain):
+        if language != "arabic":
+            return plain
+        plain = without_accents(plain)
+
+    def its_stem(found: re.Match[str]) -> str:
+        word = found.group()
+        return word if is_in_pairs(word) else _stem(word, language)
+
+    return WORD.sub(its_stem, plain)
+
+
+def forms(word: str) -> tuple[str, ...]:
+    """Give the different stems that a word has, in one language or another; for Chinese and
+    Japanese, those of its pairs."""
+    if is_in_pairs(word):
+        return tuple(dict.fromkeys(words(word)))
+    return _forms(word)
+
+
+def query_words(text: str, limit: int, language: str | None) -> list[tuple[str, ...]]:
+    """Give the different words of a query that say something, all where none does, at most `limit`
+    of them, each in all forms in which a text of that language may have it, None for of any. Two
+    words with a form in common are one."""
+    telling = content_words(text)
+    found: list[tuple[str, ...]] = []
+    taken: set[str] = set()
+    for word in dict.fromkeys(accented_words(text)):
+        plain = without_accents(word)
+        if telling and (plain in STOP_WORDS or len(plain) < 2):
+            continue
+        its = _forms(word) if language is None else _forms_in(word, language)
+        if taken.isdisjoint(its):
+            found.append(its)
+        taken.update(its)
+        if len(found) == limit:
+            break
+    return found
+
+
+@lru_cache(maxsize=_KNOWN_STEMS)
+def _forms(word: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_stem(word, language) for language in STOP_WORDS_BY_LANGUAGE))
+
+
+def _forms_in(word: str, language: str) -> tuple[str, ...]:
+    """As texts of that language have a word, and as those have it to which it is foreign."""
+    return tuple(dict.fromkeys((_stem(word, language), without_accents(word))))
+
+
+@lru_cache(maxsize=_KNOWN_STEMS)
+def _stem(word: str, language: str) -> str:
+    """Stem a folded word; without accents, since many are written without. A stemmer keeps the word
+    it is at, so no two threads may share one."""
+    from Stemmer import Stemmer
+
+    if len(word) > _MAX_STEMMED_CHARACTERS:
+        return without_accents(word)
+    return without_accents(Stemmer(language, 0).stemWord(word)) or word
