@@ -7,7 +7,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether that address, or name, is this machine alone."""
+    """Tell whether that address, or name, is this machine alone."""
     if host == "localhost":
         return True
     try:

@@ -68,7 +68,8 @@ Send an API key as `Authorization: Bearer KEY` or as `X-API-Key: KEY`. Errors ar
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """The application. It opens ledger and broker when it starts and closes them when it stops.
+    """Make the application. It opens ledger and broker when it starts and closes them when it
+    stops.
 
     Its start raises KeysMissing, LedgerError (the tables are not right) or RegistryError.
     """

@@ -74,14 +74,14 @@ class ApiState:
     """The places of event streams and of requests that wait."""
 
     def require_broker(self) -> BrokerSide:
-        """Raises Problem where the service runs without one."""
+        """Return the broker's side. Raises Problem where the service runs without one."""
         if self.broker is None:
             raise Problem("no-broker", "set JOBS_AMQP_URL to publish jobs")
         return self.broker
 
 
 def _purse(settings: Settings, ledger: Ledger) -> EmbeddingBudget:
-    """What the vectors of searches cost is noted, too."""
+    """Return the budget that notes what the vectors of searches cost."""
     return EmbeddingBudget(
         BudgetAccount.from_settings(settings, ledger), Requester(source="search")
     )
@@ -210,7 +210,7 @@ async def _open_broker(
 
 
 def state_of(request: Request) -> ApiState:
-    """The shared state."""
+    """Return the shared state."""
     state: ApiState = request.app.state.api
     return state
 

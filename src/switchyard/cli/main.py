@@ -170,7 +170,7 @@ def _jobctl(
 
 
 def commands() -> TyperGroup:
-    """All of `jobctl`; each command is imported when it is used."""
+    """Return all of `jobctl`; each command is imported when it is used."""
     group = cast("TyperGroup", typer.main.get_command(app))
     for panel, entries in PANELS.items():
         for name, (place, summary) in entries.items():
@@ -179,7 +179,7 @@ def commands() -> TyperGroup:
 
 
 def main() -> NoReturn:
-    """The entry point of the command line."""
+    """Run the command line."""
     sys.excepthook = _show_bug
     find_modules_here()
     sys.exit(run(sys.argv[1:]))
@@ -220,7 +220,8 @@ def _wrong_usage(error: typer.TyperException) -> int:
 
 
 def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """As Python itself would, but for what the error's text would do to the terminal."""
+    """Print a bug as Python itself would, but for what the error's text would do to the
+    terminal."""
     echo("".join(traceback.format_exception(kind, error, trace)), err=True, nl=False)
 
 

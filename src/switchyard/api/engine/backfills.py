@@ -187,7 +187,8 @@ def _backfills(state: ApiState) -> Backfills:
 
 
 def _open_source(state: ApiState, body: BackfillPlan, asks: Principal) -> Backfills:
-    """Raises Problem (403) for who may not read what the items are; InvalidBackfill."""
+    """Return what starts it. Raises Problem (403) for who may not read the items;
+    InvalidBackfill."""
     backfills = _backfills(state)
     if backfills.sources.get(body.source).shows_records:
         require_scope(asks, Scope.READ)
@@ -195,7 +196,7 @@ def _open_source(state: ApiState, body: BackfillPlan, asks: Principal) -> Backfi
 
 
 def _make_spec(plan: BackfillPlan) -> BackfillSpec:
-    """Raises InvalidBackfill where fields do not fit together."""
+    """Make the plan. Raises InvalidBackfill where fields do not fit together."""
     given = plan.model_dump(exclude={"rate", "max_open", "budget", "reason"})
     try:
         return BackfillSpec.model_validate({**given, "remote": True})
@@ -204,7 +205,7 @@ def _make_spec(plan: BackfillPlan) -> BackfillSpec:
 
 
 async def _begin_upload(form: UploadForm) -> AsyncIterator[bytes]:
-    """The form's file; its name is known by now."""
+    """Begin to read the form's file; its name is known by now."""
     parts = form.file()
     first = await anext(parts, b"")
 

@@ -42,7 +42,7 @@ class BulkRoutes(Generic[V]):
     changes: Sequence[Depends] = ()
 
     async def found(self, state: ApiState, operation_id: str) -> V:
-        """How far it is. Raises UnknownBulkOperation, LedgerUnavailable."""
+        """Show how far it is. Raises UnknownBulkOperation, LedgerUnavailable."""
         operation = await control.require_bulk(state.ledger, operation_id, self.kind)
         return await self.view_of(state.ledger, operation)
 

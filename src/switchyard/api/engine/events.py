@@ -161,8 +161,8 @@ async def _status(state: ApiState, job_id: str) -> tuple[dict[str, Any], bool]:
 def _missed(
     broker: BrokerSide, wanted: Callable[[JobEvent], bool], last_id: str | None
 ) -> Iterator[bytes]:
-    """The frames of what happened since. Each is made when it is sent: the events belong to all
-    streams, their frames to one."""
+    """Make the frames of what happened since. Each is made when it is sent: the events belong to
+    all streams, their frames to one."""
     if last_id is None:
         return iter(())
     events, complete = broker.feed.since(last_id)

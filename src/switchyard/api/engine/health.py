@@ -78,15 +78,15 @@ def _checks(state: ApiState) -> dict[str, Probe]:
 
 
 async def _ask_ledger(state: ApiState) -> None:
-    """Raises LedgerError."""
+    """Ask the ledger. Raises LedgerError."""
     await state.ledger.check()
     await state.ledger.disk_space.require_room()
     await asyncio.to_thread(require_room_for_ledger, state.settings)
 
 
 async def _ask_broker(broker: BrokerSide) -> None:
-    """Raises BrokerUnavailable; Blocked under an alarm, of which the broker tells those that
-    publish."""
+    """Ask the broker. Raises BrokerUnavailable; Blocked under an alarm, of which the broker tells
+    those that publish."""
     await broker.pressure.probe()
     await broker.publisher.probe()
 

@@ -259,7 +259,7 @@ async def _stages(record: JobRecord, desk: ReferenceService) -> dict[str, Any]:
 
 
 async def known_job(state: Shared, job_id: str) -> JobRecord:
-    """The job's record. Raises Problem (404), LedgerError."""
+    """Return the job's record. Raises Problem (404), LedgerError."""
     record = await state.ledger.job_reads.get(job_id)
     if record is None:
         raise _unknown(job_id)
@@ -273,7 +273,7 @@ def _request(
     traceparent: str | None,
     now: datetime,
 ) -> JobRequest:
-    """Raises InvalidRequest."""
+    """Make the request. Raises InvalidRequest."""
     routing_key = routing_key_of(body.routing_key, body.lane, body.job_type)
     job_type = routing_key.partition(".")[2]
     return JobRequest(
@@ -292,7 +292,7 @@ def _request(
 
 
 def _check_notify_url(state: ApiState, url: str) -> None:
-    """Raises InvalidRequest."""
+    """Check the address. Raises InvalidRequest."""
     try:
         check_notify_url(url, state.settings)
     except InvalidJob as error:
@@ -300,7 +300,7 @@ def _check_notify_url(state: ApiState, url: str) -> None:
 
 
 def prepared(broker: BrokerSide, request: JobRequest, *, by_routing_key: bool) -> NewJob:
-    """The job of a request. Raises InvalidRequest."""
+    """Prepare the job of a request. Raises InvalidRequest."""
     try:
         return broker.jobs.prepare(request)
     except (InvalidJob, InvalidPayload, UnknownJobType) as error:
@@ -308,7 +308,7 @@ def prepared(broker: BrokerSide, request: JobRequest, *, by_routing_key: bool) -
 
 
 async def published(broker: BrokerSide, job: NewJob) -> Published:
-    """The job recorded and published, or recorded alone. Raises Problem."""
+    """Record the job and publish it, or record it alone. Raises Problem."""
     try:
         return await broker.jobs.publish_one(job)
     except LaneFull as error:
@@ -318,7 +318,7 @@ async def published(broker: BrokerSide, job: NewJob) -> Published:
 async def check_same(
     state: Shared, request: JobRequest, published: Published, *, expires_in: float | None = None
 ) -> None:
-    """Raises Problem where the key belongs to a job that was asked for in another way."""
+    """Raise Problem where the key belongs to a job that was asked for in another way."""
     record = await state.ledger.job_reads.get(published.job_id)
     field = None if record is None else differs(request, record, expires_in=expires_in)
     if field is None and record is not None:

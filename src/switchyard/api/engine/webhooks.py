@@ -33,7 +33,7 @@ webhooks does not come again, so it is recorded and waits."""
 
 @router.post("/github")
 async def github(request: Request, state: Shared, response: Response) -> DeliveryView:
-    """A delivery of GitHub."""
+    """Take a delivery of GitHub."""
     secret = state.settings.github_webhook_secret
     if secret is None:
         raise Problem("not-found", "set JOBS_GITHUB_WEBHOOK_SECRET to take GitHub's webhooks")
@@ -50,7 +50,7 @@ async def of_source(
     state: Shared,
     response: Response,
 ) -> DeliveryView:
-    """A delivery of a system that the file of JOBS_WEBHOOKS names."""
+    """Take a delivery of a system that the file of JOBS_WEBHOOKS names."""
     found = state.webhooks.get(source)
     if found is None:
         raise Problem("not-found", f"there is no webhook {source!r}")
@@ -72,7 +72,7 @@ async def _done(
 
 
 async def _published(state: Shared, wanted: DeliveryJob, source: str) -> Published:
-    """The job published, or recorded for later. Raises Problem, InvalidRequest, LedgerError."""
+    """Publish the job, or record it for later. Raises Problem, InvalidRequest, LedgerError."""
     broker = state.require_broker()
     job_type = wanted.routing_key.partition(".")[2]
     key = spaced_key(source, wanted.key)
@@ -101,8 +101,8 @@ async def _published(state: Shared, wanted: DeliveryJob, source: str) -> Publish
 
 
 async def _signed_body(request: Request, secret: SecretStr, header: str, prefix: str) -> bytes:
-    """The body, which must be signed. It is read only where that is possible: everybody may send
-    one. Raises Problem (401)."""
+    """Read the body, which must be signed. It is read only where that is possible: everybody may
+    send one. Raises Problem (401)."""
     given = request.headers.get(header, "")
     refused = Problem("unauthorized", "the signature is not that of this delivery")
     if not may_be_signature(given, prefix=prefix):

@@ -79,7 +79,7 @@ PROBLEM_OF: Mapping[type[SwitchyardError], str] = {
 
 
 def problem_of(error: Exception) -> Problem:
-    """The problem that an error of the layers beneath, or of the framework, stands for.
+    """Return the problem that an error of the layers beneath, or of the framework, stands for.
 
     Texts that may name hosts or statements stay in the log.
     """
@@ -173,7 +173,7 @@ def _answer_kind(error: SwitchyardError) -> Problem:
 
 
 def _methods(routes: Sequence[BaseRoute], scope: Scope) -> list[str]:
-    """All methods of a path: the framework names those of the first route alone.
+    """Return all methods of a path: the framework names those of the first route alone.
 
     `/backfills/preview` also looks like `/backfills/{id}`, whose methods it does not have.
     """

@@ -34,13 +34,13 @@ class StreamAdmission(Protocol):
 
 
 def admission_of(scope: Scope) -> StreamAdmission | None:
-    """What let this request in; None where nothing was asked for."""
+    """Return what let this request in; None where nothing was asked for."""
     found: StreamAdmission | None = scope.get("state", {}).get("admission")
     return found
 
 
 def frame(event: str, data: Any, *, event_id: str | None = None) -> bytes:
-    """One event. Data is JSON in one line."""
+    """Write one event. Data is JSON in one line."""
     head = f"id: {event_id}\n" if event_id is not None else ""
     return f"{head}event: {event}\ndata: {json.dumps(data, default=str)}\n\n".encode()
 

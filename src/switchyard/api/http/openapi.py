@@ -37,7 +37,7 @@ REF = "#/components/schemas/"
 
 
 def operation_id(route: APIRoute) -> str:
-    """An operation's name in the document: `jobs-publish`, of its tag and its function."""
+    """Name an operation in the document: `jobs-publish`, of its tag and its function."""
     tag = route.tags[0] if route.tags else "api"
     return f"{tag}-{route.name}"
 
@@ -105,7 +105,7 @@ def _operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _is_default(answer: dict[str, Any] | None) -> bool:
-    """Whether FastAPI has put it there: its own errors are never sent."""
+    """Tell whether FastAPI has put it there: its own errors are never sent."""
     return answer is not None and "application/json" in answer.get("content", {})
 
 

@@ -52,7 +52,7 @@ class Problem(HTTPException):
 
 
 def invalid(*errors: RequestFieldError, place: str = "body") -> Problem:
-    """A request with invalid fields, which stand in that part of it."""
+    """Make the problem of a request with invalid fields, which stand in that part of it."""
     listed = [{"location": [place, *each.at], "message": each.message} for each in errors]
     text = "; ".join(
         at_place((place, *each.at), each.message) if each.at else each.message
@@ -62,7 +62,7 @@ def invalid(*errors: RequestFieldError, place: str = "body") -> Problem:
 
 
 def at_place(location: Iterable[str | int], message: str) -> str:
-    """What is wrong, behind where in the request it is."""
+    """Say what is wrong, behind where in the request it is."""
     return f"{'.'.join(map(str, location))}: {message}"
 
 
@@ -82,7 +82,7 @@ def lane_full(error: LaneFull, *, job_id: str | None = None) -> Problem:
 
 
 def render(problem: Problem, request_id: str | None) -> Response:
-    """The answer to a request that ended so."""
+    """Write the answer to a request that ended so."""
     body: dict[str, Any] = {
         "type": TYPE_BASE + problem.kind.name,
         "title": problem.kind.title,
@@ -98,7 +98,7 @@ def render(problem: Problem, request_id: str | None) -> Response:
 
 
 def responses(*names: str) -> dict[int | str, dict[str, Any]]:
-    """The documentation of problems that an operation may answer with."""
+    """Document problems that an operation may answer with."""
     documented: dict[int | str, dict[str, Any]] = {}
     for status, kinds in _by_status(names):
         documented[status] = {

@@ -26,7 +26,7 @@ LONG_WAIT = 1.0
 
 
 async def check_length(request: Request) -> None:
-    """Raises Problem where the request says that its body is too long."""
+    """Raise Problem where the request says that its body is too long."""
     check = request.scope.get("state", {}).get(CHECK_LENGTH)
     if check is not None:
         await check()

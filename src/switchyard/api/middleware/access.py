@@ -204,7 +204,7 @@ def _nothing(annotation: Any, value: Any) -> Any:
 
 
 def key_in(request: Request) -> str | None:
-    """The key that was sent, in either header; None when neither was.
+    """Return the key that was sent, in either header; None when neither was.
 
     Raises Problem (401) for one that is not of this form: a key that was sent and can't be right
     is never overlooked, also where nobody needs one.
@@ -237,7 +237,7 @@ def needs(*scopes: Scope) -> Any:
 
 
 def require_scope(principal: Principal, *scopes: Scope) -> None:
-    """Raises Problem (403) for a key that has none of these scopes."""
+    """Raise Problem (403) for a key that has none of these scopes."""
     if not any(principal.may(scope) for scope in scopes):
         raise Problem("forbidden", f"this needs the scope {' or '.join(scopes)}")
 

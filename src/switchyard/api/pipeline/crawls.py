@@ -98,7 +98,7 @@ def _crawl_view(request: Request, progress: CrawlProgress) -> models.CrawlView:
 
 
 async def _pressure_with_room(state: ApiState) -> Pressure | None:
-    """Raises Problem where there is none."""
+    """Return how full the lane is. Raises Problem where it has no room."""
     pressure = await _pressure(state)
     if pressure is Pressure.FULL:
         raise Problem(

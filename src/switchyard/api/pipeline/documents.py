@@ -82,7 +82,7 @@ FORM: dict[str, Any] = {
 
 
 async def receive_upload(request: Request, inbox: UploadIntake) -> tuple[Upload, UploadMetadata]:
-    """The request's file, stored, and what was said of it.
+    """Store the request's file, and return what was said of it.
 
     Raises InvalidUpload, and as UploadIntake.receive and About.of do.
     """

@@ -21,8 +21,8 @@ SHORT_PAUSE = 1.0
 
 @contextmanager
 def api_client(*, retries: int = 2) -> Iterator[Client]:
-    """A client of the API at JOBS_API_URL, which asks again so often, and says so. Its errors, and
-    those of files, become CommandFailed."""
+    """Open a client of the API at JOBS_API_URL, which asks again so often, and says so. Its errors,
+    and those of files, become CommandFailed."""
     _start_light()
     from switchyard.api.client import ApiError, Client
 
@@ -59,7 +59,7 @@ def _start_light() -> None:
 
 
 def advice(error: ApiError) -> str:
-    """What went wrong, and what to do."""
+    """Say what went wrong, and what to do."""
     from switchyard.api.client import ApiUnavailable, Unauthorized
 
     if isinstance(error, ApiUnavailable):
@@ -75,5 +75,5 @@ def _say_retry(error: ApiError, pause: float) -> None:
 
 
 def file_trouble(error: OSError) -> str:
-    """A file that can't be read, in a line."""
+    """Say in a line which file can't be read, and why."""
     return f"{error.filename}: {error.strerror}"

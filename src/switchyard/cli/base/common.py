@@ -61,7 +61,7 @@ MetricsHostOption = Annotated[
 
 
 def with_metrics_at(settings: Settings, host: str | None, port: int | None) -> Settings:
-    """The settings, with these in the place of their own where they are given."""
+    """Return the settings, with these in the place of their own where they are given."""
     changes = {"metrics_host": host, "metrics_port": port}
     return settings.model_copy(
         update={name: value for name, value in changes.items() if value is not None}
@@ -69,7 +69,7 @@ def with_metrics_at(settings: Settings, host: str | None, port: int | None) -> S
 
 
 def load_settings() -> Settings:
-    """The settings from the environment. Raises CommandFailed, naming the variables."""
+    """Read the settings from the environment. Raises CommandFailed, naming the variables."""
     from pydantic import ValidationError
     from pydantic_settings import SettingsError
 
@@ -84,7 +84,7 @@ def load_settings() -> Settings:
 
 
 def _unreadable(error: Exception) -> str:
-    """What pydantic says of a variable that is no JSON, with the variable's name."""
+    """Return what pydantic says of a variable that is no JSON, with the variable's name."""
     field = str(error).partition('"')[2].partition('"')[0]
     return (
         f"JOBS_{field.upper()}: it is not valid JSON ({error.__cause__})" if field else str(error)
@@ -104,13 +104,14 @@ def _described(problems: Iterable[Any]) -> str:
 
 
 def _variable(place: tuple[str | int, ...]) -> str:
-    """Of a setting, and where in its JSON: `JOBS_LLM_PROVIDERS[0].weight`."""
+    """Name the variable of a setting, and the place in its JSON: `JOBS_LLM_PROVIDERS[0].weight`."""
     inside = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in place[1:])
     return f"JOBS_{str(place[0]).upper()}{inside}"
 
 
 def load_registry(settings: Settings, include: Iterable[str] | None = None) -> Registry:
-    """The built-in job types and those of JOBS_MODULES and `--include`. Raises RegistryError."""
+    """Load the built-in job types and those of JOBS_MODULES and `--include`. Raises
+    RegistryError."""
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.wings import job_modules
 
@@ -118,7 +119,7 @@ def load_registry(settings: Settings, include: Iterable[str] | None = None) -> R
 
 
 def require_broker(settings: Settings) -> str:
-    """The AMQP address. Raises CommandFailed when none is set."""
+    """Return the AMQP address. Raises CommandFailed when none is set."""
     try:
         return settings.require_amqp_url()
     except ValueError as error:
@@ -130,8 +131,8 @@ def require_broker(settings: Settings) -> str:
 
 @asynccontextmanager
 async def open_ledger(settings: Settings, *, wait: bool = False) -> AsyncIterator[Ledger]:
-    """The ledger, its tables checked; with `wait`, once it is there. Without, whoever typed the
-    command is told that it waits for a ledger that is frozen, locked or busy.
+    """Open the ledger, its tables checked; with `wait`, once it is there. Without, whoever typed
+    the command is told that it waits for a ledger that is frozen, locked or busy.
 
     Raises LedgerError, which says `jobctl db upgrade`.
     """
@@ -187,7 +188,7 @@ def current_user() -> str:
 
 
 async def require_queues(url: str, names: Iterable[str]) -> None:
-    """Raises CommandFailed naming the queues that are not there, BrokerUnavailable."""
+    """Raise CommandFailed naming the queues that are not there, BrokerUnavailable."""
     from switchyard.broker.wire.depths import ask_queues
 
     found = await ask_queues(url, names)

@@ -25,7 +25,7 @@ _reading: Final[ContextVar[_Reading | None]] = ContextVar("reading", default=Non
 
 
 def begin_reading() -> None:
-    """A command begins to read, and knows no other clock yet than this host's."""
+    """Begin to read in a command, which knows no other clock yet than this host's."""
     _reading.set(_Reading())
 
 
@@ -37,13 +37,13 @@ def measure_by(clock: Callable[[], float]) -> None:
 
 
 def now() -> float:
-    """Seconds since the epoch, by the clock that what is shown was recorded by."""
+    """Return the seconds since the epoch, by the clock that what is shown was recorded by."""
     reading = _reading.get()
     return time.time() if reading is None else reading.clock()
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `10s`, `5m`, `1h30m`; a bare number is seconds. Raises WrongUsage."""
+    """Return the seconds of `10s`, `5m`, `1h30m`; a bare number is seconds. Raises WrongUsage."""
     try:
         return seconds_of(text)
     except ValueError as error:
@@ -56,7 +56,8 @@ def optional_duration(text: str | None) -> float | None:
 
 
 def duration(seconds: float) -> str:
-    """A length of time in one or two characters and a unit: `0.4s`, `12s`, `5m`, `3h`, `2d`."""
+    """Write a length of time in one or two characters and a unit: `0.4s`, `12s`, `5m`, `3h`,
+    `2d`."""
     for unit, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
         if seconds >= 2 * size or (unit != "m" and seconds >= size and seconds % size == 0):
             return f"{seconds / size:.0f}{unit}"
@@ -64,7 +65,8 @@ def duration(seconds: float) -> str:
 
 
 def age(moment: float | None) -> str:
-    """How long ago a moment of the ledger was, or `in …` where it is to come; empty for none."""
+    """Say how long ago a moment of the ledger was, or `in …` where it is to come; empty for
+    none."""
     if moment is None:
         return ""
     seconds = now() - moment

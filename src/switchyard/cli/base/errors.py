@@ -40,16 +40,16 @@ EXIT_CODES: Mapping[type[Exception], int] = {
 
 
 def exit_code_of(error: BaseException) -> int | None:
-    """What a command that failed so exits with; None for a bug of ours."""
+    """Return what a command that failed so exits with; None for a bug of ours."""
     return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), None)
 
 
 def explain(error: BaseException) -> str:
-    """What is said of an error that has an exit code: one line, mostly."""
+    """Describe an error that has an exit code: one line, mostly."""
     text = str(error) or type(error).__name__
     return text if getattr(error, "keeps_lines", False) else one_line(text)
 
 
 def one_line(text: str) -> str:
-    """The text without its line breaks."""
+    """Return the text without its line breaks."""
     return " ".join(text.split())

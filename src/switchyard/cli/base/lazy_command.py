@@ -39,7 +39,7 @@ class LazyCommand(TyperCommand):
         self._place = place
 
     def load(self) -> Any:
-        """The command itself."""
+        """Import the command."""
         module_name, _, attribute = self._place.partition(":")
         module = import_module(f"switchyard.{module_name}")
         found = getattr(module, attribute)
@@ -60,7 +60,8 @@ class LazyCommand(TyperCommand):
 
 
 def with_short_types(command: Any) -> Any:
-    """The command, and those in it, with the types of its parameters as docs/cli.md writes them.
+    """Return the command, and those in it, with the types of its parameters as docs/cli.md writes
+    them.
 
     Nothing for a flag, which takes no value, `N` for a number, `TEXT` for text, `a|b` for a
     choice: the description of an option needs the room at 80 columns. Nothing for an argument:
@@ -87,7 +88,7 @@ def _choices(option: TyperOption, context: typer.Context) -> str | None:
 
 
 def _no_type(ctx: object) -> None:
-    """What is shown beside the name of an argument."""
+    """Return what is shown beside the name of an argument."""
 
 
 def _in_usage(argument: TyperArgument, _ctx: object) -> list[str]:

@@ -55,7 +55,7 @@ STATE_STYLES = {
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on stdout or stderr; wide enough for everything when it is no terminal."""
+    """Return a console on stdout or stderr; wide enough for everything when it is no terminal."""
     stream = sys.stderr if stderr else sys.stdout
     return _safe_console()(
         stderr=stderr,
@@ -125,7 +125,7 @@ def require_answer(verb: str) -> None:
 
 
 def table(*columns: str, flexible: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
-    """A table without lines, one line for each row; fill it with `add_row`.
+    """Make a table without lines, one line for each row; fill it with `add_row`.
 
     Where the terminal is too narrow, the columns in `flexible` are cut off, the others never;
     those in `right` are numbers.
@@ -154,13 +154,13 @@ def add_row(rows: Table, *cells: str) -> None:
 
 
 def styled(state: str) -> str:
-    """A state in its colour, as rich markup."""
+    """Return a state in its colour, as rich markup."""
     style = STATE_STYLES.get(state)
     return f"[{style}]{state}[/]" if style else cell(state)
 
 
 def cell(text: str | None) -> str:
-    """Text from elsewhere for a table's cell: in one line, brackets in it are no markup."""
+    """Return text from elsewhere for a table's cell: in one line, brackets in it are no markup."""
     from rich.markup import escape
 
     return escape(printable(" ".join((text or "").split())))
@@ -179,12 +179,13 @@ def _dump_models(value: Any) -> Any:
 
 
 def shown_json(value: Any) -> str:
-    """A JSON document over several lines, for people and programs: valid, whatever it contains."""
+    """Write a JSON document over several lines, for people and programs: valid, whatever it
+    contains."""
     return printable_json(to_json(value, indent=2, default=str))
 
 
 def inline_json(value: Any) -> str:
-    """The same in one line."""
+    """Write a JSON document in one line."""
     return printable_json(to_json(value))
 
 

@@ -30,7 +30,7 @@ class InputLine:
 
 
 def parse_payload(text: str, where: str) -> dict[str, Any]:
-    """A payload, which is a JSON object. Raises WrongUsage, saying `where`."""
+    """Parse a payload, which is a JSON object. Raises WrongUsage, saying `where`."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -41,7 +41,7 @@ def parse_payload(text: str, where: str) -> dict[str, Any]:
 
 
 def read_argument(text: str) -> dict[str, Any]:
-    """The payload of `--payload JSON` or `--payload @FILE`. Raises WrongUsage."""
+    """Read the payload of `--payload JSON` or `--payload @FILE`. Raises WrongUsage."""
     if not text.startswith("@"):
         return parse_payload(text, "--payload")
     try:
@@ -78,7 +78,7 @@ class StandardInput:
         return found
 
     def read_all(self) -> str:
-        """Everything that is left, as one text. Blocks until the end."""
+        """Return everything that is left, as one text. Blocks until the end."""
         parts = [self._rest]
         while read := os.read(self._descriptor, READ_BYTES):
             parts.append(read)
@@ -98,7 +98,7 @@ class StandardInput:
 
 
 def parse_lines(lines: list[tuple[int, str]]) -> Iterator[InputLine]:
-    """Lines as payloads; empty ones are passed over."""
+    """Parse lines as payloads; empty ones are passed over."""
     for number, text in lines:
         if not text.strip():
             continue
@@ -109,7 +109,7 @@ def parse_lines(lines: list[tuple[int, str]]) -> Iterator[InputLine]:
 
 
 def whole_document(first: list[tuple[int, str]], rest: str) -> dict[str, Any] | None:
-    """The payload, when the input is one JSON object written over several lines.
+    """Return the payload, when the input is one JSON object written over several lines.
 
     None when it is JSON Lines of which the first is damaged. Raises WrongUsage when it is
     neither.
@@ -128,7 +128,7 @@ def _numbered(text: str) -> list[tuple[int, str]]:
 
 
 def numbered_lines(first: list[tuple[int, str]], rest: str) -> list[tuple[int, str]]:
-    """What was read and the rest, as numbered lines."""
+    """Return what was read and the rest, as numbered lines."""
     return _numbered("\n".join([line for _, line in first] + [rest]))
 
 

@@ -45,7 +45,7 @@ DocumentIdArgument = Annotated[
 
 
 def seconds_to_wait(timeout: str | None, *, waits: bool) -> float | None:
-    """Of a TimeoutOption beside a `--wait`. Raises WrongUsage for one that is no duration, or has
+    """Read a TimeoutOption beside a `--wait`. Raises WrongUsage for one that is no duration, or has
     nothing to wait for."""
     if timeout is None:
         return None
@@ -87,7 +87,8 @@ LaneOption = Annotated[
 
 
 def known_lane(name: str | None) -> str | None:
-    """The name of a lane, or None for all. Raises WrongUsage for a lane that does not exist."""
+    """Return the name of a lane, or None for all. Raises WrongUsage for a lane that does not
+    exist."""
     from switchyard.broker.lanes import lane_named
 
     if name is not None:
@@ -99,7 +100,7 @@ def known_lane(name: str | None) -> str | None:
 
 
 async def full_job_id(ledger: Ledger, given: str) -> str:
-    """The id of the job that is meant; see `full_id`. Raises AmbiguousId."""
+    """Return the id of the job that is meant; see `full_id`. Raises AmbiguousId."""
     from switchyard.services.engine.ledger.short_ids import Among
 
     return await ledger.short_ids.full_id(Among.JOBS, given)
@@ -110,7 +111,7 @@ def unknown_job(job_id: str) -> CommandFailed:
 
 
 def refuse_id(file: Path, instead: str) -> None:
-    """Where a document's id was given as a file. Raises WrongUsage, which names the command that
+    """Refuse a document's id that was given as a file. Raises WrongUsage, naming the command that
     takes ids."""
     try:
         document_id = str(UUID(str(file)))

@@ -31,7 +31,7 @@ async def wait_for_end(
     on_change: Callable[[str, State], None] = lambda job_id, state: None,
     on_progress: Callable[[str, ProgressRecord], None] | None = None,
 ) -> dict[str, State]:
-    """The states in which the jobs have ended. `on_change` is told of every state that is seen,
+    """Return the states in which jobs have ended. `on_change` is told of every state that is seen,
     `on_progress` of all that the jobs say of how far they are.
 
     Raises CommandFailed after `timeout` seconds.
@@ -70,7 +70,7 @@ async def wait_for_end(
 async def wait_for_pipelines(
     ledger: Ledger, job_ids: Sequence[str], *, timeout: float | None = None
 ) -> dict[str, list[JobSummary]]:
-    """The jobs themselves and all that followed from them, oldest first, when all have ended.
+    """Return the jobs and all that followed from them, oldest first, when all have ended.
 
     Next stages are recorded before the job that they follow from ends, so none is missed. Raises
     CommandFailed after `timeout` seconds.

@@ -183,7 +183,7 @@ def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
 
 
 def failure(result: LlmResult) -> str:
-    """Why a request has no answer, in one line."""
+    """Say in one line why a request has no answer."""
     return f"request {result.job_id}: {result.status}{f': {result.error}' if result.error else ''}"
 
 
@@ -203,8 +203,8 @@ async def _read_answer(settings: Settings, job_id: str) -> tuple[LlmResult, list
 async def _send_request(
     settings: Settings, job_type: str, payload: dict[str, Any], *, printing: bool, **how: Any
 ) -> tuple[LlmResult, str | None]:
-    """The result; and what was printed of the answer while it was written, None where that is
-    nothing."""
+    """Return the result; and what was printed of the answer while it was written, None where that
+    is nothing."""
     from switchyard.services.llm.llm_queue import LLMQueue
 
     async with LLMQueue.open(settings) as queue:

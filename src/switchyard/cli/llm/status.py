@@ -82,7 +82,8 @@ def status(as_json: JsonOption = False) -> None:
 
 
 def _time_limits(settings: Settings) -> list[tuple[str, float, float]]:
-    """Seconds that an attempt of each type of request may take, and each of its calls."""
+    """Return the seconds that an attempt of each type of request may take, and each of its
+    calls."""
     from switchyard.services.llm.llm_requests import LlmRequest
 
     return [
@@ -95,7 +96,7 @@ def _time_limits(settings: Settings) -> list[tuple[str, float, float]]:
 def _with_those_not_called(
     called: list[LlmServerReport], settings: Settings
 ) -> list[LlmServerReport]:
-    """The servers of the settings too that nobody has called yet: one that only helps out is told
+    """Add the servers of the settings that nobody has called yet: one that only helps out is told
     before it is needed."""
     from switchyard.services.llm.gate import bounds_of
     from switchyard.services.llm.records.llm_servers import LlmServerReport, LlmServerState

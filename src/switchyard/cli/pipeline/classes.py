@@ -30,7 +30,7 @@ _MAX_DOCUMENTS = 100
 
 
 def hint_of(client: Client, classes: Sequence[str] | None) -> str:
-    """Where nothing was found: which of the classes asked for no document has, and which the
+    """Say, where nothing was found, which of the classes asked for no document has, and which the
     newest have; empty where each is there, or none was asked for."""
     from itertools import islice
 
@@ -94,7 +94,7 @@ def classify(
 
 
 def class_text(found: ClassView) -> str:
-    """A class in a line, with what speaks for it."""
+    """Describe a class in a line, with what speaks for it."""
     words = found.why.get("keywords") or {}
     said = ", ".join(f"{word} ×{count}" for word, count in words.items())
     return f"{found.kind}:{found.label}  {found.score:g}" + (f"  {said}" if said else "")

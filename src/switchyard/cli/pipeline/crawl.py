@@ -110,7 +110,7 @@ def start(
 
 
 async def _must_wait(settings: Settings) -> bool:
-    """Whether the lane is full; no where that can't be told."""
+    """Tell whether the lane is full; no where that can't be told."""
     from switchyard.broker.errors import BrokerUnavailable
     from switchyard.services.engine.jobs.registry import Registry
     from switchyard.services.engine.monitoring.lane_pressure import LanePressure

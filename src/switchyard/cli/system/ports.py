@@ -11,7 +11,7 @@ FREE_PORTS = range(20_000, 32_000)
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens now."""
+    """Return a port of 127.0.0.1 on which nobody listens now."""
     for port in random.sample(FREE_PORTS, k=200):
         with socket.socket() as probe:
             try:
@@ -23,7 +23,7 @@ def free_port() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on that port of 127.0.0.1 now."""
+    """Tell whether a server could listen on that port of 127.0.0.1 now."""
     with socket.socket() as probe:
         # As the node itself does: a connection that lingers does not hold the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -152,7 +152,7 @@ class BackfillDisplay(BulkDisplay["BackfillProgress"]):
 
 
 def redrive_command(progress: BackfillProgress) -> str:
-    """What sends its dead jobs back."""
+    """Return the command that sends its dead jobs back."""
     return f"jobctl dead redrive --operation {progress.operation.id}"
 
 

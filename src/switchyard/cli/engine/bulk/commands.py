@@ -180,7 +180,7 @@ async def follow(view: BulkDisplay[T], ledger: Ledger, operation_id: str, *, as_
 
 
 async def _read_operation(view: BulkDisplay[T], operation_id: str) -> T:
-    """Raises UnknownBulkOperation, also for an operation of another kind."""
+    """Read an operation. Raises UnknownBulkOperation, also for an operation of another kind."""
     from switchyard.services.engine.bulk.control import require_bulk
 
     async with open_ledger(load_settings()) as ledger:

@@ -55,5 +55,5 @@ def optional_rate(text: str | None) -> float | None:
 
 
 def new_rate(text: str) -> float | None:
-    """As `per_second_of`; None, which is no limit, for 0."""
+    """Read a rate as `per_second_of` does; None, which is no limit, for 0."""
     return None if text.partition("/")[0] == "0" else per_second_of(text)

@@ -76,7 +76,7 @@ def give_way() -> None:
 
 @contextmanager
 def _showing_progress(kind: str, counted: str) -> Iterator[Callable[[BulkOperation], None]]:
-    """Shows an operation on stderr: as a bar on a terminal; elsewhere, what it waits for, a line
+    """Show an operation on stderr: as a bar on a terminal; elsewhere, what it waits for, a line
     whenever that changes."""
     screen = console(stderr=True)
     told: str | None = None

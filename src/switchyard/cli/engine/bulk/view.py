@@ -67,8 +67,8 @@ class BulkDisplay(BulkListing[T]):
 
     @abstractmethod
     def is_over(self, operation: T) -> bool:
-        """Whether there is nothing more to watch."""
+        """Tell whether there is nothing more to watch."""
 
     @abstractmethod
     def succeeded(self, operation: T) -> bool:
-        """Whether it has done all that it was asked to."""
+        """Tell whether it has done all that it was asked to."""

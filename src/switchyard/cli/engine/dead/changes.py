@@ -61,7 +61,7 @@ def change_of(
     priority: int | None,
     max_attempts: int | None,
 ) -> Change:
-    """Raises WrongUsage, InvalidRedrive."""
+    """Make the change of the options. Raises WrongUsage, InvalidRedrive."""
     from switchyard.services.engine.dead.changes import Change, parse_assignment
 
     return Change(

@@ -106,7 +106,7 @@ async def _edit(
 
 
 def _edited(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, Any] | None:
-    """The new payload; None when it is as before. Raises CommandFailed, InvalidRedrive."""
+    """Return the new payload; None when it is as before. Raises CommandFailed, InvalidRedrive."""
     from switchyard.services.engine.dead.changes import (
         Change,
         InvalidRedrive,
@@ -139,7 +139,7 @@ def _edited(letter: DeadLetter, registry: Any, *, yes: bool) -> dict[str, Any] |
 
 
 def in_editor(text: str) -> str:
-    """The text as it is when the user's editor closes. Raises CommandFailed."""
+    """Return the text as it is when the user's editor closes. Raises CommandFailed."""
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="jobctl-edit-") as directory:
         file = Path(directory) / "payload.json"

@@ -88,7 +88,7 @@ def export(
 
 @asynccontextmanager
 async def _writing(file: str) -> AsyncIterator[TextIO]:
-    """The output, under its name only when it is whole."""
+    """Open the output, under its name only when it is whole."""
     if file == "-":
         yield sys.stdout
         return
@@ -232,7 +232,7 @@ def replay(
 
 
 def public_replay(done: Attempt) -> dict[str, Any]:
-    """As `--json` prints it."""
+    """Return a replay as `--json` prints it."""
     failure = done.failure
     return {
         "outcome": type(done.decision).__name__.lower(),
@@ -249,7 +249,7 @@ def public_replay(done: Attempt) -> dict[str, Any]:
 
 
 def print_replay(done: Attempt) -> None:
-    """For people."""
+    """Print a replay for people."""
     from switchyard.services.engine.jobs.retry import Delayed, Died
 
     match done.decision:

@@ -87,8 +87,8 @@ def groups(
 
 
 def groups_table(found: Sequence[DeadGroupView], width: int) -> Table:
-    """The groups on a terminal of that many columns. What is left out on a narrow one is the bar,
-    the first time and the reason where an error says more: the cause is what one looks for."""
+    """Show the groups on a terminal of that many columns. What is left out on a narrow one is the
+    bar, the first time and the reason where an error says more: the cause is what one looks for."""
     if width < WIDE_COLUMNS:
         rows = table(
             "GROUP", "COUNT", "LAST", "CAUSE", flexible=("CAUSE",), right=("COUNT", "LAST")
@@ -131,7 +131,7 @@ def error_of(group: DeadGroupView) -> str:
 
 
 def _example(cause: str, message: str) -> str:
-    """The message of one letter, where the cause says nothing but that it varies: the key of a
+    """Return one letter's message, where the cause says nothing but that it varies: the key of a
     KeyError tells which."""
     says_more = re.search(r"\w", re.sub(r"<[a-z]+>", "", cause))
     return "" if says_more or not cause else " ".join(message.split())[:EXAMPLE_LENGTH]

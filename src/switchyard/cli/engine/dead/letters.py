@@ -95,7 +95,7 @@ def list_dead(
 
 
 def known_state(state: str) -> str | None:
-    """None for all. Raises WrongUsage for a state that there is not."""
+    """Return the state, None for all. Raises WrongUsage for one that there is not."""
     from switchyard.services.engine.records.states import DeadLetterState
 
     if state not in (ALL, *DeadLetterState):
@@ -164,7 +164,7 @@ async def bring_up_to_date(settings: Settings, ledger: Ledger, registry: Registr
 
 
 def error_of(letter: DeadLetter) -> str:
-    """The error in one line."""
+    """Return the error in one line."""
     parts = [part for part in (letter.error_type, letter.error_message) if part]
     return ": ".join(parts)
 
@@ -238,7 +238,7 @@ def _describe_time(moment: float) -> str:
 
 
 def hints(letter: DeadLetter, message: object) -> list[str]:
-    """The exact commands with which one can go on."""
+    """Return the exact commands with which one can go on."""
     from switchyard.broker.dead.certificate import PROPERTIES_HEADER
 
     again = f"jobctl dead redrive {letter.id}"

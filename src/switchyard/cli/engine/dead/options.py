@@ -95,7 +95,7 @@ filtered = with_options(_filter_options, "which")
 
 
 async def full_letter_id(ledger: Ledger, given: str) -> str:
-    """The id of the dead letter that is meant; see `full_id`. Raises AmbiguousId."""
+    """Return the id of the dead letter that is meant; see `full_id`. Raises AmbiguousId."""
     from switchyard.services.engine.ledger.short_ids import Among
 
     return await ledger.short_ids.full_id(Among.DEAD_LETTERS, given)

@@ -205,7 +205,7 @@ def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:
 
 
 def wait_aloud() -> Sleep:
-    """To wait until nobody else goes through `jobs.dead`, and say so."""
+    """Return what waits until nobody else goes through `jobs.dead`, and says so."""
     import asyncio
 
     has_said = False
@@ -224,7 +224,7 @@ def wait_aloud() -> Sleep:
 
 
 def confirm_letters(verb: str, number: int, which: LetterFilter) -> None:
-    """Raises Abort when the answer is no."""
+    """Ask whether so many letters are meant. Raises Abort when the answer is no."""
     letters = "one dead letter" if number == 1 else f"{number:,} dead letters"
     question = f"{verb} {letters} ({which.describe()})?"
     confirm(question[0].upper() + question[1:], abort=True)

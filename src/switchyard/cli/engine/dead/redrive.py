@@ -287,7 +287,7 @@ def report_plan(spec: RedriveSpec, tally: RedriveCounts, *, as_json: bool) -> No
 
 
 def summary(done: int, dropped: int, invalid: int, verb: str) -> str:
-    """In one line."""
+    """Summarise a redrive in one line."""
     parts = [f"{done:,} {verb}"]
     if dropped:
         parts.append(f"{dropped:,} dropped: their jobs have ended meanwhile")

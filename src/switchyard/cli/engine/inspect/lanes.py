@@ -128,7 +128,7 @@ def _warn_missing(report: Report) -> None:
 
 
 def lanes_table(report: Report) -> Table:
-    """The report for a terminal: the broker's queues, and below them the ledger's jobs."""
+    """Draw the report for a terminal: the broker's queues, and below them the ledger's jobs."""
     from rich.table import Table
 
     rows = table(

@@ -16,7 +16,7 @@ _WILDCARDS = frozenset("*#")
 
 
 async def require_binding(settings: Settings, registry: Registry, routing_key: str) -> None:
-    """Raises CommandFailed where the broker has no binding for that key, as for a job type that is
+    """Raise CommandFailed where the broker has no binding for that key, as for a job type that is
     new: it would take the job, and pass it on to the dead letters. Where the management API is
     away or our user may not ask it, that is told by the job's own end; and of a key that can't be
     right, by whoever checks the job."""

@@ -239,8 +239,8 @@ async def _read_details(settings: Settings, job_id: str) -> JobDetails:
 async def _read_job(
     settings: Settings, job_id: str
 ) -> tuple[JobRecord, list[JobSummary], JoinRecord | None, list[str], PendingPermit | None]:
-    """The job, its pipeline, how far its join is, some dead jobs that it waits for, and the limit
-    in which it waits for room."""
+    """Read the job, its pipeline, how far its join is, some dead jobs that it waits for, and the
+    limit in which it waits for room."""
     from switchyard.services.engine.records.states import State
 
     async with open_ledger(settings) as ledger:
@@ -257,7 +257,7 @@ async def _read_job(
 
 
 def progress_text(said: ProgressRecord) -> str:
-    """As in `40 %, page 12 of 30`."""
+    """Describe progress, as in `40 %, page 12 of 30`."""
     share = "" if said.fraction is None else _percent(said.fraction)
     return ", ".join(part for part in (share, said.note) if part)
 
@@ -267,7 +267,7 @@ def _percent(fraction: float) -> str:
 
 
 def _join_text(join: JoinRecord) -> str:
-    """How far it is, in a line."""
+    """Say in a line how far a join is."""
     parts = [f"{join.total - join.open - join.dead:,} of {join.total:,} jobs have ended"]
     parts += [f"{join.dead:,} are dead"] if join.dead else []
     parts += ["more may come"] if join.held else []
@@ -280,7 +280,7 @@ def _join_text(join: JoinRecord) -> str:
 
 
 def _join_hint(join: JoinRecord, dead: list[str]) -> str:
-    """What to do about one that waits for dead jobs alone."""
+    """Say what to do about a job that waits for dead jobs alone."""
     some = ", ".join(dead) + (", …" if join.dead > len(dead) else "")
     return (
         f"It waits for dead jobs ({some}): `jobctl dead redrive {dead[0]}`, or without them: "
@@ -289,12 +289,12 @@ def _join_hint(join: JoinRecord, dead: list[str]) -> str:
 
 
 def _tries(job: JobSummary) -> int:
-    """Attempts begun: those used up, and the one that runs or has just succeeded."""
+    """Count attempts begun: those used up, and the one that runs or has just succeeded."""
     return job.attempts + (job.state in ("running", "succeeded"))
 
 
 def _running_at(job: JobSummary) -> str:
-    """How far it is, behind the state of one that runs and says so."""
+    """Say how far a job is, behind the state of one that runs and says so."""
     said = job.progress
     if said is None or said.fraction is None or job.state != "running":
         return ""
@@ -358,7 +358,7 @@ def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
 
 
 def hints(job: JobRecord) -> list[str]:
-    """Where the rest is told: tracebacks, and what can be done."""
+    """Say where the rest stands: tracebacks, and what can be done."""
     told = []
     if job.state == "dead":
         told.append(f"Traceback, and how to go on: `jobctl dead show {job.id}`.")

@@ -223,7 +223,7 @@ async def _wait(ledger: Ledger, options: Options, account: PublishSummary) -> No
 async def _ends_of_pipelines(
     ledger: Ledger, options: Options, account: PublishSummary
 ) -> dict[str, State]:
-    """How each line's pipeline has ended: as the first of its jobs that did not succeed."""
+    """Return how each line's pipeline has ended: as the first of its jobs that did not succeed."""
     from switchyard.services.engine.records.states import State
 
     found = await wait_for_pipelines(ledger, list(account.ids), timeout=options.timeout)

@@ -51,8 +51,8 @@ class Options:
     def request(
         self, payload: dict[str, Any], now: datetime, line: int | None = None
     ) -> JobRequest:
-        """The request for one payload. Each line of an input has a key of its own; `now` is the
-        ledger's time, from which it expires."""
+        """Make the request for one payload. Each line of an input has a key of its own; `now` is
+        the ledger's time, from which it expires."""
         from switchyard.services.engine.publishing.preparing import JobRequest
 
         key = self.key if self.key is None or line is None else f"{self.key}/{line}"
@@ -73,7 +73,7 @@ class Options:
 async def job_publisher(
     settings: Settings, registry: Registry
 ) -> AsyncIterator[tuple[JobPublisher, Ledger]]:
-    """A publisher with its ledger, closed at the end."""
+    """Open a publisher with its ledger, closed at the end."""
     from switchyard.broker.publish.publisher import Publisher
     from switchyard.services.common.tracing import tracing
     from switchyard.services.engine.identity.broker import guard
@@ -94,7 +94,7 @@ async def job_publisher(
 
 
 def refusal(error: PublishError) -> str:
-    """What is said of a job that the broker did not take: what is left of it, and what to type."""
+    """Describe a job that the broker did not take: what is left of it, and what to type."""
     from switchyard.broker.errors import Blocked, LaneFull, NeverTaken, NotPermitted, Unroutable
 
     if isinstance(error, LaneFull | Blocked):
@@ -198,7 +198,7 @@ async def _read_record(ledger: Ledger, published: Published) -> JobRecord:
 
 
 def failure(job: JobSummary) -> str:
-    """Of a job that has ended and did not succeed: why, and what to type."""
+    """Say why a job has ended without success, and what to type."""
     why = f": {job.error_message}" if job.error_message else ""
     reason = f" ({job.reason})" if job.reason else ""
     text = f"job {job.id} is {job.state}{reason}{why}; "
