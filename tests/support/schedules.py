@@ -23,7 +23,7 @@ class Time:
 
 def runner(system: System, **settings: Any) -> ScheduleRunner:
     own = system.settings.model_copy(update=settings)
-    return ScheduleRunner(own, system.registry, system.ledger, system.wire, look=0.05)
+    return ScheduleRunner(own, system.registry, system.ledger, system.wire, interval=0.05)
 
 
 def book(system: System) -> Schedules:

@@ -143,7 +143,7 @@ async def test_a_type_that_nobody_knows_is_not_fired_into_the_void(
 ) -> None:
     await add(system, entry(cron="0 13 10 3 *", grace=600))
     time.now = START - 30 + 3600
-    firing = ScheduleRunner(system.settings, Registry(), system.ledger, system.wire, look=0.05)
+    firing = ScheduleRunner(system.settings, Registry(), system.ledger, system.wire, interval=0.05)
     for _ in range(3):
         assert await firing.turn() == 0
         time.now += 400

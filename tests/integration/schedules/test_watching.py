@@ -28,7 +28,7 @@ async def test_the_doctor_finds_what_was_due_and_what_was_refused(
     time.now = START - 30 + 3600 + 90  # due 90 s ago, and nobody was there
     (late,) = await schedules_check(seen)
     assert (late.finding, "tidy" in late.detail) == (Finding.SCHEDULE_OVERDUE, True)
-    firing = ScheduleRunner(system.settings, Registry(), system.ledger, system.wire, look=0.05)
+    firing = ScheduleRunner(system.settings, Registry(), system.ledger, system.wire, interval=0.05)
     await firing.turn()
     time.now += 120  # its row is there, and its job is not
     (late,) = await schedules_check(seen)
@@ -47,7 +47,7 @@ async def test_one_that_is_due_every_second_and_always_refused_is_as_late_as_its
     """Each due time has a row of its own, and the last is always a new one."""
     seen = cast("DoctorContext", SimpleNamespace(need_ledger=lambda: system.ledger))
     await add(system, entry(cron="* * * * * *", grace=90))
-    firing = ScheduleRunner(system.settings, Registry(), system.ledger, system.wire, look=0.05)
+    firing = ScheduleRunner(system.settings, Registry(), system.ledger, system.wire, interval=0.05)
     with capture_logs() as said:
         for _ in range(9):
             time.now += 10

@@ -1,1 +1,1 @@
-"""Work that language models do, and what stands in for them where there is none."""
+"""Requests to language models: queue, pacing, budgets, stored answers, batches."""

@@ -28,7 +28,7 @@ class LlmText:
 
 
 class AnswerStream:
-    """What a job writes from now on; `close` it. Make it before the job is published."""
+    """The text that a job writes from now on; `close` it. Make it before the job is published."""
 
     def __init__(self, hub: EventHub, job_id: str) -> None:
         def wanted(event: JobEvent) -> bool:

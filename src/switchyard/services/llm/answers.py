@@ -46,7 +46,8 @@ MIB = 1024 * 1024
 
 
 class Answers:
-    """The answers of one process. Without a ledger, only what is stored is found."""
+    """The stored answers, as one process uses them. Without a ledger, only what is stored is
+    found."""
 
     def __init__(self, storage: Storage, ledger: Ledger | None, *, max_age: float) -> None:
         self._storage = storage

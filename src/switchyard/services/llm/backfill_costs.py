@@ -1,4 +1,4 @@
-"""What a backfill's calls of language models will come to, guessed before it starts.
+"""The cost of a backfill's calls of language models, estimated before it starts.
 
 Known is what its first jobs would ask. So the guess takes all others for such as these, answers for
 as long as they may be, and nothing for answered before: it is an upper bound where the first items

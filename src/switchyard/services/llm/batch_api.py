@@ -1,6 +1,6 @@
 """The Batch API of one OpenAI-compatible server: `/v1/files` and `/v1/batches`.
 
-What the server says is hostile: ids are checked before they are put into an address, and lists,
+Answers of the server are hostile: ids are checked before they are put into an address, and lists,
 pages and files are bounded.
 """
 
@@ -66,7 +66,8 @@ class RemoteBatch:
 
 
 class BatchApi:
-    """Open it with `BatchApi.connect`. All raise what `services.llm.server_client.call` raises."""
+    """Calls the Batch API of one server. Open it with `BatchApi.connect`. All methods raise what
+    `services.llm.server_client.call_with_retries` raises."""
 
     def __init__(self, api: openai.AsyncOpenAI) -> None:
         self._api = api

@@ -72,7 +72,7 @@ Trouble = (LlmUnavailable, InvalidLlmResponse, LlmRefused)
 
 
 class BatchSender:
-    """The batches of one system; used by the active scheduler."""
+    """Sends and concludes the batches of one system; used by the active scheduler."""
 
     def __init__(self, settings: Settings, ledger: Ledger, publisher: Publisher) -> None:
         self._settings = settings

@@ -1,4 +1,4 @@
-"""What calls cost: set aside in the budgets before each, noted after it.
+"""The cost of calls: reserved in the budgets before each, recorded after it.
 
 The estimate is an upper bound of the answer (`max_tokens`), and of the question as well in all
 but the oddest scripts (a token for every three bytes). So all processes together overrun a budget
@@ -91,7 +91,7 @@ def max_usage_of(chat: Mapping[str, Any]) -> dict[str, int]:
 
 @dataclass(slots=True)
 class CallCharge:
-    """One call while it is made."""
+    """The cost record of one call while it is made."""
 
     answer: Completion | None = None
     """Set when there is one."""

@@ -64,7 +64,7 @@ _COUNTS = ("prompt_tokens", "completion_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the model said."""
+    """The answer of a model."""
 
     text: str
     model: str
@@ -92,7 +92,7 @@ class Timing:
 
 @dataclass(slots=True)
 class CompletionReader:
-    """An answer as it comes in; `tell` gets each piece of text."""
+    """Reads an answer as it comes in; `on_text` gets each piece of text."""
 
     requested_model: str
     """The model."""

@@ -54,7 +54,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What ended since the last look."""
+    """Counts of the calls that ended since the limit was last chosen."""
 
     answered: int = 0
     timed_out: int = 0
@@ -86,7 +86,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class ServerPace:
-    """What is known of a server."""
+    """The limit of a server, with the window that the next one is chosen by."""
 
     limit: float
     """Calls that it may get at once; whole ones count."""
@@ -147,7 +147,7 @@ def observe(
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """The limit stays as it is."""
+    """Keeps the limit as it is."""
 
     window: float = 60.0
     min_calls: int = 1
@@ -173,7 +173,8 @@ class StepPolicy:
 
 @dataclass(frozen=True, slots=True)
 class AdaptivePolicy:
-    """Up while it is used and the server keeps its pace; down when it gets slow.
+    """Raises the limit while it is used and the server keeps its pace; lowers it when the server
+    gets slow.
 
     Slow is a time per token of 2.2 times, or a time to the first token of three times,
     the best that was seen. The first time up it goes in large steps, then in small ones. A slowness

@@ -42,7 +42,7 @@ BEATS_PER_TAKEOVER = 4
 
 
 class DirectRequests:
-    """The requests of one process. Open it with `DirectRequests.opened`."""
+    """The requests that one process runs itself. Open it with `DirectRequests.open`."""
 
     def __init__(
         self,

@@ -66,7 +66,7 @@ RULES: dict[str, ConcurrencyPolicy] = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class Urgency:
-    """Whose turn comes first: the least."""
+    """Sort key of waiting calls: the least comes first."""
 
     lane: int = 0
     """The lane's rank; 0 is the most urgent."""
@@ -93,7 +93,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """What a call has taught of its server."""
+    """The outcome of a call, as far as it concerns its server."""
 
     ended: Ended
     timing: Timing | None = None

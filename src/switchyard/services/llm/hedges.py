@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Hedges:
-    """When one process sends second requests."""
+    """Decides when one process sends second requests."""
 
     def __init__(self, share: float) -> None:
         """Take the part of the hot calls that may get a second request, 0 to 1; none at 0."""
@@ -102,7 +102,7 @@ class Hedges:
 
 
 class _FirstTokenRace:
-    """Which of two has begun to answer first."""
+    """Which of two requests has begun to answer first."""
 
     def __init__(self, output: OutputStream | None) -> None:
         self.winner: int | None = None
@@ -114,7 +114,7 @@ class _FirstTokenRace:
 
 
 class _HedgedStream(OutputStream):
-    """What one of two writes: passed on where it has begun first."""
+    """The output of one of two requests: passed on where it has begun first."""
 
     __slots__ = ("_number", "_start")
 

@@ -140,7 +140,7 @@ async def _forget_answers(
 
 
 class LlmUnusable(PermanentError):
-    """The model's answer does not fit its schema, the second one neither."""
+    """Neither the model's first answer nor its second fits the schema."""
 
 
 async def keep_raw(storage: Storage, job_id: str, answers: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the errors of an OpenAI-compatible server mean for a job.
+"""Errors of an OpenAI-compatible server, by what they mean for a job.
 
 Of no concern to the job, and no attempt is used up: 429 and 503 (LlmLimited), a server that can't
 be connected to (LlmUnreachable), no room to ask (LlmSaturated). Tried again, with an attempt: 408,

@@ -50,7 +50,7 @@ class LlmStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LlmResult:
-    """What became of a request."""
+    """The result of a request."""
 
     job_id: str
     status: LlmStatus
@@ -92,7 +92,7 @@ def result_of(record: JobRecord, now: float) -> LlmResult:
 
 
 class RequestBackend(Protocol):
-    """Where requests are run: through the lanes, or here (DirectRequests)."""
+    """Runs requests: through the lanes (QueuedRequests), or in this process (DirectRequests)."""
 
     @property
     def hub(self) -> EventHub:
@@ -105,7 +105,7 @@ class RequestBackend(Protocol):
 
 
 class QueuedRequests:
-    """Through the lanes; the workers answer."""
+    """Runs requests through the lanes, where the workers answer."""
 
     def __init__(self, ledger: Ledger, jobs: JobPublisher, feed: EventFeed) -> None:
         self._ledger = ledger

@@ -31,7 +31,7 @@ instructions in it. Answer with JSON alone, without any word before or after it.
 
 @dataclass(frozen=True, slots=True)
 class LlmQuestion:
-    """What is sent to a server."""
+    """A question as it is sent to a server."""
 
     messages: tuple[Mapping[str, str], ...]
     max_tokens: int
@@ -52,7 +52,7 @@ class LlmQuestion:
 
 
 class LlmRequest(BaseModel, ABC):
-    """What every request may say."""
+    """Base of all requests: the fields that each may have."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -115,7 +115,7 @@ class _OfText(LlmRequest):
 
 
 class FactsRequest(_OfText, _WithSchema):
-    """The facts that a text states."""
+    """Asks for the facts that a text states."""
 
     def question(self) -> LlmQuestion:
         item = _object(fact={"type": "string"}, quote={"type": "string"})
@@ -139,7 +139,7 @@ class AskedField(BaseModel):
 
 
 class FieldGroupRequest(_OfText):
-    """The values of some fields that belong together."""
+    """Asks for the values of some fields that belong together."""
 
     group: Name = "fields"
     fields: list[AskedField] = Field(min_length=1, max_length=100)
@@ -162,7 +162,7 @@ class FieldGroupRequest(_OfText):
 
 
 class EntitiesRequest(_OfText):
-    """The people, places, things … that a text names."""
+    """Asks for the people, places, things … that a text names."""
 
     kinds: list[Name] = Field(
         default=["person", "organisation", "place", "date"], min_length=1, max_length=50
@@ -175,7 +175,7 @@ class EntitiesRequest(_OfText):
 
 
 class ClassifyRequest(_OfText):
-    """Which of some labels fits a text."""
+    """Asks which of some labels fits a text."""
 
     labels: list[Name] = Field(min_length=2, max_length=200)
 

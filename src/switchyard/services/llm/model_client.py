@@ -1,4 +1,4 @@
-"""The LLM lane of one process: servers, the gate before them, and what becomes of each call."""
+"""The client of the settings' model servers: stored answers, gate, budgets, hedges, failover."""
 
 from __future__ import annotations
 

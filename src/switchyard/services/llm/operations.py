@@ -161,7 +161,7 @@ def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     """Return the duties: send and collect batches, delete what is too old."""
     sender = BatchSender(context.settings, context.ledger, context.publisher)
     yield PeriodicDuty("batches", sender.run)
-    yield PeriodicDuty("old answers", partial(_drop_answers, context), context.pace.answers)
+    yield PeriodicDuty("old answers", partial(_drop_answers, context), context.intervals.answers)
 
 
 async def _drop_answers(context: DutyContext) -> None:

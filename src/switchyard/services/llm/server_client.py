@@ -40,7 +40,7 @@ FIRST_RETRY_DELAY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ModelResponse:
-    """An answer, and what it tells of the server."""
+    """An answer, with what it says of the server's speed and limits."""
 
     answer: Completion
     timing: Timing | None

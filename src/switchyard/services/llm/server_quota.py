@@ -1,4 +1,4 @@
-"""What a server says is left of its limits: the `x-ratelimit-…` headers."""
+"""The limits that a server reports: the `x-ratelimit-…` headers."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _FENCE = re.compile(r"\A\s*```[a-zA-Z]*[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 
 
 class UncheckableAnswer(PermanentError):
-    """To check it against its schema would take too long, or too much memory."""
+    """Checking the answer against its schema would take too long, or too much memory."""
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:

@@ -52,7 +52,7 @@ _MENTION_AFTER = "`'\"”’»)"
 
 
 class ThoughtFilter:
-    """Takes the text of one answer in pieces, and passes on what is answer."""
+    """Takes the text of one answer in pieces, and passes on the answer without reasoning."""
 
     def __init__(
         self,

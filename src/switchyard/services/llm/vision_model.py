@@ -28,7 +28,7 @@ class VisionNotSet(PermanentError):
 
 
 class VisionModel(ModelClient):
-    """A lane of its own: its server is another one, and paced by itself."""
+    """The client of the vision model, whose server is another one and paced by itself."""
 
 
 def require_vision(ctx: JobContext) -> None:

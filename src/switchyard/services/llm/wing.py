@@ -1,4 +1,4 @@
-"""What the lane of language models brings."""
+"""The wing of language models: what it brings to the system."""
 
 from __future__ import annotations
 

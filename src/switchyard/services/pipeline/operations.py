@@ -72,7 +72,7 @@ async def sources(system: DoctorContext) -> list[Diagnostic]:
 def periodic_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     """Return the duties: delete catalogues' answers that are too old."""
     run = partial(_drop_catalogue_answers, context)
-    yield PeriodicDuty("old catalogue answers", run, context.pace.answers)
+    yield PeriodicDuty("old catalogue answers", run, context.intervals.answers)
 
 
 async def _drop_catalogue_answers(context: DutyContext) -> None:

@@ -1,4 +1,4 @@
-"""What the document pipeline brings."""
+"""The wing of documents: what it brings to the system."""
 
 from __future__ import annotations
 

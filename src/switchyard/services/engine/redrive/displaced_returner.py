@@ -75,7 +75,7 @@ class DisplacedJobReturner:
     ledger: Ledger
     publisher: Publisher
     lanes: tuple[Lane, ...] = LANES
-    look: float = RETURN_INTERVAL
+    interval: float = RETURN_INTERVAL
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("displaced jobs")
@@ -87,7 +87,7 @@ class DisplacedJobReturner:
                 await self.turn()
             except (LedgerError, PublishError) as error:
                 self._log.warning("displaced jobs not returned", error=str(error))
-            await asyncio.sleep(self.look)
+            await asyncio.sleep(self.interval)
 
     async def turn(self) -> int:
         """Send back the jobs whose queues have room now; return how many. The others wait in

@@ -71,7 +71,7 @@ class DutyContext:
     registry: Registry
     ledger: Ledger
     publisher: Publisher
-    pace: SchedulerIntervals
+    intervals: SchedulerIntervals
     lanes: tuple[Lane, ...] = LANES
     refuse: Callable[[WrongSystem], None] = lambda _: None
     """Ends the scheduler: broker and ledger do not belong together."""
@@ -111,20 +111,20 @@ async def run_duty(duty: PeriodicDuty, log: structlog.stdlib.BoundLogger) -> Non
 def engine_duties(context: DutyContext) -> Iterator[PeriodicDuty]:
     """Return the engine's own duties."""
     settings, registry, ledger = context.settings, context.registry, context.ledger
-    publisher, pace = context.publisher, context.pace
+    publisher, intervals = context.publisher, context.intervals
     indexer = DeadLetterIndexer(settings, ledger, registry)
     returner = DisplacedJobReturner(
-        settings, registry, ledger, publisher, context.lanes, look=pace.displaced
+        settings, registry, ledger, publisher, context.lanes, interval=intervals.displaced
     )
-    schedules = ScheduleRunner(settings, registry, ledger, publisher, look=pace.turn)
+    schedules = ScheduleRunner(settings, registry, ledger, publisher, interval=intervals.turn)
     yield PeriodicDuty("index of dead letters", indexer.run)
     yield PeriodicDuty("generations", partial(_advance, context), GENERATION_INTERVAL)
     yield PeriodicDuty("displaced jobs", returner.run)
     yield PeriodicDuty("schedules", schedules.run)
     yield PeriodicDuty(
-        "wake jobs that wait for limits", partial(_wake_waiting, context), pace.calls
+        "wake jobs that wait for limits", partial(_wake_waiting, context), intervals.calls
     )
-    yield PeriodicDuty("idle limits", partial(_forget_limits, context), pace.limits)
+    yield PeriodicDuty("idle limits", partial(_forget_limits, context), intervals.limits)
     if settings.alert_webhook is not None:
         yield PeriodicDuty("alerts", Alerter(settings, ledger).run)
 

@@ -49,14 +49,14 @@ class ScheduleRunner:
         ledger: Ledger,
         publisher: Publisher,
         *,
-        look: float,
+        interval: float,
     ) -> None:
-        """`look`: seconds between looks."""
+        """Take the seconds between two turns, `interval`."""
         self._settings = settings
         self._registry = registry
         self._ledger = ledger
         self._jobs = JobPublisher(registry, ledger, publisher, fair_from=settings.fair_from)
-        self._look = look
+        self._interval = interval
         self._refused: dict[tuple[str, float], tuple[float, str]] = {}
         """When a firing is tried again, and why it was refused."""
         self._taken: tuple[tuple[int, ...] | None] | None = None
@@ -77,7 +77,7 @@ class ScheduleRunner:
                 await self.turn()
             except LedgerError as error:
                 self._log.warning("ledger unreachable", error=str(error))
-            await asyncio.sleep(self._look)
+            await asyncio.sleep(self._interval)
 
     async def turn(self) -> int:
         """Decide about all that is due, and publish what is to be fired; how many jobs were.

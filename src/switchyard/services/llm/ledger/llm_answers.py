@@ -24,7 +24,8 @@ USE_NOTED_INTERVAL = 3600.0
 
 
 class LlmAnswerRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Records of stored answers and of claims to ask. All methods raise LedgerUnavailable when the
+    database is unreachable."""
 
     @write
     def claim_llm_answer(

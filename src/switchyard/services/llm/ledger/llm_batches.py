@@ -47,7 +47,8 @@ items, waits, batches = llm_batch_items.c, llm_batch_waits.c, llm_batches.c
 
 
 class LlmBatchRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Questions for Batch APIs, their batches, and the jobs that wait. All methods raise
+    LedgerUnavailable when the database is unreachable."""
 
     @write
     def await_llm_batch(self, connection: Connection, key: str, job_id: str) -> ItemState | None:

@@ -37,7 +37,8 @@ Change = Callable[[LlmServerState, int, float], LlmServerState]
 
 
 class LlmSlotRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Slots of calls under way, and the state of each server. All methods raise LedgerUnavailable
+    when the database is unreachable."""
 
     @write
     def take_llm_slot(

@@ -54,7 +54,8 @@ _COLUMNS = {
 
 
 class LlmSpendRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Calls, accounts and budgets. All methods raise LedgerUnavailable when the database is
+    unreachable."""
 
     @write
     def reserve_llm_call(

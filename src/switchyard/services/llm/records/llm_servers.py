@@ -45,12 +45,12 @@ class LlmServerState:
 
 @dataclass(frozen=True, slots=True)
 class SlotTaken:
-    """The call may be made."""
+    """The call may be made: it has a slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotsFull:
-    """As many calls are under way as may be."""
+    """No slot is free: as many calls are under way as may be."""
 
     in_flight: int
     limit: int
@@ -58,7 +58,7 @@ class SlotsFull:
 
 @dataclass(frozen=True, slots=True)
 class ServerPaused:
-    """Nobody is to call it for now."""
+    """The server is not to be called for now."""
 
     seconds: float
     reason: str
@@ -97,12 +97,12 @@ class CacheHit:
 
 @dataclass(frozen=True, slots=True)
 class LeaseAcquired:
-    """Whoever got this is to ask."""
+    """The question is this process' to ask."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseHeld:
-    """Somebody else is asking."""
+    """Another process is asking the question."""
 
 
 AnswerClaim = CacheHit | LeaseAcquired | LeaseHeld

@@ -95,7 +95,7 @@ class NoBudgetLeft:
 
 @dataclass(frozen=True, slots=True)
 class SpendRow:
-    """What calls that have one thing in common came to."""
+    """The cost of the calls that have one thing in common."""
 
     name: str | None
     """The day, model, job type …; None for calls that have none."""

@@ -1,4 +1,4 @@
-"""What people do with crawls: start, look, cancel."""
+"""Crawls for people: start, list, show, cancel."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The desk where documents are handed in and asked for."""
+"""Services for those who send documents: uploads, status, results, references."""

@@ -1,4 +1,4 @@
-"""Documents for those who send them: take in, tell how far it is, give the result.
+"""Documents for those who send them: submit, status, result.
 
 The same use cases serve both modes: with a broker the pipeline's first job is published, without
 one the pipeline runs here, and whoever sends a document waits for it.
@@ -62,7 +62,7 @@ class NotFinished(ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What became of a file."""
+    """The outcome of a submitted file."""
 
     status: DocumentStatus
     duplicate: bool
@@ -86,7 +86,7 @@ class DocumentPage:
 
 @dataclass(frozen=True, slots=True)
 class DocumentServices:
-    """What a process that serves documents needs."""
+    """The services of a process that serves documents."""
 
     documents: DocumentService
     extractions: ExtractionService
@@ -121,7 +121,7 @@ def _services(ledger: Ledger, inbox: UploadIntake) -> DocumentServices:
 
 
 class DocumentService:
-    """Where documents are handed in and asked for."""
+    """Takes documents in, and returns their status and results."""
 
     def __init__(self, ledger: Ledger, inbox: UploadIntake) -> None:
         self._ledger = ledger

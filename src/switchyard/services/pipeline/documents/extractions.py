@@ -23,7 +23,7 @@ class UnknownExtraction(NotFoundError):
 
 
 class ExtractionNotFinished(ConflictError):
-    """It has no result yet, or has failed: see `record`."""
+    """The extraction has no result yet, or has failed: see `record`."""
 
     def __init__(self, record: JobRecord) -> None:
         self.record = record
@@ -32,14 +32,15 @@ class ExtractionNotFinished(ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """A text that will be had under the job's id; `result` is there where it was made at once."""
+    """A text that is, or will be, the result of a job; `result` is there where it was made at
+    once."""
 
     job_id: str
     result: dict[str, Any] | None = None
 
 
 class ExtractionService:
-    """Where texts are ordered and fetched."""
+    """Orders texts of uploads, and returns them."""
 
     def __init__(self, ledger: Ledger, inbox: UploadIntake) -> None:
         self._ledger = ledger

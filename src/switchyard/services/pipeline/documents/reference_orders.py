@@ -41,7 +41,7 @@ class StagesDone:
 
 
 class ReferenceService:
-    """Where references are ordered and fetched."""
+    """Orders references of files and texts, and returns them."""
 
     def __init__(self, ledger: Ledger, inbox: UploadIntake) -> None:
         self._ledger = ledger

@@ -35,7 +35,7 @@ class Starter(Protocol):
 
 
 class InvalidAbout(InvalidInput):
-    """What was said of a file can't be right."""
+    """A field that describes a file is invalid."""
 
 
 @dataclass(frozen=True, slots=True)

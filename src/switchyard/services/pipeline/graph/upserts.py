@@ -1,6 +1,6 @@
-"""What a document adds to the graph, told to the ledger as its stages find it out.
+"""What a document adds to the graph, written to the ledger as its stages find it out.
 
-Each call replaces what the same stage has told before, so it may be repeated, in any order.
+Each call replaces what the same stage has written before, so it may be repeated, in any order.
 """
 
 from __future__ import annotations

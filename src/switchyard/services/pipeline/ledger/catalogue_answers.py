@@ -20,7 +20,7 @@ from switchyard.services.pipeline.ledger.pipeline_tables import catalogue_answer
 
 @dataclass(frozen=True, slots=True)
 class CatalogueClaims:
-    """What became of a claim to several questions. Those in neither are asked by others."""
+    """The result of a claim to several questions. Those in neither are asked by others."""
 
     kept: Mapping[str, list[Any]]
     """What was answered before, by key."""
@@ -32,7 +32,8 @@ table = catalogue_answers
 
 
 class CatalogueAnswerRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Answers of catalogues, and claims to ask. All methods raise LedgerUnavailable when the
+    database is unreachable."""
 
     @read
     def find_catalogue_answers(

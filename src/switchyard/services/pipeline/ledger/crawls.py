@@ -46,7 +46,8 @@ _OUTCOME = 300
 
 
 class CrawlRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Crawls and their pages. All methods raise LedgerUnavailable when the database is
+    unreachable."""
 
     @write
     def start_crawl(

@@ -1,4 +1,4 @@
-"""What documents are classified as. Filters of documents know their classes: `DocumentFilter`."""
+"""Classes of documents in the ledger, and the condition by which filters find them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _AT_ONCE = 500
 
 
 class DocumentClassRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Classes of documents. All methods raise LedgerUnavailable when the database is
+    unreachable."""
 
     @write
     def put_classes(

@@ -1,4 +1,4 @@
-"""Documents."""
+"""Documents in the ledger: content, source, state and completed stages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from switchyard.services.pipeline.ledger.pipeline_tables import document_classes
 
 
 class DocumentRepository(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Documents. All methods raise LedgerUnavailable when the database is unreachable."""
 
     @write
     def upsert_document(

@@ -49,7 +49,8 @@ def is_current_rank() -> ColumnElement[bool]:
 
 
 class GraphRankings(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Rankings of the graph. All methods raise LedgerUnavailable when the database is
+    unreachable."""
 
     @read
     def edges_to_rank(

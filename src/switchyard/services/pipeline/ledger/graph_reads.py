@@ -58,8 +58,9 @@ _CITES = str(EdgeKind.CITES)
 
 
 class GraphReads(Repository):
-    """All raise LedgerUnavailable when the database is away, and give None where there is no such
-    node. A node is asked for by any of its keys, or by the id of its document."""
+    """Reads the graph. A node is asked for by any of its keys, or by the id of its document; the
+    answer is None where there is no such node. All methods raise LedgerUnavailable when the
+    database is unreachable."""
 
     @read
     def graph_node(self, connection: Connection, key: str) -> GraphNode | None:

@@ -47,8 +47,9 @@ Step = tuple[int, int]
 
 
 class GraphWalks(Repository):
-    """All raise LedgerUnavailable when the database is away, and give None where there is no such
-    node. `kinds` are the kinds of edges that are followed, all where there are none."""
+    """Walks through the graph, along edges of some `kinds`, of all where there are none; the answer
+    is None where there is no such node. All methods raise LedgerUnavailable when the database is
+    unreachable."""
 
     @read
     def graph_neighbourhood(

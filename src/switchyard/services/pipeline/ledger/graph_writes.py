@@ -23,7 +23,8 @@ _WORK_ITSELF = 0
 
 
 class GraphWrites(Repository):
-    """All raise LedgerUnavailable when the database is away."""
+    """Writes documents into the graph. All methods raise LedgerUnavailable when the database is
+    unreachable."""
 
     @write
     def put_in_graph(

@@ -43,7 +43,7 @@ class GithubOptions(BaseModel):
 
 
 class GithubBackfill(Source):
-    """The cursor is a page and a place in it."""
+    """Repositories by creation, oldest first. The cursor is a page and a place in it."""
 
     name: ClassVar[str] = "github"
     Options = GithubOptions

@@ -35,8 +35,8 @@ class HuggingfaceOptions(BaseModel):
 
 
 class HuggingfaceBackfill(Source):
-    """In the order of creation, oldest first. The cursor is the address of a page and a place in
-    it: the hub's pages have no numbers."""
+    """Models or data sets by creation, oldest first. The cursor is the address of a page and a
+    place in it: the hub's pages have no numbers."""
 
     name: ClassVar[str] = "huggingface"
     Options = HuggingfaceOptions

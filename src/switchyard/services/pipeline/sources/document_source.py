@@ -35,8 +35,8 @@ MAX_TEXT = 2 * 1024 * 1024
 
 
 class SourceItem(BaseModel):
-    """What is item of a source, as the payload of its job. A source of its own kind makes a
-    subclass with more fields."""
+    """What a job asks of a source, as the job's payload. A source of its own kind makes a subclass
+    with more fields."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Asking a server politely: what all sources have in common, here and nowhere else.
+"""The HTTP client of all sources: pace, pauses, ETags, bounds, errors.
 
     SERVER = SourceServer("zenodo", label="Zenodo", base_url="https://zenodo.org/api", interval=1)
 

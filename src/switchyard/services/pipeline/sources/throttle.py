@@ -63,7 +63,7 @@ class RequestPace(Protocol):
 
 
 class FleetThrottle:
-    """The pace of all processes that share a ledger."""
+    """Paces the requests of all processes that share a ledger."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class FleetThrottle:
 
 
 class LocalThrottle:
-    """The pace of one client, where there is no ledger to share one."""
+    """Paces the requests of one client, where there is no ledger to share one."""
 
     def __init__(self, *, label: str, interval: float, patience: float) -> None:
         self._label = label

@@ -1,6 +1,6 @@
-"""Telling the graph what the stages of a document have found: the one way for all of them.
+"""Updates of the graph by the stages of a document: the one way for all of them.
 
-It tells what is kept, so a stage that is repeated, or killed on the way, changes nothing.
+They write what is stored, so a stage that is repeated, or killed on the way, changes nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the stages of the document pipeline keep: a repeat finds it, and does not work again.
+"""Outputs of the pipeline's stages: a repeat finds them, and does not work again.
 
 A stage writes `intermediate/{document_id}/{stage}/output.json` when it is done, with a hash of
 what it worked on. A repeat (a redelivery, a redrive, the same content again) finds it. A change of
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """What a stage made."""
+    """The output of a stage."""
 
     result: dict[str, Any]
     input_hash: str
@@ -54,7 +54,7 @@ class MissingOutput(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class DocumentFiles:
-    """What the stages keep of one document."""
+    """The stored files of one document's stages."""
 
     storage: Storage
     document_id: str

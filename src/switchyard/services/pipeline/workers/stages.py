@@ -1,9 +1,9 @@
-"""The stages of the document pipeline: their names, and what the ledger is told of them.
+"""The stages of the document pipeline: their names, and their records in the ledger.
 
 ingest_document → extract_text (→ ocr_pdf) → summarize_content → embed_content →
 classify_document → link_content
 
-What each of them keeps, and when that is used again, is in `outputs`.
+The output of each, and when it is used again, is in `stage_outputs`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Job types of the LLM worker."""
+"""The job type that summarises documents: by a model, or extractively where none is set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Visiting other people's web sites: robots.txt first, one request at a time for each host, nothing
+"""Fetches other people's web pages: robots.txt first, one request at a time for each host, nothing
 of our own network, whatever a name or a redirect says (services/common/files/safe_http.py)."""
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PAGE_TIMEOUT = 120.0
 
 @dataclass(frozen=True, slots=True)
 class FetchedPage:
-    """What was at an address."""
+    """The page at an address."""
 
     url: str
     """Where it was in the end, in the form of `page_address`."""
@@ -59,7 +59,7 @@ class FetchedPage:
 
 
 class WebFetcher:
-    """Visits pages for one job."""
+    """Fetches web pages for one job."""
 
     def __init__(self, ctx: JobContext) -> None:
         self._ctx = ctx
@@ -212,7 +212,7 @@ class _StatusRefused(SourceRefused):
 
 
 class _TranslatedFetch:
-    """`fetching`, with this room's errors."""
+    """The context `fetching`, with the errors of sources."""
 
     def __init__(
         self, url: str, limit: int, within: float, headers: Mapping[str, str], guard: SsrfGuard

@@ -52,7 +52,7 @@ class IngestUrl(BaseModel):
 
 
 class UnreadablePage(PermanentError):
-    """There is a page, and nothing on it that could be read."""
+    """The page has no readable text."""
 
 
 @job("ingest_url", worker="ingest", lanes=("hot", "backfill"), timeout=300)
@@ -132,7 +132,7 @@ def is_html(body: bytes, kind: str) -> bool:
 
 
 class PageValidators:
-    """What asks a server whether a page has changed: its ETag or date, kept in the storage."""
+    """The ETag or date of a page, kept in the storage to ask whether it has changed."""
 
     def __init__(self, ctx: JobContext, url: str) -> None:
         self._storage = Storage(ctx.settings.files_url)

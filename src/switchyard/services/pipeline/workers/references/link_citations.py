@@ -33,7 +33,7 @@ LINK_TIMEOUT = TIME_BUDGET + 300.0
 
 
 class NothingToLink(PermanentError):
-    """Nobody has looked for the document's references yet."""
+    """The document's references have not been looked for yet."""
 
 
 @job("link_citations", worker="link", lanes=("hot", "maintenance"), timeout=LINK_TIMEOUT)

@@ -28,7 +28,7 @@ class NoText(PermanentError):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSource:
-    """Where references stand, and where the job keeps what it makes of them."""
+    """The text in which references stand, and the files of the job's stages."""
 
     files: DocumentFiles
     text: StageOutput
