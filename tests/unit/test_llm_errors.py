@@ -19,7 +19,7 @@ from switchyard.services.llm.llm_errors import (
     translate,
 )
 from switchyard.services.llm.records.llm_servers import WAIT_FOR_SERVER
-from switchyard.services.llm.server_quota import quota_wait
+from switchyard.services.llm.server_client import quota_wait
 
 REQUEST: Any = type("Request", (), {"url": "http://there/v1"})()
 PERMANENT = {400, 401, 403, 404, 405, 410, 413, 415, 422, 451}

@@ -129,7 +129,7 @@ async def test_each_page_is_visited_once_and_what_is_not_to_be_visited_never(
                 "/a": "document",
                 "/b": "document",
                 "/hidden": "the",
-                "/to-b": "it",
+                "/to-b": "the",
                 "/private/x": "robots.txt",
                 "/gone": "there",
                 "/away": "it",

@@ -203,7 +203,7 @@ async def test_a_picture_of_one_line_of_pixels_has_no_words(pipeline: Pipeline, 
     striped = Image.new("1", (200_000, 100))
     striped.paste(1, (0, 0, 1_000, 100))
     striped.save(strip, "PNG")
-    with pytest.raises(NoTextFound, match=r"no words on its page$"):
+    with pytest.raises(NoTextFound, match=r"no words on the document's page$"):
         await taken_in(pipeline, tmp_path, "strip.png", strip.getvalue())
 
 

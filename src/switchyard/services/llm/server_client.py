@@ -8,6 +8,7 @@ own retries. The SDK's retries are off, or attempts would multiply.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ from switchyard.services.llm.llm_errors import (
     translate,
 )
 from switchyard.services.llm.parameters import MAX_REPEATS, Parameters
-from switchyard.services.llm.server_quota import quota_wait
 
 if TYPE_CHECKING:
     import openai
@@ -36,6 +36,11 @@ Reply = TypeVar("Reply")
 NETWORK_TRIES = 3
 FIRST_RETRY_DELAY = 0.5
 """Seconds before the second try; doubled for the third."""
+MAX_QUOTA_WAIT = 120.0
+"""Seconds that a header is believed: limits are by the minute, and clocks differ."""
+
+_DURATION_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)")
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,3 +278,25 @@ async def call_with_retries(
         if limit.expired():
             raise LlmTimeout(f"the model server did not answer within {within:g} s") from error
         raise
+
+
+def quota_wait(headers: Mapping[str, str]) -> float:
+    """Return the seconds until a server takes requests and tokens again, by the headers of its
+    answer; 0 while it does, or where the headers make no sense."""
+    waits = [
+        _quota_seconds(headers.get(f"x-ratelimit-reset-{what}", ""))
+        for what in ("requests", "tokens")
+        if headers.get(f"x-ratelimit-remaining-{what}", "").strip() == "0"
+    ]
+    return min(max(waits, default=0.0), MAX_QUOTA_WAIT)
+
+
+def _quota_seconds(text: str) -> float:
+    """Read a duration: `6m0.5s`, `20ms`, or a plain number of seconds."""
+    text = text.strip()[:40]
+    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text):
+        return float(text)
+    parts = _DURATION_PART.findall(text)
+    if "".join(number + unit for number, unit in parts) != text:
+        return 0.0
+    return sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts)
