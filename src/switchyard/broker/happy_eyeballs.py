@@ -55,7 +55,7 @@ async def first_connected(
     finally:
         for each in running:
             each.cancel()
-        for ended in await asyncio.gather(*running, return_exceptions=True):
-            if not isinstance(ended, BaseException):
-                await close(ended)
+        for result in await asyncio.gather(*running, return_exceptions=True):
+            if not isinstance(result, BaseException):
+                await close(result)
     raise AllAttemptsFailed(failed)

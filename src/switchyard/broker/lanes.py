@@ -58,11 +58,13 @@ LANES: tuple[Lane, ...] = (HOT, VLM_OCR, MAINTENANCE, BACKFILL)
 
 def lane_named(name: str, lanes: Iterable[Lane] = LANES) -> Lane:
     """Return the lane of that name. Raises ValueError, naming those there are."""
-    known = tuple(lanes)
-    for lane in known:
+    candidates = tuple(lanes)
+    for lane in candidates:
         if lane.name == name:
             return lane
-    raise ValueError(f"no lane {name!r}: choose one of {', '.join(lane.name for lane in known)}")
+    raise ValueError(
+        f"no lane {name!r}: choose one of {', '.join(lane.name for lane in candidates)}"
+    )
 
 
 @dataclass(frozen=True, slots=True, order=True)

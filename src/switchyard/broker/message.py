@@ -144,7 +144,7 @@ def describe(
     parts = []
     for item in error.errors(include_url=False, include_input=False)[:5]:
         where = ".".join(str(step) for step in place(item["loc"]) if step != "[key]")
-        said = patterns.complaint(item)
-        parts.append(f"{where}: {said}" if where else said)
+        complaint = patterns.complaint(item)
+        parts.append(f"{where}: {complaint}" if where else complaint)
     more = error.error_count() - len(parts)
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")

@@ -13,7 +13,7 @@ import httpx
 
 
 def authorities() -> ssl.SSLContext:
-    """For the option `verify` of an HTTP client: the authorities in `SSL_CERT_FILE` or
+    """Return for the option `verify` of an HTTP client the authorities in `SSL_CERT_FILE` or
     `SSL_CERT_DIR`, else those that httpx brings. Raises OSError where that file is not there."""
     return _loaded(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 

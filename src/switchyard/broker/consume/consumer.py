@@ -205,9 +205,9 @@ class LaneConsumer:
         """Wait for the first of these, or for `stop`. Futures are left alone."""
         own = [asyncio.create_task(event) for event in events if asyncio.iscoroutine(event)]
         own.append(asyncio.create_task(self._stopping.wait()))
-        given = [event for event in events if isinstance(event, asyncio.Future)]
+        futures = [event for event in events if isinstance(event, asyncio.Future)]
         try:
-            await asyncio.wait((*own, *given), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((*own, *futures), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in own:
                 task.cancel()

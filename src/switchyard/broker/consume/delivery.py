@@ -41,7 +41,7 @@ class Delivery:
 
     @classmethod
     def from_incoming(cls, message: Incoming, queue: str, channel: PipelinedChannel) -> Self:
-        """The delivery of a message that came in on `channel`."""
+        """Make the delivery of a message that came in on `channel`."""
         return cls(
             body=message.body,
             queue=queue,

@@ -250,11 +250,11 @@ class Slots:
         """Ask the broker until `queue` is empty, or what it has can't come here."""
         try:
             while time.monotonic() < queue.holds_until:
-                asked = queue.questions
+                questions = queue.questions
                 # Twice: what the first answer has left on its way is here before the second.
                 if await _ready(channel, queue.name) or await _ready(channel, queue.name):
                     await asyncio.sleep(REQUERY_INTERVAL)
-                elif asked == queue.questions:
+                elif questions == queue.questions:
                     break
         except CHANNEL_ERRORS as error:
             self._log.warning("urgent queue not queried", queue=queue.name, error=str(error))

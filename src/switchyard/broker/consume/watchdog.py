@@ -54,8 +54,8 @@ def _gets_too_little(queue: LaneQueue, waiting: QueueSize) -> bool:
 
 
 async def _ask(queue: LaneQueue) -> QueueSize | None:
-    """The broker's numbers; None where nothing is consumed, or the channel has just ended, which
-    the queue's own loop mends."""
+    """Return the broker's numbers; None where nothing is consumed, or the channel has just ended,
+    which the queue's own loop mends."""
     channel = queue.channel
     if channel is None or queue.state != "consuming":
         return None

@@ -121,17 +121,17 @@ class DeadLetterInfo:
     def shorter(self) -> Iterator[DeadLetterInfo]:
         """Certificates that say less, each less than the one before: for a broker whose frames are
         too small for this one."""
-        kept = self.properties[:BRIEF_PROPERTIES]
+        properties = self.properties[:BRIEF_PROPERTIES]
         brief = replace(
-            self, message=writable(self.message, BRIEF_LIMIT), traceback="", properties=kept
+            self, message=writable(self.message, BRIEF_LIMIT), traceback="", properties=properties
         )
         yield brief
-        yield replace(brief, message="", worker="", properties=kept[:4])
+        yield replace(brief, message="", worker="", properties=properties[:4])
 
 
 def unreadable_properties(delivery: Delivery, *, worker: str = "") -> DeadLetterInfo:
     """Return the certificate of a message whose properties can't be read, wherever it was found."""
-    kept = delivery.properties[:PROPERTIES_LIMIT]
+    properties = delivery.properties[:PROPERTIES_LIMIT]
     return DeadLetterInfo(
         Reason.MALFORMED,
         delivery.routing_key,
@@ -139,12 +139,12 @@ def unreadable_properties(delivery: Delivery, *, worker: str = "") -> DeadLetter
         error_type=UNREADABLE,
         message=f"the AMQP properties can't be read: {delivery.unreadable}",
         worker=worker,
-        properties=base64.b64encode(kept).decode(),
+        properties=base64.b64encode(properties).decode(),
     )
 
 
 def job_in(certificate: DeadLetterInfo, body: bytes) -> JobMessage | None:
-    """The job of a dead letter; None when it is none.
+    """Return the job of a dead letter; None when it is none.
 
     A message whose properties could not be read is none, whatever its body says: this system has
     not written it, and it must not stand for the job whose id it carries. Nor is a foreign copy.

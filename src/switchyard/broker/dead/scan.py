@@ -217,8 +217,8 @@ class Scan:
         self.total = await self.depth(self._queue)
 
     async def letters(self) -> AsyncIterator[QueuedDeadLetter]:
-        """Those that waited when the scan began. Raises BrokerUnavailable when the connection is
-        lost."""
+        """Yield the letters that waited when the scan began. Raises BrokerUnavailable when the
+        connection is lost."""
         left = self.total
         following = await self._fetch(left)
         while following is not None:

@@ -75,12 +75,12 @@ class ManagementClient(AsyncCloseable):
         )
 
     async def version(self) -> str:
-        """The broker's version, such as `4.3.6`."""
+        """Return the broker's version, such as `4.3.6`."""
         overview = await self.get("/overview")
         return str(overview["rabbitmq_version"])
 
     async def time(self) -> float:
-        """The broker's own time, to the second; seconds since the epoch."""
+        """Return the broker's own time, to the second; seconds since the epoch."""
         response = await self._http.request("GET", "/whoami")
         self._check(response)
         try:
@@ -98,8 +98,8 @@ class ManagementClient(AsyncCloseable):
     async def queue_messages(self, name: str) -> int | None:
         """Messages in a queue, ready and unacknowledged, as of the last seconds; None where the
         broker has no figure yet, or there is no such queue."""
-        found = await self.get(self._path("queues", name), missing={})
-        messages = found.get("messages")
+        queue = await self.get(self._path("queues", name), missing={})
+        messages = queue.get("messages")
         return messages if isinstance(messages, int) else None
 
     async def depths(self) -> dict[str, tuple[int, int]]:
@@ -205,14 +205,15 @@ class ManagementClient(AsyncCloseable):
         given."""
         body: dict[str, Any] = {"tags": ",".join(tags)}
         if password is None:
-            known = await self.get(f"/users/{_quote(name)}")
-            body |= {key: known[key] for key in ("password_hash", "hashing_algorithm")}
+            user = await self.get(f"/users/{_quote(name)}")
+            body |= {key: user[key] for key in ("password_hash", "hashing_algorithm")}
         else:
             body["password"] = password
         await self._send("PUT", f"/users/{_quote(name)}", body)
 
     async def put_permissions(self, user: str, permissions: Mapping[str, str]) -> None:
-        """What the user may configure, write and read in the virtual host; patterns of names."""
+        """Set what the user may configure, write and read in the virtual host; patterns of
+        names."""
         await self._send("PUT", f"/permissions/{_quote(self._vhost)}/{_quote(user)}", permissions)
 
     async def delete_vhost(self) -> None:
@@ -296,8 +297,9 @@ def _quote(name: str) -> str:
 
 
 def _is_being_made(response: httpx.Response) -> bool:
-    """A quorum queue is known before its members have started: whoever declares it then is told
-    that its node is down (RabbitMQ 4.3). Of a node that is down, too, it is the answer."""
+    """Tell whether a queue is still being made. A quorum queue is known before its members have
+    started: whoever declares it then is told that its node is down (RabbitMQ 4.3). Of a node that
+    is down, too, it is the answer."""
     return (
         response.status_code == HTTPStatus.NOT_FOUND
         and "is down or inaccessible" in _reason(response)[1]
@@ -305,7 +307,7 @@ def _is_being_made(response: httpx.Response) -> bool:
 
 
 def _reason(response: httpx.Response) -> tuple[str, str]:
-    """The broker's code for a refusal, and what it says about it in one line."""
+    """Return the broker's code for a refusal, and what it says about it in one line."""
     try:
         body = response.json()
     except (ValueError, RecursionError):

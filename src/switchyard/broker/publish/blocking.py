@@ -54,7 +54,7 @@ class BlockingPublisher:
     def __init__(
         self, settings: BrokerSettings | None = None, *, name: str = "switchyard-blocking-publisher"
     ) -> None:
-        """The settings are those of the environment (`JOBS_AMQP_URL` …) unless given. Raises
+        """Use the settings of the environment (`JOBS_AMQP_URL` …) unless given. Raises
         ValueError where they name no broker."""
         settings = settings or BrokerSettings()
         settings.require_amqp_url()

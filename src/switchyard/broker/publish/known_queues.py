@@ -73,8 +73,8 @@ class KnownQueues:
                 self._bound.add(queue)
             else:
                 self._bound.discard(queue)
-            kept = THERE_FOR if is_ready else MISSING_FOR
-            self._answers[queue] = is_ready, time.monotonic() + kept
+            ttl = THERE_FOR if is_ready else MISSING_FOR
+            self._answers[queue] = is_ready, time.monotonic() + ttl
         return is_ready
 
     def _queried(self, queue: str, done: asyncio.Task[bool]) -> None:

@@ -45,7 +45,7 @@ class NoListenerCache:
         return rest is not None and time.monotonic() < rest.ask_at
 
     def sent(self, exchange: str, routing_key: str, confirm: asyncio.Future[None]) -> None:
-        """One is on its way now."""
+        """Note that an event is on its way now."""
         key = exchange, routing_key
         rest = self._resting.get(key)
         if rest is not None:

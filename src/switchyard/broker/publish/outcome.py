@@ -141,7 +141,7 @@ def letter_to_park(job: Outgoing, profile: Profile) -> Envelope | None:
 
 
 def blocked() -> Blocked:
-    """A publish that was not sent because of an alarm."""
+    """Return the outcome of a publish that was not sent because of an alarm."""
     return Blocked(
         "the broker blocks publishers (memory or disk alarm); nothing was sent: "
         "see `jobctl doctor`, free memory or disk"
@@ -149,7 +149,7 @@ def blocked() -> Blocked:
 
 
 def held() -> BrokerUnavailable:
-    """A publish that was on its way when the broker raised an alarm."""
+    """Return the outcome of a publish that was on its way when the broker raised an alarm."""
     return BrokerUnavailable(
         "the broker blocks publishers (memory or disk alarm) and holds what was sent until then, "
         "which it may take yet: see `jobctl doctor`, free memory or disk",
@@ -163,7 +163,8 @@ def unconfirmed(timeout: float) -> BrokerUnavailable:
 
 
 def no_room(timeout: float) -> BrokerUnavailable:
-    """A publish that was not sent, because no earlier one was confirmed in time."""
+    """Return the outcome of a publish that was not sent, because no earlier one was confirmed in
+    time."""
     return BrokerUnavailable(
         f"the broker confirmed nothing within {timeout:g} s; this was not sent",
         maybe_accepted=False,
@@ -178,7 +179,7 @@ class ConnectionFailureMemo:
         self._until = 0.0
 
     def note(self, error: object) -> None:
-        """What became of a job that was to be sent."""
+        """Note what became of a job that was to be sent."""
         if isinstance(error, BrokerUnavailable) and error is not self._error:
             self._error = error
             self._until = time.monotonic() + OUTAGE_PAUSE
@@ -202,7 +203,7 @@ class SizeLimit:
         self._until = 0.0
 
     def learn(self, error: BaseException | None) -> None:
-        """What became of a message that was sent."""
+        """Learn what became of a message that was sent."""
         if isinstance(error, MessageTooLarge):
             self._learned = error.limit
             self._until = time.monotonic() + SIZE_LIMIT_TTL

@@ -65,7 +65,7 @@ class Session:
     """
 
     def __init__(self, node: str, name: str, limit: float) -> None:
-        """Starts to connect to the node of that address, in so many seconds; `drive` does it."""
+        """Start to connect to the node of that address, in so many seconds; `drive` does it."""
         self._owner = Owner()
         self._unconfirmed: Unconfirmed[Sent] = Unconfirmed()
         self._channel: Channel | None = None

@@ -169,12 +169,12 @@ def _check_lanes(lanes: Sequence[Lane]) -> None:
 
 
 def _checked_routes(routes: Iterable[Route], lanes: Iterable[Lane]) -> list[Route]:
-    known = {lane.name for lane in lanes}
+    lane_names = {lane.name for lane in lanes}
     by_key: dict[str, Route] = {}
     for route in routes:
-        if route.lane not in known:
+        if route.lane not in lane_names:
             raise ValueError(
-                f"{route.routing_key!r} is in no lane: choose {', '.join(sorted(known))}"
+                f"{route.routing_key!r} is in no lane: choose {', '.join(sorted(lane_names))}"
             )
         for name in (route.job_type, route.worker):
             # "*", "#" and "." mean something in a binding to a topic exchange.

@@ -118,16 +118,16 @@ def _rank(difference: Difference) -> int:
 
 
 def _exchanges(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
-    found = {exchange.name: exchange for exchange in live.exchanges}
+    live_exchanges = {exchange.name: exchange for exchange in live.exchanges}
     for exchange in topology.exchanges:
-        actual = found.pop(exchange.name, None)
+        actual = live_exchanges.pop(exchange.name, None)
         if actual is None:
             yield _missing("exchange", exchange)
         elif actual.type != exchange.type:
             yield _other_type("exchange", exchange, actual.type)
         elif changes := _changes(_settings(exchange), _settings(actual)):
             yield _other_arguments("exchange", exchange, changes)
-    for extra in found.values():
+    for extra in live_exchanges.values():
         # What says whose broker it is is nobody's leftover: `broker.topology.system_marker`.
         queue = extra.name.removesuffix(UNBOUND)
         if queue != extra.name and queue in topology.bound_queues:
@@ -138,16 +138,16 @@ def _exchanges(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
 
 
 def _queues(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
-    found = {queue.name: queue for queue in live.queues}
+    live_queues = {queue.name: queue for queue in live.queues}
     for queue in topology.queues:
-        actual = found.pop(queue.name, None)
+        actual = live_queues.pop(queue.name, None)
         if actual is None:
             yield _missing("queue", queue)
         elif actual.declared.type != queue.type:
             yield _other_type("queue", queue, actual.declared.type, _holding(actual))
         elif changes := _changes(_settings(queue), _settings(actual.declared)):
             yield _other_arguments("queue", queue, changes, _holding(actual))
-    for extra in found.values():
+    for extra in live_queues.values():
         if topology.owns(extra.name) and not extra.declared.is_temporary:
             yield _extra("queue", extra.declared, _holding(extra))
 
@@ -204,7 +204,7 @@ def _is_extra_binding(topology: Topology, live: LiveTopology, binding: Binding) 
 
 
 def _policies(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
-    found = {policy.name: policy for policy in live.policies}
+    live_policies = {policy.name: policy for policy in live.policies}
     types = {queue.name: queue.type for queue in topology.queues}
     of_other_type = {
         topology.policy_of(queue.name)
@@ -212,7 +212,7 @@ def _policies(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
         if types.get(queue.name, queue.declared.type) != queue.declared.type
     }
     for policy in topology.policies:
-        actual = found.pop(policy.name, None)
+        actual = live_policies.pop(policy.name, None)
         if actual is None:
             yield _missing("policy", policy)
         elif policy in of_other_type:
@@ -220,7 +220,7 @@ def _policies(topology: Topology, live: LiveTopology) -> Iterator[Difference]:
         elif changes := _changes(_policy_settings(policy), _policy_settings(actual)):
             text = f"policy {policy.name} differs: {changes}"
             yield Difference(Deviation.POLICY, "policy", policy.name, text, policy)
-    for extra in found.values():
+    for extra in live_policies.values():
         if topology.owns(extra.name):
             yield _extra("policy", extra)
 
@@ -234,10 +234,10 @@ def _policies_in_force(topology: Topology, live: LiveTopology) -> Iterator[Diffe
         policy = topology.policy_of(actual.name)
         if queue is None or (policy is not None and policy not in right_policies):
             continue
-        wanted = policy.name if policy is not None else None
-        if actual.policy != wanted:
+        declared_name = policy.name if policy is not None else None
+        if actual.policy != declared_name:
             ruling = f"policy {actual.policy}" if actual.policy else "no policy"
-            text = f"queue {queue.name} is under {ruling} instead of {wanted or 'none'}"
+            text = f"queue {queue.name} is under {ruling} instead of {declared_name or 'none'}"
             advice = (
                 f"remove {ruling}, narrow its pattern or lower its priority"
                 if actual.policy

@@ -83,7 +83,8 @@ class Migrated:
 
 
 async def plan(client: ManagementClient, wanted: Topology) -> list[Step]:
-    """The queues that are not as wanted, lane by lane, the least urgent first; nothing is changed.
+    """Return the queues that are not as declared, lane by lane, the least urgent first; nothing is
+    changed.
 
     Retry queues are the same in both profiles. Raises MigrationRefused where the broker is too old.
     """
@@ -95,11 +96,11 @@ async def plan(client: ManagementClient, wanted: Topology) -> list[Step]:
                 f"the quorum profile needs RabbitMQ 4.3 or later, this is {version}"
             )
     live = await client.fetch()
-    found = {each.name: each for each in live.queues}
+    live_queues = {each.name: each for each in live.queues}
     steps = []
     for queue in wanted.queues:
-        there = found.get(queue.name)
-        temporary = found.get(STAND_IN + queue.name)
+        there = live_queues.get(queue.name)
+        temporary = live_queues.get(STAND_IN + queue.name)
         if there is None and temporary is None:
             continue  # `apply` makes it
         is_right = there is not None and _same(there.declared, queue)

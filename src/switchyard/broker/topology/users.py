@@ -129,13 +129,13 @@ async def make_users(
     `given` are passwords by role: such a user has that one from now on. With `renew` the others
     that are there get new passwords, too. Needs the tag `administrator`. Raises ManagementError.
     """
-    made = []
+    users = []
     for role in roles:
         name = f"{prefix}-{role.name}"
-        told = None
+        password = None
         if role.name not in given and (renew or not await client.has_user(name)):
-            told = secrets.token_urlsafe(PASSWORD_BYTES)
-        await client.put_user(name, password=given.get(role.name, told), tags=role.tags)
+            password = secrets.token_urlsafe(PASSWORD_BYTES)
+        await client.put_user(name, password=given.get(role.name, password), tags=role.tags)
         await client.put_permissions(name, role.permissions)
-        made.append(MadeUser(name, role, told))
-    return made
+        users.append(MadeUser(name, role, password))
+    return users

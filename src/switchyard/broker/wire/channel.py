@@ -158,7 +158,7 @@ class PipelinedChannel(Channel):
         self._callbacks.pop(tag, None)
 
     def take(self, kind: int, frame: memoryview) -> bool:
-        """A frame of this channel, before aiormq reads it; see FrameSink."""
+        """Take a frame of this channel before aiormq reads it; see FrameSink."""
         assembler = self._assembler
         if kind != METHOD:
             if not assembler.is_busy:

@@ -33,8 +33,8 @@ class Unconfirmed(Generic[W]):
     def sent(
         self, waiter: W, message_id: str, exchange: str, routing_key: str, size: int = 0
     ) -> None:
-        """The next publish has left, with a body of so many bytes. The broker counts them too,
-        from 1: that is its tag."""
+        """Count the next publish, which has left with a body of `size` bytes. The broker counts
+        them too, from 1: that is its tag."""
         self._last_tag += 1
         self._waiting[self._last_tag] = (waiter, (message_id, exchange, routing_key), size)
 
@@ -65,7 +65,8 @@ class Unconfirmed(Generic[W]):
         ]
 
     def lost(self, reason: str) -> list[tuple[W, PublishError | None]]:
-        """The channel or its connection is gone: all that waited, and each one's error."""
+        """End all that wait, as the channel or its connection is gone; return each with its
+        error."""
         loss = Loss(reason)
         waiting = list(self._waiting.values())
         self._waiting.clear()

@@ -149,7 +149,8 @@ async def closed(open_one: AbstractConnection | AbstractChannel) -> None:
 
 @asynccontextmanager
 async def connected(url: str, name: str, **options: Any) -> AsyncIterator[AbstractConnection]:
-    """An aio-pika connection for one piece of work, closed at its end. Raises BrokerUnavailable."""
+    """Open an aio-pika connection for one piece of work, and close it at its end. Raises
+    BrokerUnavailable."""
     connection = await connect(url, name, **options)
     try:
         yield connection

@@ -86,13 +86,13 @@ async def is_unbound(connection: Connection, queue: str) -> bool:
 async def ask_lane_queue(connection: Connection, queue: str, limit: int | None) -> QueueSize | None:
     """Return the same of a lane's queue, whose length limit that is. While it is remade with
     another type it takes nothing, or is not there: then, of the queue that stands in for it."""
-    found = await ask_queue(connection, queue)
-    if found is not None and limit != 0:
-        return found
+    depth = await ask_queue(connection, queue)
+    if depth is not None and limit != 0:
+        return depth
     try:
-        return await ask_queue(connection, STAND_IN + queue) or found
+        return await ask_queue(connection, STAND_IN + queue) or depth
     except ChannelAccessRefused:  # to a user who may see the lanes' queues alone
-        return found
+        return depth
 
 
 async def ask_queues(url: str, queues: Iterable[str]) -> dict[str, QueueSize | None]:
@@ -106,8 +106,8 @@ async def ask_queues(url: str, queues: Iterable[str]) -> dict[str, QueueSize | N
                 return {queue: await ask_queue(transport, queue) for queue in names}
             except ChannelAccessRefused:
                 hidden = HiddenQueues(BrokerSettings(amqp_url=SecretStr(url)))
-    shown = await hidden.waiting()
-    return {queue: shown.get(queue) for queue in names}
+    waiting = await hidden.waiting()
+    return {queue: waiting.get(queue) for queue in names}
 
 
 class HiddenQueues:
@@ -141,18 +141,18 @@ class HiddenQueues:
         try:
             url, vhost = self._settings.require_management_url(), self._settings.vhost
             async with ManagementClient(url, vhost, timeout=HIDDEN_TIMEOUT) as client:
-                found = await client.depths()
+                depths = await client.depths()
         except (ManagementError, ValueError) as error:
             self._trouble, self._until = str(error), time.monotonic() + TROUBLE_FOR
             return
-        self._shown = {name: QueueSize(*numbers) for name, numbers in found.items()}
+        self._shown = {name: QueueSize(*numbers) for name, numbers in depths.items()}
         self._until = time.monotonic() + SHOWN_FOR
 
 
 @asynccontextmanager
 async def queue_depths(url: str) -> AsyncIterator[Callable[[str], Awaitable[int]]]:
-    """A function that tells how many messages wait in a queue. Raises BrokerUnavailable, also where
-    there is no such queue."""
+    """Open a function that tells how many messages wait in a queue. Raises BrokerUnavailable, also
+    where there is no such queue."""
     async with connected(url, "queue depths") as connection:
         with raising_broker_unavailable("can't ask for the depths of queues"):
             channel = await open_channel(underlying(connection), confirms=False)

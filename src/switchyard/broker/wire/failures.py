@@ -133,7 +133,7 @@ class Loss:
         The broker does not say which message it has refused, but what it was: its size, where it
         went. Of others, whichever was alone is to blame; if several were, any of them may be.
         """
-        told = f"{routing_key!r} was not confirmed: {self.reason}"
+        text = f"{routing_key!r} was not confirmed: {self.reason}"
         code = next((code for name, code in _NAMES.items() if name in self.reason), None)
         if code is None or _CONSUMING.search(self.reason) is not None:
             return BrokerUnavailable(
@@ -149,7 +149,7 @@ class Loss:
         else:
             is_it = alone
         if not is_it:
-            return BrokerUnavailable(told, maybe_accepted=True, perhaps_refused=True)
+            return BrokerUnavailable(text, maybe_accepted=True, perhaps_refused=True)
         if sizes is not None:
             return MessageTooLarge(size, int(sizes[2]))
         if code == _NAMES["ACCESS_REFUSED"]:

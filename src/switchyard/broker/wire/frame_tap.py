@@ -60,7 +60,7 @@ class FrameTap(asyncio.StreamReader):
         self._sinks[channel] = sink
 
     def detach(self, channel: int, sink: FrameSink) -> None:
-        """No more frames for `sink`. The number may belong to another channel by now."""
+        """Give no more frames to `sink`. The number may belong to another channel by now."""
         if self._sinks.get(channel) is sink:
             del self._sinks[channel]
 
@@ -76,7 +76,7 @@ class FrameTap(asyncio.StreamReader):
             self.connected.abort()
 
     def feed_data(self, data: Any) -> None:
-        """Called by the transport with what has come in."""
+        """Take what has come in; called by the transport."""
         stream = self._partial + bytes(data) if self._partial else bytes(data)
         view = memoryview(stream)
         size = len(stream)

@@ -81,7 +81,7 @@ class Assembler:
             self._message = Incoming(exchange, routing_key)
 
     def add(self, kind: int, frame: memoryview) -> Incoming | None:
-        """A header or body frame; the message, once it is complete."""
+        """Add a header or body frame; return the message once it is complete."""
         message = self._message
         if message is None:
             return None
@@ -105,7 +105,7 @@ class Assembler:
 
 
 def _read_properties(message: Incoming, flags: int, raw: bytes, at: int) -> None:
-    """The properties that this system uses; those behind the message id are not looked at."""
+    """Read the properties that this system uses; those behind the message id are not looked at."""
     if flags & CONTENT_TYPE:
         at += 1 + raw[at]
     if flags & CONTENT_ENCODING:

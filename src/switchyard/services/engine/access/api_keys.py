@@ -74,21 +74,21 @@ def hash_of(key: str) -> str:
 
 async def create_key(ledger: Ledger, name: str, scopes: Iterable[Scope]) -> NewKey:
     """Make a key and keep its hash. Raises LedgerError."""
-    made = NewKey(id=secrets.token_hex(4), key=PREFIX + secrets.token_urlsafe(KEY_BYTES))
+    new_key = NewKey(id=secrets.token_hex(4), key=PREFIX + secrets.token_urlsafe(KEY_BYTES))
     await ledger.api_keys.add_api_key(
-        made.id,
+        new_key.id,
         name=name,
-        key_hash=hash_of(made.key),
+        key_hash=hash_of(new_key.key),
         scopes=sorted(set(scopes)),
         now=ledger.clock.time(),
     )
-    return made
+    return new_key
 
 
 def configured_keys(text: str) -> dict[str, Principal]:
     """Return the keys of JOBS_API_KEYS by their hashes: `KEY` (every scope) or `KEY:read+publish`,
     separated by commas. Raises InvalidKeySetting."""
-    found: dict[str, Principal] = {}
+    principals: dict[str, Principal] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         key, colon, names = entry.partition(":")
         if len(key) < MIN_KEY_LENGTH:
@@ -103,8 +103,8 @@ def configured_keys(text: str) -> dict[str, Principal]:
                 f"a scope in JOBS_API_KEYS is unknown: use {', '.join(Scope)}, joined by +"
             ) from error
         key_hash = hash_of(key)
-        found[key_hash] = Principal(f"env-{key_hash[:8]}", scopes)
-    return found
+        principals[key_hash] = Principal(f"env-{key_hash[:8]}", scopes)
+    return principals
 
 
 @dataclass(slots=True)
@@ -128,8 +128,8 @@ class ApiKeyStore:
     async def identify(self, key: str) -> Principal | None:
         """Whose key that is; None for a key that is unknown or revoked. Raises LedgerError."""
         key_hash = hash_of(key)
-        for known, principal in self._configured.items():
-            if hmac.compare_digest(known, key_hash):
+        for configured, principal in self._configured.items():
+            if hmac.compare_digest(configured, key_hash):
                 return principal
         now = time.monotonic()
         remembered = self._remembered.get(key_hash)
@@ -175,5 +175,5 @@ class ApiKeyStore:
 
 
 def _principal(record: ApiKeyRecord) -> Principal:
-    known = {scope.value for scope in Scope}
-    return Principal(record.id, frozenset(Scope(name) for name in record.scopes if name in known))
+    scopes = {scope.value for scope in Scope}
+    return Principal(record.id, frozenset(Scope(name) for name in record.scopes if name in scopes))

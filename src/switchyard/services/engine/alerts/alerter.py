@@ -55,18 +55,18 @@ class Alerter:
     async def check(self) -> None:
         """Post what is new; what was not taken is posted again by the next look. Raises
         LedgerError."""
-        found = {str(each.finding): each for each in await self._findings()}
-        lasting = {key: check for key, check in found.items() if key in self._last}
-        self._last = found
+        findings = {str(each.finding): each for each in await self._findings()}
+        lasting = {key: check for key, check in findings.items() if key in self._last}
+        self._last = findings
         system, now = str(await self._ledger.system.system()), self._ledger.clock.time()
-        told = await self._ledger.alerts.sent_alerts()
+        sent = await self._ledger.alerts.sent_alerts()
         for key, check in lasting.items():
-            if key not in told:
+            if key not in sent:
                 await self._send(of_check(check, firing=True, system=system, at=now))
         for operation in await self._ended_operations(now):
-            if operation_key(operation) not in told:
+            if operation_key(operation) not in sent:
                 await self._send(of_operation(operation, system=system, at=now))
-        for key in (key for key in told if key in set(Finding) and key not in found):
+        for key in (key for key in sent if key in set(Finding) and key not in findings):
             over = Diagnostic(key, "ok", "it is no more", finding=Finding(key))
             if await self._delivered(of_check(over, firing=False, system=system, at=now)):
                 await self._ledger.alerts.forget_alert(key)

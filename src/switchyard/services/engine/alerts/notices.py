@@ -104,15 +104,15 @@ async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
     secret = ctx.settings.notify_secret
     if secret is None:
         raise PermanentError("set JOBS_NOTIFY_SECRET for this worker, then redrive this job")
-    told = await _told(payload, ctx, ledger)
-    if isinstance(told, Snooze):
-        return told
-    if told is None:
+    news = await _content_of(payload, ctx, ledger)
+    if isinstance(news, Snooze):
+        return news
+    if news is None:
         return Done({"told": False, "why": "it is gone, or goes on: then its next end is told"})
     content = {
         "delivery": ctx.message.job_id,
         "sent_at": ledger.clock.now().isoformat(timespec="seconds"),
-        **told,
+        **news,
     }
     body = json.dumps(content, ensure_ascii=False).encode()
     headers = {
@@ -120,7 +120,7 @@ async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
         "User-Agent": ctx.settings.user_agent,
         HEADER: signature(body, secret.get_secret_value()),
     }
-    guard, address = await _found(payload.url, _guard(ctx.settings))
+    guard, address = await _resolve_receiver(payload.url, _guard(ctx.settings))
     turns = AddressTurns(MAX_CONCURRENT)
     if ctx.shared is not None:
         turns = await ctx.shared.get(AddressTurns, lambda: AddressTurns.opened(MAX_CONCURRENT))
@@ -130,14 +130,14 @@ async def send_notice(payload: Notice, ctx: JobContext) -> Outcome:
                 SLOT_RETRY_INTERVAL, f"{MAX_CONCURRENT} notices are on their way to {address}"
             )
         status = await post(payload.url, body, headers=headers, within=SEND_TIMEOUT, guard=guard)
-    return Done({"told": True, "status": status, "state": told["state"]})
+    return Done({"told": True, "status": status, "state": news["state"]})
 
 
-async def _told(
+async def _content_of(
     payload: Notice, ctx: JobContext, ledger: Ledger
 ) -> Mapping[str, Any] | Snooze | None:
-    """Return what is said; Snooze before the end of what another has started, None where there is
-    nothing to tell of now."""
+    """Return what the notice says; Snooze before the end of what another has started, None where
+    there is nothing to tell of now."""
     if payload.backfill_id is not None:
         return await _of_backfill(payload.backfill_id, ledger)
     first = await ledger.job_reads.get(payload.job_id or "")
@@ -149,18 +149,18 @@ async def _told(
     if join is not None:
         if join.open:
             return None
-        found, _ = await ledger.joins.joined_jobs(join.id, state=State.DEAD, limit=MAX_SHOWN)
+        dead_jobs, _ = await ledger.joins.joined_jobs(join.id, state=State.DEAD, limit=MAX_SHOWN)
         counts = {"succeeded": join.succeeded, "dead": join.dead, "cancelled": join.cancelled}
-        return _of_job(first, counts, [_shown(each.job_id, each) for each in found])
+        return _of_job(first, counts, [_dead_job_of(each.job_id, each) for each in dead_jobs])
     # Somebody else had started it, and this one wants to be told as well.
     jobs = await ledger.job_reads.pipeline(first.id)
     if any(each.state not in FINISHED for each in jobs):
         return Snooze(RECHECK_INTERVAL, "it has not ended")
-    ended = [each.state for each in jobs]
-    counts = {state.value: ended.count(state) for state in sorted(FINISHED)}
-    found_dead = [each for each in jobs if each.state is State.DEAD][:MAX_SHOWN]
-    shown = [_shown(each.id, each) for each in found_dead]
-    return _of_job(first, counts, shown if payload.errors else [])
+    states = [each.state for each in jobs]
+    counts = {state.value: states.count(state) for state in sorted(FINISHED)}
+    dead = [each for each in jobs if each.state is State.DEAD][:MAX_SHOWN]
+    listed = [_dead_job_of(each.id, each) for each in dead]
+    return _of_job(first, counts, listed if payload.errors else [])
 
 
 def _of_job(
@@ -186,7 +186,7 @@ def _state_of(first: JobRecord, counts: Mapping[str, int]) -> str:
     return "cancelled" if counts["cancelled"] else "completed"
 
 
-def _shown(job_id: str, job: JoinedJob | JobSummary) -> dict[str, Any]:
+def _dead_job_of(job_id: str, job: JoinedJob | JobSummary) -> dict[str, Any]:
     return {
         "job_id": job_id,
         "job_type": job.job_type,
@@ -212,7 +212,7 @@ async def _of_backfill(backfill_id: str, ledger: Ledger) -> Mapping[str, Any] | 
     }
 
 
-async def _found(url: str, guard: SsrfGuard) -> tuple[SsrfGuard, str]:
+async def _resolve_receiver(url: str, guard: SsrfGuard) -> tuple[SsrfGuard, str]:
     """Return a guard for this URL that leads to one checked address, and that address. Raises
     FetchRefused, FetchFailed."""
     from switchyard.services.common.files.safe_http import FetchFailed, checked_url

@@ -119,7 +119,8 @@ class BackfillRun:
         await self._drain(note)
 
     async def _release(self) -> None:
-        """No more jobs will come: the one that follows waits for no more than these."""
+        """Release the job that follows: no more jobs will come, so it waits for no more than
+        these."""
         if self._plan.then is None:
             return
         ledger, then_id = self._ledger, self._plan.then.message.job_id
@@ -180,11 +181,11 @@ class BackfillRun:
         jobs: list[NewJob] = []
         skipped: list[str] = []
         for item in items:
-            made = job_or_reason(self._plan, item)
-            if isinstance(made, str):
-                skipped.append(made)
+            job = job_or_reason(self._plan, item)
+            if isinstance(job, str):
+                skipped.append(job)
             else:
-                jobs.append(made)
+                jobs.append(job)
         self._gate.let_through(len(jobs))
         publishing = asyncio.create_task(
             self._publish(jobs, skipped), name=f"batch of {self._session.id}"
@@ -192,7 +193,7 @@ class BackfillRun:
         self._under_way.append(_Batch(items, publishing, len(jobs), skipped))
 
     async def _publish(self, jobs: Sequence[NewJob], skipped: list[str]) -> None:
-        """Until the broker has taken all of them, but for those that it never takes: those are
+        """Publish until the broker has taken all jobs, but for those that it never takes: those are
         skipped, as items that make no valid job are."""
         while jobs:
             outcomes = await self._jobs.publish_prepared(jobs)
@@ -292,8 +293,8 @@ class BackfillRun:
         """Keep a sample of its course and tell of it."""
         began = time.monotonic()
         own, _ = await self._ledger.bulk_jobs.count_bulk_jobs(self._session.id)
-        ended = time.monotonic()
-        self._next_sample = ended + max(SAMPLE_INTERVAL, (ended - began) / SAMPLE_SHARE)
+        ended_at = time.monotonic()
+        self._next_sample = ended_at + max(SAMPLE_INTERVAL, (ended_at - began) / SAMPLE_SHARE)
         finished = sum(own.get(state, 0) for state in FINISHED)
         self._counts.add_sample(finished, self._ledger.clock.time())
         self._announce(own)

@@ -39,8 +39,8 @@ def estimate_cost(
 ) -> CostEstimate | None:
     """Guess the cost of a backfill by its first jobs; None where no wing knows any."""
     estimators: list[CostEstimator] = list(brought("cost_estimate"))
-    found = (estimate(settings, job_type, jobs, total) for estimate in estimators)
-    return next((each for each in found if each is not None), None)
+    estimates = (estimate(settings, job_type, jobs, total) for estimate in estimators)
+    return next((each for each in estimates if each is not None), None)
 
 
 async def find_short_budget(

@@ -47,7 +47,7 @@ class Counts(BaseModel):
         return self.model_dump(mode="json")
 
     def conclude(self, jobs: int) -> None:
-        """All is published that will be: so many jobs."""
+        """Note that all jobs are published that will be, and how many they are."""
         self.repeated = max(0, self.published - jobs)
         self.published = jobs
         self.exhausted = True

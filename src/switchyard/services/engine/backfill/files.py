@@ -90,7 +90,7 @@ class FileSource(Source):
         return f"file {self.options.name or self.options.key}"
 
     async def total(self) -> int | None:
-        """Records that are not empty."""
+        """Count the records that are not empty."""
         number = 0
         async for record, _ in self._records(0):
             number += bool(record.strip())
@@ -151,7 +151,7 @@ class FileSource(Source):
         return []
 
     async def _records(self, offset: int) -> AsyncIterator[tuple[bytes, int]]:
-        """Records with the place after each. A row of CSV goes on where a quote is open."""
+        """Yield records with the place after each. A row of CSV goes on where a quote is open."""
         quotes = self.options.format is FileFormat.CSV
         rest = bytearray()
         row = _Row()
@@ -203,7 +203,7 @@ class _Row:
         return not self._is_open or self._size > MAX_RECORD_BYTES
 
     def take(self) -> bytes:
-        """The row, and begin another."""
+        """Return the row, and begin another."""
         row = b"".join(self._lines)
         self._lines, self._size, self._is_open = [], 0, False
         return row

@@ -70,7 +70,7 @@ class Gate:
         """What it waits for; None while it is open."""
 
     def refused(self) -> None:
-        """The broker has refused something: others publish, too. Look again."""
+        """Measure again: the broker has refused something, so others publish, too."""
         self._looked_at = float("-inf")
 
     def let_through(self, number: int) -> None:

@@ -148,5 +148,5 @@ def _rate(samples: list[ProgressPoint], seconds: float) -> float | None:
 
 def _eta(samples: list[ProgressPoint], left: int) -> tuple[float, float] | None:
     rates = [_rate(samples, seconds) for seconds in (*RECENT, float("inf"))]
-    known = [rate for rate in rates if rate]
-    return (left / max(known), left / min(known)) if known else None
+    known_rates = [rate for rate in rates if rate]
+    return (left / max(known_rates), left / min(known_rates)) if known_rates else None

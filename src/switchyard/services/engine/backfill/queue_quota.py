@@ -54,11 +54,12 @@ def target_of(sources: Sources, registry: Registry) -> Target:
 async def queue_quota(
     ledger: Ledger, operation_id: str, *, lane: str, worker: str, weight: float, target: Target
 ) -> QueueQuota | None:
-    """Its share; None where it has the queue for itself. Raises LedgerError."""
+    """Return the backfill's share of the queue; None where it has the queue for itself. Raises
+    LedgerError."""
     running = await ledger.bulk.list_bulk(KIND, states=[BulkState.RUNNING], limit=PEERS)
     queue = queue_name(lane, worker)
-    found = [target(each.spec) for each in running.items if each.id != operation_id]
-    others = sum(each[1] for each in found if each is not None and each[0] == queue)
+    targets = [target(each.spec) for each in running.items if each.id != operation_id]
+    others = sum(each[1] for each in targets if each is not None and each[0] == queue)
     if not others:
         return None
     waiting = await ledger.bulk_jobs.count_queued_bulk_jobs(

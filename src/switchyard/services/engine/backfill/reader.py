@@ -39,9 +39,9 @@ class ReadAhead(AsyncCloseable, Generic[T]):
                 return []
             self._more.clear()
             await self._more.wait()
-        taken = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+        items = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
         self._room.set()
-        return taken
+        return items
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._read(), name="read ahead")

@@ -104,7 +104,8 @@ class Source(ABC):
 
     @abstractmethod
     def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
-        """The items after that cursor, all of them for None; the same in the same order each time.
+        """Yield the items after that cursor, all of them for None; the same in the same order each
+        time.
 
         Raises SourceUnreachable, SourceFailed.
         """
@@ -117,8 +118,8 @@ class Source(ABC):
     @property
     def title(self) -> str:
         """For people: what is gone through."""
-        shown = self.options.model_dump(mode="json", exclude_none=True)
-        return " ".join([self.name, *(f"{key}={value}" for key, value in shown.items())])
+        options = self.options.model_dump(mode="json", exclude_none=True)
+        return " ".join([self.name, *(f"{key}={value}" for key, value in options.items())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +146,17 @@ class Sources:
                 raise InvalidBackfill(
                     f"source {source.__module__}.{source.__qualname__} has no {missing[0]}"
                 )
-            known = self._sources.setdefault(source.name, source)
-            if known is not source:
+            registered = self._sources.setdefault(source.name, source)
+            if registered is not source:
                 raise InvalidBackfill(
-                    f"source {source.name!r} is declared twice: in {known.__module__} and in "
+                    f"source {source.name!r} is declared twice: in {registered.__module__} and in "
                     f"{source.__module__}"
                 )
 
     @classmethod
     def load(cls, modules: Iterable[str] = ()) -> Sources:
         """Return the built-in sources and those of these modules. Raises InvalidBackfill."""
-        found: dict[type[Source], None] = {}
+        sources: dict[type[Source], None] = {}
         for name in dict.fromkeys((*source_modules(), *modules)):
             try:
                 module = importlib.import_module(name)
@@ -167,8 +168,8 @@ class Sources:
                     and not inspect.isabstract(each)
                     and each.__module__ == module.__name__
                 ):
-                    found[each] = None
-        return cls(found)
+                    sources[each] = None
+        return cls(sources)
 
     def __iter__(self) -> Iterator[type[Source]]:
         return iter(sorted(self._sources.values(), key=lambda source: source.name))
@@ -187,9 +188,9 @@ class Sources:
         and none that is LocalOnly may be set. Raises InvalidBackfill."""
         source = self.get(name)
         try:
-            given = source.Options.model_validate(options)
+            parsed = source.Options.model_validate(options)
         except ValidationError as error:
             raise InvalidBackfill(f"source {name}: {describe(error)}") from error
-        if remote and (refused := refusals(given, options, {})):
+        if remote and (refused := refusals(parsed, options, {})):
             raise InvalidBackfill(f"source {name}: {'; '.join(each.message for each in refused)}")
-        return source(given, context)
+        return source(parsed, context)

@@ -124,7 +124,7 @@ class Plan:
         return self.job_type.worker == LLM
 
     def job(self, item: Item) -> NewJob:
-        """The job of an item; its id is the same each time.
+        """Make the job of an item; its id is the same each time.
 
         Raises InvalidJob, InvalidPayload, Unfillable: the item can't be made into a job.
         """
@@ -139,8 +139,8 @@ class Plan:
             operation_id=self.operation_id,
             vouched=values if self.source.vouches else None,
         )
-        made = prepare(self.registry, request, remote=self.spec.remote)
-        return made if self.then is None else replace(made, join_id=self.then.message.job_id)
+        job = prepare(self.registry, request, remote=self.spec.remote)
+        return job if self.then is None else replace(job, join_id=self.then.message.job_id)
 
 
 def item_job_id(operation_id: str, key: str) -> str:
@@ -159,7 +159,8 @@ def then_id_of(operation_id: str) -> str:
 def _then(
     operation_id: str, spec: BackfillSpec, source: type[Source], registry: Registry
 ) -> NewJob | None:
-    """The job that follows; held until all others are published. Raises InvalidBackfill."""
+    """Make the job that follows; it is held until all others are published. Raises
+    InvalidBackfill."""
     if spec.then is None:
         if spec.then_payload:
             raise InvalidBackfill("then_payload without then: name the job type that it is for")
@@ -200,7 +201,7 @@ def parse_spec(values: Mapping[str, Any]) -> BackfillSpec:
 
 
 def job_or_reason(plan: Plan, item: Item | Unusable) -> NewJob | str:
-    """The job of an item, or where and why there is none."""
+    """Return the job of an item, or where and why there is none."""
     if isinstance(item, Unusable):
         return f"{item.where}: {item.why}"[:NOTE_LENGTH]
     try:

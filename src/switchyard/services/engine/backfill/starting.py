@@ -85,7 +85,7 @@ class Backfills:
         *,
         patience: float = SOURCE_TIMEOUT,
     ) -> Backfills:
-        """With the sources of JOBS_MODULES and of `modules`. Raises InvalidBackfill."""
+        """Make one with the sources of JOBS_MODULES and of `modules`. Raises InvalidBackfill."""
         sources = Sources.load([*settings.modules, *(modules or ())])
         storage = Storage(settings.files_url)
         return cls(settings, registry, ledger, storage, sources, patience)
@@ -203,8 +203,8 @@ def _where(error: Exception) -> str:
 
 
 def _try(plan: Plan, item: Item | Unusable, jobs: list[NewJob], unusable: list[str]) -> None:
-    made = job_or_reason(plan, item)
-    if isinstance(made, str):
-        unusable.append(made)
+    job = job_or_reason(plan, item)
+    if isinstance(job, str):
+        unusable.append(job)
     else:
-        jobs.append(made)
+        jobs.append(job)

@@ -108,5 +108,5 @@ def _look_up(path: str, values: Mapping[str, Any]) -> Any:
 
 
 def _names(values: Mapping[str, Any]) -> str:
-    shown = ", ".join(map(str, islice(values, MAX_SHOWN_FIELDS)))
-    return shown if len(values) <= MAX_SHOWN_FIELDS else f"{shown}, …"
+    names = ", ".join(map(str, islice(values, MAX_SHOWN_FIELDS)))
+    return names if len(values) <= MAX_SHOWN_FIELDS else f"{names}, …"

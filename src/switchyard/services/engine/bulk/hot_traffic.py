@@ -85,9 +85,9 @@ class HotTraffic:
             raise
         began = self._clock()
         yield
-        ended = self._clock()
-        self._step = min(ended - began, MAX_STEP_SECONDS)
-        self._end_turn(ends, ended + self._step * PAUSE_RATIO)
+        ended_at = self._clock()
+        self._step = min(ended_at - began, MAX_STEP_SECONDS)
+        self._end_turn(ends, ended_at + self._step * PAUSE_RATIO)
 
     def _end_turn(self, expected: float, really: float) -> None:
         """Correct the end of a turn that took longer or shorter than planned; later turns keep

@@ -122,9 +122,9 @@ class BulkSession:
             self.check()
             if until is not None and self.clock.time() >= until:
                 return 0
-            taken, pause = self._slots.take(wanted, self.operation.rate)
-            if taken:
-                return taken
+            number, pause = self._slots.take(wanted, self.operation.rate)
+            if number:
+                return number
             # In steps: a rate that is raised meanwhile counts at once.
             await self.sleep(min(pause, LEASE_RENEW_INTERVAL))
 
@@ -159,15 +159,15 @@ class BulkSession:
 
     async def _write(self, **changes: Any) -> None:
         async with self._writing:  # or an older answer could come last
-            seen = await self._ledger.bulk.checkpoint_bulk(
+            operation = await self._ledger.bulk.checkpoint_bulk(
                 self.id, self.holder, self._lease, **changes
             )
-        if seen is None:
+        if operation is None:
             self.end(LOST)
             return
-        if seen.state is not self.operation.state or seen.rate != self.operation.rate:
+        if operation.state is not self.operation.state or operation.rate != self.operation.rate:
             self._changed.set()
-        self.operation = seen
+        self.operation = operation
 
 
 class BulkFailed(PermanentFailure):
@@ -219,9 +219,9 @@ class RateSlots:
         least = max(1, min(wanted, int(rate * BURST / 2)))
         if ready < least:
             return 0, self._next + least / rate - now
-        taken = min(wanted, ready)
-        self._next += taken / rate
-        return taken, 0.0
+        number = min(wanted, ready)
+        self._next += number / rate
+        return number, 0.0
 
     def wait(self, rate: float | None) -> float:
         """Return the seconds until something may be published, as far as is known."""

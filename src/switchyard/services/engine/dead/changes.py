@@ -48,7 +48,7 @@ class Change:
         return self == Change()
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that are set."""
+        """Return the fields that are set."""
         return {name: value for name, value in asdict(self).items() if value not in (None, {})} | (
             {"payload": dict(self.payload)} if self.payload is not None else {}
         )
@@ -75,10 +75,10 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     """
     path, equals, raw = text.partition("=")
     head = path.split(".")[0]
-    known = ("payload", "priority", "metadata.max_attempts", "metadata.expires_at")
-    if not equals or not ((head == "payload" and "." in path) or path in known[1:]):
+    targets = ("payload", "priority", "metadata.max_attempts", "metadata.expires_at")
+    if not equals or not ((head == "payload" and "." in path) or path in targets[1:]):
         raise InvalidRedrive(
-            f"--set {text!r}: write PATH=VALUE with PATH payload.…, {', '.join(known[1:])}"
+            f"--set {text!r}: write PATH=VALUE with PATH payload.…, {', '.join(targets[1:])}"
         )
     try:
         return path, json.loads(raw)
@@ -94,7 +94,7 @@ def changed(
     remote: bool = False,
     moment: datetime | None = None,
 ) -> tuple[JobMessage, str]:
-    """The copy that goes back, and its routing key.
+    """Return the copy that goes back, and its routing key.
 
     With `remote` somebody outside has asked for the change: local-only fields must be as they
     were, in a job of the same type. `moment` is now by the ledger's clock; the
@@ -139,7 +139,7 @@ def changed(
 
 
 def why_no_job(letter: DeadLetterLike) -> str:
-    """Why there is no job in a letter that has none, and what to do."""
+    """Say why there is no job in a letter that has none, and what to do."""
     if letter.certificate.properties:
         return f"{letter.certificate.message}: export it, mend its publisher, publish its body anew"
     if letter.certificate.is_foreign:
@@ -211,8 +211,8 @@ def _computed(expression: str, payload: Any) -> dict[str, Any]:
         raise InvalidRedrive(f"jq {expression!r}: {' '.join(str(error).split())}") from error
     if len(results) != 1 or not isinstance(results[0], dict):
         raise InvalidRedrive(f"jq {expression!r} makes no payload: it must give one object")
-    made: dict[str, Any] = results[0]
-    return made
+    message: dict[str, Any] = results[0]
+    return message
 
 
 def _assign(values: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -40,28 +40,28 @@ async def classify_displaced(
 ) -> list[QueuedDeadLetter]:
     """Return the letters as they are to be taken: see `reclassify_collisions`, too. Raises
     LedgerUnavailable."""
-    found = await reclassify_collisions(ledger, letters)
-    thrown_out = {place for place, letter in enumerate(found) if _may_be_thrown_out(letter)}
-    astray = {place for place, letter in enumerate(found) if _went_astray(letter)}
+    classified = await reclassify_collisions(ledger, letters)
+    thrown_out = {place for place, letter in enumerate(classified) if _may_be_thrown_out(letter)}
+    astray = {place for place, letter in enumerate(classified) if _went_astray(letter)}
     doubted = sorted(thrown_out | astray)
     if not doubted:
-        return found
-    known = await ledger.redrives.job_generations([found[place].id for place in doubted])
+        return classified
+    generations = await ledger.redrives.job_generations([classified[place].id for place in doubted])
     unbound = []
     for place in doubted:
-        letter = found[place]
-        state, redrives = known.get(letter.id, (None, letter.redrives))
+        letter = classified[place]
+        state, redrives = generations.get(letter.id, (None, letter.redrives))
         if redrives > letter.redrives:
             continue
         if place in thrown_out and _was_taken(letter, state):
-            found[place] = _as_thrown_out(letter)
+            classified[place] = _as_thrown_out(letter)
         elif place in astray and state not in _ENDS_UNROUTABLE:
             unbound.append(place)
     if unbound:
-        queues = await ledger.redrives.job_queues([found[place].id for place in unbound])
+        queues = await ledger.redrives.job_queues([classified[place].id for place in unbound])
         for place in unbound:
-            found[place] = _as_unbound(found[place], queues.get(found[place].id, ""))
-    return found
+            classified[place] = _as_unbound(classified[place], queues.get(classified[place].id, ""))
+    return classified
 
 
 def _went_astray(letter: QueuedDeadLetter) -> bool:

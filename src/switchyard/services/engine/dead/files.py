@@ -120,7 +120,7 @@ def parse_line(text: str | bytes) -> StoredLetter:
 
 
 def _check_fits(name: str, value: int | str) -> None:
-    """What is published as a routing key or header must be text, and fit into a frame."""
+    """Check that what is published as a routing key or header is text, and fits into a frame."""
     if isinstance(value, int):
         if not 0 <= value <= MAX_ATTEMPTS:
             raise InvalidLine(f"{name} must be 0 to {MAX_ATTEMPTS:,}")
@@ -183,11 +183,11 @@ async def import_letters(
     LedgerUnavailable."""
     done = Imported()
     for group in _groups(letters):
-        wanted = DeadLetterFilter(ids=frozenset(each.id for each in group))
+        group_filter = DeadLetterFilter(ids=frozenset(each.id for each in group))
         known = {
             letter.id: letter.redrives
             for letter in await ledger.dead_letters.letters_in(
-                wanted, states=("waiting",), limit=len(group)
+                group_filter, states=("waiting",), limit=len(group)
             )
         }
         new = [each for each in group if known.get(each.id, -1) < each.redrives]
@@ -200,7 +200,8 @@ async def import_letters(
 
 
 async def _put(publisher: Publisher, letter: StoredLetter) -> str | None:
-    """Why the broker never takes the letter; None where it has taken it. Raises PublishError."""
+    """Publish the letter; return why the broker never takes it, None where it has taken it. Raises
+    PublishError."""
     try:
         key = letter.certificate.routing_key
         await publisher.send(DEAD_EXCHANGE, key, _envelope(letter))

@@ -28,11 +28,11 @@ async def reclassify_collisions(
         if each.message
     ]
     foreign = await ledger.dead_letters.foreign_among([letter for _, letter in jobs])
-    found = list(letters)
+    classified = list(letters)
     for number in foreign:
         place, letter = jobs[number]
-        found[place] = _as_foreign(letters[place], letter.message)
-    return found
+        classified[place] = _as_foreign(letters[place], letter.message)
+    return classified
 
 
 def _collisions(letter: QueuedDeadLetter, message: JobMessage) -> FoundLetter:

@@ -149,14 +149,14 @@ async def reindex(
     await index_waiting(settings, ledger, registry)
     until = ledger.clock.time()
     async with scanning_in_turn(settings, ledger, wait) as scan:
-        found: dict[str, list[QueuedDeadLetter]] = {}
+        letters: dict[str, list[QueuedDeadLetter]] = {}
         async for letter in scan.letters():
-            found.setdefault(letter.id, []).append(letter)
-        deaths = list(found.values())
+            letters.setdefault(letter.id, []).append(letter)
+        deaths = list(letters.values())
         for start in range(0, len(deaths), BATCH):
             await _recount(deaths[start : start + BATCH], ledger, registry)
-        dropped = await ledger.dead_letters.drop_absent(found, until)
-        return Reindexed(scan.scanned, len(found), dropped)
+        dropped = await ledger.dead_letters.drop_absent(letters, until)
+        return Reindexed(scan.scanned, len(letters), dropped)
 
 
 async def _recount(

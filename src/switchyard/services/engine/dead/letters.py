@@ -33,7 +33,7 @@ class DeadLetterLike(Protocol):
     @property
     def redrives(self) -> int: ...
     def ack(self) -> bool:
-        """It need not be kept any longer."""
+        """Acknowledge the letter: it need not be kept any longer."""
         ...
 
 
@@ -48,7 +48,7 @@ def job_type_of(letter: DeadLetterLike) -> str:
 
 
 def cause_of_letter(letter: DeadLetterLike) -> Cause:
-    """Why it died; the group that it belongs to."""
+    """Return why the letter died: the group that it belongs to."""
     certificate = letter.certificate
     return cause_of(
         str(certificate.reason),
@@ -129,7 +129,7 @@ class LetterFilter(LetterFields):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that are set."""
+        """Return the fields that are set."""
         values = asdict(self) | {"ids": sorted(self.ids)}
         return {name: value for name, value in values.items() if value not in (None, [])}
 
@@ -138,7 +138,7 @@ class LetterFilter(LetterFields):
         return cls(**{**values, "ids": frozenset(values.get("ids", ()))})
 
     def describe(self) -> str:
-        """In a few words."""
+        """Describe the filter in a few words."""
         parts = [
             f"{name.replace('_', ' ')} {value}"
             for name, value in self.to_json().items()

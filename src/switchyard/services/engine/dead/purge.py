@@ -104,7 +104,7 @@ class PurgeHandler:
         # What an earlier process has purged was scanned, and is gone.
         purged = before = PurgeProgress.from_operation(session.operation).purged
         batch: list[QueuedDeadLetter] = []
-        noted = time.monotonic()
+        noted_at = time.monotonic()
 
         async with scanning_in_turn(self._settings, self._ledger, wait_in(session)) as scan:
             await session.move(BulkState.RUNNING)
@@ -112,11 +112,11 @@ class PurgeHandler:
             async for letter in scan.letters():
                 if which.matches(letter, moment) and was_dead(letter, moment):
                     batch.append(letter)
-                if len(batch) >= BATCH or time.monotonic() - noted > NOTE_INTERVAL:
+                if len(batch) >= BATCH or time.monotonic() - noted_at > NOTE_INTERVAL:
                     purged += len(batch)
                     progress = PurgeProgress(before + scan.scanned, total, purged)
                     await self._purge_letters(session, batch, progress)
-                    batch, noted = [], time.monotonic()
+                    batch, noted_at = [], time.monotonic()
             purged += len(batch)
             progress = PurgeProgress(before + scan.scanned, total, purged)
             await self._purge_letters(session, batch, progress)
@@ -125,12 +125,12 @@ class PurgeHandler:
 
     async def _forget_refused(self, which: LetterFilter, moment: datetime) -> None:
         """Mark the letters that fit and that only the ledger has, as the broker takes them not."""
-        wanted = replace(which.for_index(None, moment), reason=str(Reason.REFUSED))
-        if which.reason not in (None, wanted.reason):
+        refused_filter = replace(which.for_index(None, moment), reason=str(Reason.REFUSED))
+        if which.reason not in (None, refused_filter.reason):
             return
         after: tuple[float, str] | None = None
         while page := await self._ledger.dead_letters.letters_in(
-            wanted, states=("waiting",), after=after
+            refused_filter, states=("waiting",), after=after
         ):
             fitting = [each for each in page if which.matches(stored_letter(each), moment)]
             ids = [each.id for each in fitting if was_dead(stored_letter(each), moment)]
@@ -162,7 +162,8 @@ def _goes_back(letter: QueuedDeadLetter) -> bool:
 
 
 def _end_of(letter: QueuedDeadLetter, moment: float) -> DeadLetterRecord:
-    """Its job has not died of it: it ends now, as it will not go back."""
+    """Return the end of a job that has not died of its letter: it ends now, as it will not go
+    back."""
     return DeadLetterRecord(
         id=letter.id,
         job_id=letter.id,

@@ -123,13 +123,13 @@ def _is_there(url: str) -> bool:
 
 
 def _copy_index(source: Path, target: Path) -> None:
-    """An index in a directory; one in an object store begins empty."""
+    """Copy an index in a directory; one in an object store begins empty."""
     if source.is_dir():
         shutil.copytree(source, target)
 
 
 async def _copy_files(source: Storage, target: Storage, message: JobMessage) -> None:
-    """The files that the payload names, and those of documents that it names."""
+    """Copy the files that the payload names, and those of documents that it names."""
     metadata = message.metadata
     names = {*texts_in(message.payload), message.job_id, metadata.pipeline, metadata.parent_id}
     for name in names - {None}:

@@ -27,7 +27,7 @@ class ScanBusy(ConflictError):
 
 
 def wait_at_most(seconds: float) -> Sleep:
-    """To wait for one's turn so long, and then raise ScanBusy."""
+    """Make a `wait` that waits for its turn so long, and then raises ScanBusy."""
     deadline = time.monotonic() + seconds
 
     async def wait(pause: float) -> None:
@@ -39,7 +39,7 @@ def wait_at_most(seconds: float) -> Sleep:
 
 
 def wait_in(session: BulkSession) -> Sleep:
-    """To wait for an operation's turn, and show in its record that it waits."""
+    """Make a `wait` for an operation's turn, which shows in its record that it waits."""
 
     async def wait(seconds: float) -> None:
         await session.move(BulkState.WAITING, "waits until another redrive or purge lets it")
@@ -98,8 +98,8 @@ async def scanning_in_turn(
     ledger: Ledger,
     wait: Sleep = asyncio.sleep,
 ) -> AsyncIterator[LetterScan]:
-    """A scan, begun when nobody else goes through the queue, for which `wait` is awaited with the
-    seconds to the next look. Safe without a turn; but what it says would not be the whole.
+    """Open a scan, begun when nobody else goes through the queue, for which `wait` is awaited with
+    the seconds to the next look. Safe without a turn; but what it says would not be the whole.
 
     Raises BrokerUnavailable, LedgerUnavailable.
     """

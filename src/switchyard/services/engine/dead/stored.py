@@ -33,7 +33,7 @@ class StoredLetter:
         return self.message.metadata.redrives if self.message else 0
 
     def ack(self) -> bool:
-        """There is nothing to take away."""
+        """Do nothing: there is no delivery to acknowledge."""
         return True
 
 
@@ -84,13 +84,13 @@ async def stored_letters(
     moment: datetime,
     broker: BrokerLetterIds,
 ) -> AsyncGenerator[StoredLetter, None]:
-    """Letters that fit and of which the broker has none, oldest first; then dead jobs that have
-    no letter at all. What the broker has lost waits for as long as nobody has sent it."""
+    """Yield letters that match and of which the broker has none, oldest first; then dead jobs that
+    have no letter at all. What the broker has lost waits for as long as nobody has sent it."""
     # A purged one was thrown away on purpose: it is taken only by its id.
     states = ("waiting", "dropped", "purged") if which.ids else ("waiting", "dropped")
-    wanted = which.for_index(None, moment)
+    index_filter = which.for_index(None, moment)
     after: tuple[float, str] | None = None
-    while page := await ledger.dead_letters.letters_in(wanted, states=states, after=after):
+    while page := await ledger.dead_letters.letters_in(index_filter, states=states, after=after):
         for letter in page:
             stored = stored_letter(letter)
             if broker.lacks(letter) and which.matches(stored, moment):

@@ -46,8 +46,8 @@ class ProcessResources:
         async with self._opening:
             if kind not in self._kept:
                 self._kept[kind] = await self._open.enter_async_context(opening())
-            kept: T = self._kept[kind]
-            return kept
+            resource: T = self._kept[kind]
+            return resource
 
     def shown(self) -> list[Any]:
         """Return what the shared objects show of themselves as metrics, those that have a

@@ -105,12 +105,12 @@ def needs_of(
 ) -> list[PermitDemand]:
     """Return what a job with that payload needs, in an order that is the same everywhere. Raises
     LimitRefused."""
-    found = {}
+    demands = {}
     for limit in limits:
         need = limit.need(payload, numbers)
         if need is not None:
-            found[need.name, need.key] = need
-    return [found[each] for each in sorted(found)]
+            demands[need.name, need.key] = need
+    return [demands[each] for each in sorted(demands)]
 
 
 def _overridden(room: LimitSize, numbers: LimitNumbers | None, key: str) -> LimitSize:

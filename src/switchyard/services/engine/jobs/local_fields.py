@@ -59,14 +59,14 @@ def local_fields(model: type[BaseModel]) -> Mapping[str, str]:
     if "$ref" in schema:  # a model that contains itself
         schema = definitions[schema["$ref"].rpartition("/")[2]]
     properties = {"root": schema} if issubclass(model, RootModel) else schema.get("properties", {})
-    found = {}
+    fields = {}
     for name in model.model_fields:
         # What is not in the schema can't be seen to be harmless.
         at = properties.get(name, {MARK: LocalOnly().instead})
         instead = next(_marks(at, definitions, set()), None)
         if instead is not None:
-            found[name] = instead
-    return found
+            fields[name] = instead
+    return fields
 
 
 def refusals(

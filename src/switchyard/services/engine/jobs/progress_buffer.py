@@ -88,9 +88,9 @@ class ProgressBuffer:
             self._is_announced = False
             if self._progress is None and self._checkpoint is None:
                 return None
-            taken = PendingProgress(_reported(self._progress), self._checkpoint)
+            pending = PendingProgress(_reported(self._progress), self._checkpoint)
             self._progress = self._checkpoint = None
-            return taken
+            return pending
 
     def put_back(self, notes: PendingProgress) -> None:
         """Notes that could not be recorded, but where newer ones have come."""

@@ -47,8 +47,8 @@ class RemoteFieldForbidden(InvalidPayload):
 
     def __init__(self, job_type: str, refused: tuple[Refusal, ...]) -> None:
         self.refused = refused
-        said = "; ".join(each.message for each in refused)
-        super().__init__(f"payload of {job_type}: {said}")
+        text = "; ".join(each.message for each in refused)
+        super().__init__(f"payload of {job_type}: {text}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,10 @@ class JobType:
         Fields that are LocalOnly must be unset, or as in `vouched`: what this system has put there
         itself, or what was there before. Raises InvalidPayload, RemoteFieldForbidden.
         """
-        given = self.validate(payload)
-        if refused := refusals(given, payload, vouched or {}):
+        validated = self.validate(payload)
+        if refused := refusals(validated, payload, vouched or {}):
             raise RemoteFieldForbidden(self.name, refused)
-        return given
+        return validated
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -193,10 +193,10 @@ class Registry:
     def add(self, job_type: JobType) -> None:
         """Raises RegistryError when another handler has that name, or when the payload has no JSON
         Schema: nobody could see which of its fields are local then."""
-        known = self._types.get(job_type.name)
-        if known is not None and known != job_type:
+        registered = self._types.get(job_type.name)
+        if registered is not None and registered != job_type:
             raise RegistryError(
-                f"job type {job_type.name!r} is declared twice: in {known.handler.__module__} "
+                f"job type {job_type.name!r} is declared twice: in {registered.handler.__module__} "
                 f"and in {job_type.handler.__module__}"
             )
         for limit in job_type.limits:

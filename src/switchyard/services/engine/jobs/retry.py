@@ -86,9 +86,9 @@ class Failure:
     def __post_init__(self) -> None:
         for name, limit in _TEXTS.items():
             text = getattr(self, name)
-            kept = writable(text, limit, keep_end=name == "traceback")
-            if kept is not text:
-                object.__setattr__(self, name, kept)
+            shortened = writable(text, limit, keep_end=name == "traceback")
+            if shortened is not text:
+                object.__setattr__(self, name, shortened)
 
     @classmethod
     def from_error(cls, error: BaseException) -> Failure:
@@ -229,8 +229,8 @@ def decide(
         case Failure():
             failure = ended
         case Done() | Next():
-            wanted = "jobs, a mapping, and as when_dead one of " + ", ".join(WHEN_DEAD)
-            failure = _invalid(f"a {type(ended).__name__} that does not hold {wanted}")
+            expected = "jobs, a mapping, and as when_dead one of " + ", ".join(WHEN_DEAD)
+            failure = _invalid(f"a {type(ended).__name__} that does not hold {expected}")
         case _:
             kinds = "Done, Next, Retry, Snooze, Discard"
             failure = _invalid(f"{type(ended).__name__}, not one of {kinds}")

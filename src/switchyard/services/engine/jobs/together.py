@@ -16,22 +16,22 @@ async def gather_bounded(parts: Iterable[Coroutine[Any, Any, T]], *, at_once: in
     they have paid for or worked out is kept, and the next attempt finds it.
     """
     left = enumerate(parts)
-    given: dict[int, T] = {}
+    answers: dict[int, T] = {}
     failed = False
 
     async def work() -> None:
         nonlocal failed
         for place, part in left:
             try:
-                given[place] = await part
+                answers[place] = await part
             except BaseException:
                 failed = True
                 raise
             if failed:
                 return
 
-    for ended in await asyncio.gather(*(work() for _ in range(at_once)), return_exceptions=True):
-        if isinstance(ended, BaseException):
+    for result in await asyncio.gather(*(work() for _ in range(at_once)), return_exceptions=True):
+        if isinstance(result, BaseException):
             # Not a group of errors: it would say nothing to who decides whether to try again.
-            raise ended
-    return [given[place] for place in sorted(given)]
+            raise result
+    return [answers[place] for place in sorted(answers)]

@@ -21,14 +21,14 @@ from switchyard.services.engine.monitoring.checks.doctor_context import DoctorCo
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.wings import brought
 
-Look = Callable[[DoctorContext], Awaitable[list[Diagnostic]]]
+Check = Callable[[DoctorContext], Awaitable[list[Diagnostic]]]
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorStep:
     """One subject."""
 
-    look: Look
+    check: Check
     broker: bool = False
     """It is asked only where the broker was reached; so with the two that follow."""
     management: str = ""
@@ -99,18 +99,18 @@ async def diagnose(
     try:
         for step in (*OUTER, *of_wings, *INNER):
             if on_demand or not step.on_demand:
-                for check in await _asked(step, system):
+                for check in await _run_step(step, system):
                     yield check
     finally:
         await system.close()
 
 
-async def _asked(step: DoctorStep, system: DoctorContext) -> list[Diagnostic]:
+async def _run_step(step: DoctorStep, system: DoctorContext) -> list[Diagnostic]:
     """Return the answers, where it can be asked, with the commands as they are called here."""
     if not step.can_be_asked(system):
         return []
     rabbitmqctl = f"`{system.settings.rabbitmqctl} "
-    answers = await _answers(step, system)
+    answers = await _run_check(step, system)
     system.found |= {check.finding for check in answers if check.finding is not None}
     return [
         replace(check, remedy=check.remedy.replace("`rabbitmqctl ", rabbitmqctl))
@@ -118,10 +118,10 @@ async def _asked(step: DoctorStep, system: DoctorContext) -> list[Diagnostic]:
     ]
 
 
-async def _answers(step: DoctorStep, system: DoctorContext) -> list[Diagnostic]:
+async def _run_check(step: DoctorStep, system: DoctorContext) -> list[Diagnostic]:
     """That something went away meanwhile is one, too."""
     try:
-        return await step.look(system)
+        return await step.check(system)
     except ManagementForbidden as error:
         return [broker.unseen(step.management, error)]
     except ManagementError as error:

@@ -86,12 +86,12 @@ class JobEvent:
         # Unlike `json.loads`, with one error for whatever is wrong, and no NaN.
         fields = from_json(raw, allow_inf_nan=False)
         try:
-            said = _EventHeader.model_validate(fields)
+            header = _EventHeader.model_validate(fields)
         except ValidationError as error:
             raise ValueError(f"not an event: {describe(error)}") from error
         digest = hashlib.sha256(raw).hexdigest()[:12]
-        event_id = f"{int(said.at * 1_000_000)}-{digest}"
-        return cls(event_id, said.event, said.job_id, said.at, raw)
+        event_id = f"{int(header.at * 1_000_000)}-{digest}"
+        return cls(event_id, header.event, header.job_id, header.at, raw)
 
 
 def announce(
@@ -133,8 +133,8 @@ def announce(
 
 def text_event(job_id: str, text: str, offset: int, at: float) -> JobEvent:
     """Return what a job of this process writes, told without a broker."""
-    said = {"event": TEXT, "job_id": job_id, "at": at, "text": text, "offset": offset}
-    return JobEvent.from_body(to_json(said))
+    fields = {"event": TEXT, "job_id": job_id, "at": at, "text": text, "offset": offset}
+    return JobEvent.from_body(to_json(fields))
 
 
 class Subscription:

@@ -99,8 +99,8 @@ class Snapshot:
     """Seconds, on the monotonic clock."""
 
     def queue(self, name: str) -> QueueDepth | None:
-        found = (queue for lane in self.lanes for queue in lane.queues if queue.name == name)
-        return next(found, None)
+        queues = (queue for lane in self.lanes for queue in lane.queues if queue.name == name)
+        return next(queues, None)
 
 
 class LanePressure(AsyncCloseable):
@@ -158,9 +158,9 @@ class LanePressure(AsyncCloseable):
 
     async def snapshot(self) -> Snapshot:
         """Return the depths, at most a second old. Raises BrokerUnavailable."""
-        known = self._snapshot
-        if known is not None and time.monotonic() - known.at < self._fresh_for:
-            return known
+        snapshot = self._snapshot
+        if snapshot is not None and time.monotonic() - snapshot.at < self._fresh_for:
+            return snapshot
         return await asyncio.shield(self._start_query())
 
     def recent(self, queue: str) -> QueueDepth | None:
@@ -169,12 +169,12 @@ class LanePressure(AsyncCloseable):
         Asks for new depths in the background when the known ones are older than a second.
         """
         now = time.monotonic()
-        known = self._snapshot
-        age = float("inf") if known is None else now - known.at
+        snapshot = self._snapshot
+        age = float("inf") if snapshot is None else now - snapshot.at
         if age >= FRESH_FOR and now >= self._next_try:
             self._next_try = now + FRESH_FOR  # also where the broker is away
             self._start_query()
-        return known.queue(queue) if known is not None and age < USABLE_FOR else None
+        return snapshot.queue(queue) if snapshot is not None and age < USABLE_FOR else None
 
     async def first(self) -> None:
         """Wait for the first depths, but not for long: a program that publishes one thing, and
@@ -187,9 +187,9 @@ class LanePressure(AsyncCloseable):
 
     async def soon(self, queue: str) -> QueueDepth | None:
         """Return what is known of a queue, waiting a moment for it; None where that is nothing."""
-        known = self.recent(queue)
-        if known is not None:
-            return known
+        recent = self.recent(queue)
+        if recent is not None:
+            return recent
         snapshot = await self._within_seconds(DEPTH_TIMEOUT)
         return None if snapshot is None else snapshot.queue(queue)
 
@@ -252,13 +252,13 @@ class LanePressure(AsyncCloseable):
                 }
             except ChannelAccessRefused:
                 self._is_hidden = True
-        shown = await self._hidden.waiting()
+        waiting = await self._hidden.waiting()
         # The queue that stands in for a lane's while that is remade: as ask_lane_queue says.
-        beside = {name: shown.get(STAND_IN + name) for name in names}
+        beside = {name: waiting.get(STAND_IN + name) for name in names}
         return {
-            name: (None if limits.get(name) == 0 else shown.get(name))
+            name: (None if limits.get(name) == 0 else waiting.get(name))
             or beside[name]
-            or shown.get(name)
+            or waiting.get(name)
             for name in names
         }
 

@@ -140,8 +140,8 @@ async def unlisted_letters(settings: Settings, ledger: Ledger) -> int:
 async def _unlisted(settings: Settings, ledger: Ledger) -> int:
     if await ledger.leases.lease_remaining(DEAD_SCAN):
         return 0
-    asked = await ask_queues(settings.require_amqp_url(), [DEAD_QUEUE])
-    there = asked[DEAD_QUEUE]
+    depths = await ask_queues(settings.require_amqp_url(), [DEAD_QUEUE])
+    there = depths[DEAD_QUEUE]
     return 0 if there is None else there.ready - await ledger.dead_letters.count_messages()
 
 

@@ -117,18 +117,18 @@ class LoopWatch:
     # --- in the thread ----------------------------------------------------------------------
 
     def _check(self) -> None:
-        looked = time.monotonic()
-        awake_since = looked
+        looked_at = time.monotonic()
+        awake_since = looked_at
         while not self._closed.wait(TICK_INTERVAL):
             now = time.monotonic()
-            worked = self._worked(now - looked)
-            if now - looked > BLOCKED_AFTER and not worked:
+            worked = self._worked(now - looked_at)
+            if now - looked_at > BLOCKED_AFTER and not worked:
                 awake_since = now  # the whole process stood still, as one that is frozen does
-            looked = now
+            looked_at = now
             began = max(self._ticked, awake_since)
-            if now - began - TICK_INTERVAL > BLOCKED_AFTER and (seen := self._what_runs()):
-                self._describe(began, seen)
-                looked = time.monotonic()
+            if now - began - TICK_INTERVAL > BLOCKED_AFTER and (running := self._what_runs()):
+                self._describe(began, running)
+                looked_at = time.monotonic()
 
     def _worked(self, seconds: float) -> bool:
         """Tell whether the loop's thread has used most of that time: a library that holds Python's
@@ -211,6 +211,6 @@ def _place(frame: FrameType) -> str:
         for each in _outwards(frame)
         if not any(part in each.f_code.co_filename for part in ("site-packages", "/lib/py", "<"))
     )
-    found = next(own, frame)
-    code = found.f_code
-    return f"{code.co_filename}:{found.f_lineno} in {code.co_name}"
+    frame_found = next(own, frame)
+    code = frame_found.f_code
+    return f"{code.co_filename}:{frame_found.f_lineno} in {code.co_name}"

@@ -191,23 +191,23 @@ def _names(registry: Registry) -> list[tuple[str, ...]]:
 
 
 def _queues(report: Report) -> Shown:
-    found: list[tuple[str, QueueReport]] = []
+    queues: list[tuple[str, QueueReport]] = []
     for lane in report.lanes:
         label = DEAD_LANE if lane.queues[0].name == DEAD_QUEUE else lane.name
-        found += [(label, queue) for queue in lane.queues if queue.exists]
+        queues += [(label, queue) for queue in lane.queues if queue.exists]
     depth: Counter[tuple[str, ...]] = Counter()
-    for label, queue in found:
+    for label, queue in queues:
         depth[label,] += queue.ready
-    asking = [(label, queue) for label, queue in found if queue.name.endswith(f".{names.LLM}")]
+    asking = [(label, queue) for label, queue in queues if queue.name.endswith(f".{names.LLM}")]
     return [
         (names.LLM_DEPTH, {(lane,): float(queue.ready) for lane, queue in asking}),
-        (names.READY, {(lane, queue.name): float(queue.ready) for lane, queue in found}),
-        (names.CONSUMERS, {(lane, queue.name): float(queue.consumers) for lane, queue in found}),
+        (names.READY, {(lane, queue.name): float(queue.ready) for lane, queue in queues}),
+        (names.CONSUMERS, {(lane, queue.name): float(queue.consumers) for lane, queue in queues}),
         (
             names.UNACKED,
             {
                 (lane, queue.name): float(queue.unacked)
-                for lane, queue in found
+                for lane, queue in queues
                 if queue.unacked is not None
             },
         ),
@@ -215,7 +215,7 @@ def _queues(report: Report) -> Shown:
             names.LIMIT,
             {
                 (lane, queue.name): float(queue.limit)
-                for lane, queue in found
+                for lane, queue in queues
                 if queue.limit is not None
             },
         ),

@@ -80,8 +80,8 @@ def schedule_samples(
 
 
 def _labelled(found: Mapping[str, float], own: frozenset[str]) -> dict[tuple[str, ...], float]:
-    shown: dict[tuple[str, ...], float] = {}
+    samples: dict[tuple[str, ...], float] = {}
     for name, seconds in found.items():
         label = (name if name in own else OTHER,)
-        shown[label] = max(seconds, shown.get(label, 0.0))
-    return shown
+        samples[label] = max(seconds, samples.get(label, 0.0))
+    return samples

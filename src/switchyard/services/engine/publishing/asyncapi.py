@@ -16,7 +16,7 @@ JSON_SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 
 
 def version() -> str:
-    """This program's version."""
+    """Return this program's version."""
     return importlib.metadata.version("switchyard")
 
 

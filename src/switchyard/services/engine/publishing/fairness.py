@@ -59,5 +59,5 @@ class FairSources:
     async def _refresh(self, lane: str) -> None:
         began = time.monotonic()
         self._open[lane] = Counter(await self._gauges.open_by_source(lane, sample=SAMPLE))
-        ended = time.monotonic()
-        self._next_look[lane] = ended + max(FRESH_FOR, (ended - began) / SHARE)
+        ended_at = time.monotonic()
+        self._next_look[lane] = ended_at + max(FRESH_FOR, (ended_at - began) / SHARE)

@@ -182,12 +182,12 @@ class JobPublisher:
         """Return the known depths of these jobs' queues, by lane and worker."""
         if self._pressure is None:
             return {}
-        found = {}
+        depths = {}
         for lane, worker in {(job.lane, job.worker) for job in jobs}:
             depth = self._pressure.recent(queue_name(lane, worker))
             if depth is not None:
-                found[lane, worker] = depth
-        return found
+                depths[lane, worker] = depth
+        return depths
 
     def _too_large(self, jobs: Sequence[NewJob]) -> dict[str, NeverTaken]:
         """Find delayed jobs that are known to be too large for the broker, by id. What is
@@ -213,8 +213,8 @@ class JobPublisher:
             for job in jobs
             if job.run_at is None and (job.lane, job.worker) in full
         }
-        known = await self._ledger.job_reads.states(list(new)) if new else {}
-        return {job_id: error for job_id, error in new.items() if job_id not in known}
+        states = await self._ledger.job_reads.states(list(new)) if new else {}
+        return {job_id: error for job_id, error in new.items() if job_id not in states}
 
     async def _publish(self, jobs: Sequence[NewJob]) -> list[PublishOutcome]:
         jobs = [each.shifted(self.clock.offset) for each in jobs]
@@ -256,8 +256,8 @@ class JobPublisher:
             for index, result in sent.items()
             if isinstance(result, PublishError) and result.left_nothing
         ]
-        made = {index: recorded[index] for index in nothing_left}
-        refused = {index: each for index, each in made.items() if isinstance(each, Created)}
+        inserted = {index: recorded[index] for index in nothing_left}
+        refused = {index: each for index, each in inserted.items() if isinstance(each, Created)}
         if not refused:
             return {}
         states = await self._ledger.jobs.rollback_inserts(list(refused.values()))

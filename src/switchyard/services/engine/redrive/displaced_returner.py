@@ -141,13 +141,13 @@ class DisplacedJobReturner:
 
     async def _capacity_of(self, queues: Collection[str]) -> dict[str, int]:
         """Return how many messages fit into each queue; none where it does not exist."""
-        known = {lane.name: lane for lane in self.lanes}
-        known_queues = sorted(each for each in queues if lane_of(each) in known)
+        lanes = {lane.name: lane for lane in self.lanes}
+        known_queues = sorted(each for each in queues if lane_of(each) in lanes)
         if not known_queues:
             return dict.fromkeys(queues, 0)
         depths = await ask_queues(self.settings.require_amqp_url(), known_queues)
         return dict.fromkeys(queues, 0) | {
-            queue: known[lane_of(queue)].max_length - depth.ready
+            queue: lanes[lane_of(queue)].max_length - depth.ready
             for queue, depth in depths.items()
             if depth is not None
         }
@@ -157,12 +157,12 @@ class DisplacedJobReturner:
     ) -> int:
         """Publish, record, acknowledge; letters that their jobs do not need any more are
         removed."""
-        known = await self.ledger.redrives.job_generations([letter.id for letter in letters])
+        generations = await self.ledger.redrives.job_generations([letter.id for letter in letters])
         over: list[QueuedDeadLetter] = []
         stay: list[QueuedDeadLetter] = []
         back: list[tuple[QueuedDeadLetter, JobMessage]] = []
         for letter in letters:
-            state, redrives = known.get(letter.id, (State.QUEUED, letter.redrives))
+            state, redrives = generations.get(letter.id, (State.QUEUED, letter.redrives))
             if state in (State.SUCCEEDED, State.CANCELLED) or redrives > letter.redrives:
                 over.append(letter)
             elif state is State.DEAD or letter.message is None:
@@ -221,16 +221,16 @@ class DisplacedJobReturner:
         """Mark letters gone that somebody has taken out of `jobs.dead`: their jobs wait for
         nothing, and `jobctl dead redrive --from-ledger` sends it back."""
         moment = self.ledger.clock.time()
-        gone = [
+        given_up = [
             each
             for each in wanted
             if each.id not in found and each.updated_at < moment - ABSENCE_GRACE_SECONDS
         ]
-        if not gone:
+        if not given_up:
             return
-        ids = [each.id for each in gone]
+        ids = [each.id for each in given_up]
         self._log.error("displaced jobs missing from jobs.dead", jobs=len(ids), ids=ids[:5])
-        await self.ledger.dead_letters.record_dead([_end_of(each, moment) for each in gone])
+        await self.ledger.dead_letters.record_dead([_end_of(each, moment) for each in given_up])
         await self.ledger.dead_letters.mark_dead_state(ids, DeadLetterState.DROPPED, moment)
 
 

@@ -105,8 +105,8 @@ async def _stored(
     settings: BrokerSettings, ledger: Ledger, spec: RedriveSpec, wait: Sleep
 ) -> AsyncIterator[Letters]:
     broker = await waiting_ids(settings, ledger, wait)
-    found = stored_letters(ledger, spec.which, ledger.clock.now(), broker)
-    async with aclosing(found) as letters:
+    stored = stored_letters(ledger, spec.which, ledger.clock.now(), broker)
+    async with aclosing(stored) as letters:
         yield letters
 
 
@@ -127,8 +127,8 @@ def _difference(copy: RedriveMessage) -> LetterDifference:
     before = json.loads(copy.letter.body)
     after = json.loads(copy.message.encode())
     # What every redrive writes anew is no news.
-    shown = ("job_type", "priority", "payload")
-    old, new = ({name: each[name] for name in shown if name in each} for each in (before, after))
+    fields = ("job_type", "priority", "payload")
+    old, new = ({name: each[name] for name in fields if name in each} for each in (before, after))
     for each, whole in ((old, before), (new, after)):
         metadata = whole.get("metadata")
         if isinstance(metadata, dict):

@@ -80,9 +80,9 @@ class RedrivePass:
             if self._session.slot_wait > MAX_SLOT_WAIT:
                 self._ends_at = time.monotonic()  # letters are not held for so long
                 return
-            wanted = await self._run.traffic.allowance(min(len(waiting), allowed or BATCH))
+            allowed_now = await self._run.traffic.allowance(min(len(waiting), allowed or BATCH))
             number = await self._session.take_slots(
-                wanted, until=self._session.clock.time() + MAX_SLOT_WAIT
+                allowed_now, until=self._session.clock.time() + MAX_SLOT_WAIT
             )
             await self._send([waiting.popleft() for _ in range(number)])
             await self._run.save_notes()
@@ -92,8 +92,8 @@ class RedrivePass:
         self._room.refresh()
         fitting: list[RedriveMessage] = []
         for copy in copies:
-            held = self._held.get(copy.queue)
-            if held or not await self._room.take(copy.queue):
+            waiting = self._held.get(copy.queue)
+            if waiting or not await self._room.take(copy.queue):
                 self._held.setdefault(copy.queue, deque()).append(copy)
             else:
                 fitting.append(copy)
@@ -132,18 +132,18 @@ class RedrivePass:
         await self._session.move(BulkState.RUNNING)
 
     async def _send_held(self, queue: str) -> None:
-        held = self._held[queue]
+        waiting = self._held[queue]
         fitting: list[RedriveMessage] = []
         allowed = await self._run.allowance()
-        most = min(len(held), BATCH if allowed is None else allowed)
-        if most > 0:
-            most = await self._run.traffic.allowance(most)
-            most = await self._session.take_slots(
-                most, until=self._session.clock.time() + STATE_POLL_INTERVAL
+        number = min(len(waiting), BATCH if allowed is None else allowed)
+        if number > 0:
+            number = await self._run.traffic.allowance(number)
+            number = await self._session.take_slots(
+                number, until=self._session.clock.time() + STATE_POLL_INTERVAL
             )
-        while len(fitting) < most and await self._room.take(queue):
-            fitting.append(held.popleft())
-        if not held:
+        while len(fitting) < number and await self._room.take(queue):
+            fitting.append(waiting.popleft())
+        if not waiting:
             del self._held[queue]
         await self._send_now(fitting)
 

@@ -147,8 +147,8 @@ class RedriveRun:
     @property
     def final_note(self) -> str | None:
         sentences = [f"{self._failed} failed again"] if self._failed else []
-        seen = self._planned + self._before.dropped + self.tally.dropped + self.tally.invalid
-        if (lost := (self._before.total or 0) - seen) > 0:
+        handled = self._planned + self._before.dropped + self.tally.dropped + self.tally.invalid
+        if (lost := (self._before.total or 0) - handled) > 0:
             sentences.append(only_in_ledger(lost))
         return "; ".join(sentences) or None
 
@@ -172,7 +172,8 @@ class RedriveRun:
         self._ended[None] = self._open + number
 
     def next_pass(self) -> None:
-        """What could not be sent is counted anew in each pass; what was dropped is gone."""
+        """Begin to count a pass: what could not be sent is counted anew; what was dropped is
+        gone."""
         self._before = replace(
             self._before, dropped=self._before.dropped + self.tally.dropped, notes=self._notes()
         )

@@ -98,12 +98,12 @@ class LetterSender:
     ) -> list[RedriveMessage]:
         """Make the copies of the letters that can go back. With `drop`, letters of jobs that need
         no redrive any more are taken off their place."""
-        known = await self._ledger.redrives.job_generations([letter.id for letter in batch])
+        generations = await self._ledger.redrives.job_generations([letter.id for letter in batch])
         copies: list[RedriveMessage] = []
         over: list[DeadLetterLike] = []
         redriven: list[tuple[DeadLetterLike, int]] = []
         for letter in batch:
-            state, redrives = known.get(letter.id, (State.DEAD, 0))
+            state, redrives = generations.get(letter.id, (State.DEAD, 0))
             if state in (State.SUCCEEDED, State.CANCELLED):
                 tally.note(f"{letter.id}: dropped, the job has {state} meanwhile")
                 over.append(letter)

@@ -87,7 +87,7 @@ class RedriveSpec:
         return "; name the job_type in the filter where another one is meant" if is_any else ""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that are set."""
+        """Return the fields that are set."""
         plain: dict[str, Any] = {"filter": self.which.to_json(), "change": self.change.to_json()}
         for name in ("limit", "canary", "halt_on"):
             if (value := getattr(self, name)) is not None:
@@ -129,8 +129,10 @@ class RedriveProgress:
 
     @classmethod
     def from_operation(cls, operation: BulkOperation) -> RedriveProgress:
-        known = {name: operation.counts[name] for name in cls.__slots__ if name in operation.counts}
-        return cls(**{**known, "notes": tuple(known.get("notes", ()))})
+        counts = {
+            name: operation.counts[name] for name in cls.__slots__ if name in operation.counts
+        }
+        return cls(**{**counts, "notes": tuple(counts.get("notes", ()))})
 
 
 def only_in_ledger(number: int) -> str:
@@ -188,12 +190,12 @@ async def resume_redrive(
 
 async def settled(ledger: Ledger, operation: BulkOperation) -> BulkOperation:
     """Return the operation with the outcomes of its letters by now. Raises LedgerUnavailable."""
-    ended = await ledger.redrives.settle_redriven(operation.id)
+    outcomes = await ledger.redrives.settle_redriven(operation.id)
     counts = {
-        "succeeded": ended.get(RedriveOutcome.SUCCEEDED, 0),
-        "failed": ended.get(RedriveOutcome.FAILED, 0),
-        "undone": ended.get(RedriveOutcome.UNDONE, 0),
-        "unfinished": ended.get(None, 0),
+        "succeeded": outcomes.get(RedriveOutcome.SUCCEEDED, 0),
+        "failed": outcomes.get(RedriveOutcome.FAILED, 0),
+        "undone": outcomes.get(RedriveOutcome.UNDONE, 0),
+        "unfinished": outcomes.get(None, 0),
     }
     return replace(operation, counts={**operation.counts, **counts})
 
@@ -202,8 +204,8 @@ async def refuse_overlap(ledger: Ledger, spec: RedriveSpec, *, but: str | None =
     """Raises RedriveConflict where an unfinished redrive could take the same letters."""
     page = await ledger.bulk.list_bulk(KIND, states=UNFINISHED, limit=1000)
     for other in page.items:
-        theirs = RedriveSpec.from_json(other.spec)
-        if other.id != but and spec.which.overlaps(theirs.which):
+        other_spec = RedriveSpec.from_json(other.spec)
+        if other.id != but and spec.which.overlaps(other_spec.which):
             command = "jobctl dead redrives"
             paused = other.state is BulkState.PAUSED
             go_on = f"`{command} resume {other.id}`" if paused else "wait for it"

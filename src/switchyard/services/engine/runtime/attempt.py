@@ -78,7 +78,7 @@ async def _attempt(registry: Registry, ctx: JobContext, executor: Executor) -> A
     ctx = replace(ctx, compute=executor.compute, in_process=executor.in_process)
     clock = asyncio.get_running_loop().time
     began = clock()
-    ended = await executor.run(job_type, payload, ctx)
+    answer = await executor.run(job_type, payload, ctx)
     seconds = clock() - began
     policy = RetryPolicy.over(ctx.settings.retry_delays)
     decision: Decision
@@ -87,11 +87,11 @@ async def _attempt(registry: Registry, ctx: JobContext, executor: Executor) -> A
             registry,
             message,
             ctx.lane,
-            ended,
+            answer,
             policy,
             now=now() if ctx.ledger is None else ctx.ledger.clock.now(),
         )
     except BaseException as error:  # of what the handler has answered with
-        decision, following = unwritable(message, ended, error), []
-    outcome = ended if isinstance(ended, Done | Next | Retry | Snooze | Discard) else None
+        decision, following = unwritable(message, answer, error), []
+    outcome = answer if isinstance(answer, Done | Next | Retry | Snooze | Discard) else None
     return Attempt(decision, outcome, following, seconds, needs)

@@ -73,7 +73,7 @@ class AttemptMetrics:
         metrics.show_histograms(self.distributed)
 
     def started(self, message: JobMessage, lane: str, started_at: float) -> None:
-        """The handler of a job is about to run, at that time of the ledger."""
+        """Count a job whose handler is about to run; `started_at` is the ledger's time."""
         metadata = message.metadata
         if metadata.attempts == 0:
             entered = metadata.queued_at or metadata.created_at
@@ -82,7 +82,7 @@ class AttemptMetrics:
                 self._count_starts()
 
     def ended(self, message: JobMessage, lane: str, seconds: float, ending: Ending) -> None:
-        """Its attempt has ended so, after so long, which the ledger has."""
+        """Count an attempt that took `seconds` and whose end the ledger has."""
         job_type = message.job_type
         if job_type not in self._worker_of:
             job_type = OTHER  # there may be any number
@@ -94,9 +94,9 @@ class AttemptMetrics:
             self._deaths[worker, lane, job_type, str(ending.reason)] += 1
         else:
             outcome, used = outcome_of(ending), None
-        noted = self._ends[job_type, lane, outcome, used]
-        noted.append(seconds)
-        if len(noted) >= NOTED:
+        durations = self._ends[job_type, lane, outcome, used]
+        durations.append(seconds)
+        if len(durations) >= NOTED:
             self._count_ends()
 
     def _count_starts(self) -> None:
@@ -109,15 +109,15 @@ class AttemptMetrics:
         self._starts.clear()
 
     def _count_ends(self) -> None:
-        for (job_type, lane, outcome, used), noted in self._ends.items():
+        for (job_type, lane, outcome, used), durations in self._ends.items():
             worker = self._worker_of.get(job_type, OTHER)
-            self._ended[worker, lane, job_type, outcome] += len(noted)
-            self._seconds[worker, job_type].add_each(noted)
+            self._ended[worker, lane, job_type, outcome] += len(durations)
+            self._seconds[worker, job_type].add_each(durations)
             if worker == LLM and outcome == SUCCEEDED:
                 # An attempt that went back for want of a server would pass for a slow answer.
-                self._answered[job_type,].add_each(noted)
+                self._answered[job_type,].add_each(durations)
             if used is not None:
-                self._attempts[worker, job_type].add(used, times=len(noted))
+                self._attempts[worker, job_type].add(used, times=len(durations))
         self._ends.clear()
 
     def counted(self) -> Iterable[tuple[Metric, Samples]]:

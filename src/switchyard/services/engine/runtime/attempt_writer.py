@@ -43,10 +43,13 @@ class Recorder:
         Raises ClaimLost."""
         now = self.ledger.clock.time()
         request = finish_request(job.message, job.claim_id, ending, now=now)
-        noted = await self.until_reached(lambda: self.ledger.jobs.finish(request))
-        if noted is None:
+        finished = await self.until_reached(lambda: self.ledger.jobs.finish(request))
+        if finished is None:
             raise ClaimLost(f"claim lost: the result {request.state} was not recorded")
-        return CancelledWhileRunning() if noted.state is State.CANCELLED else ending, noted.due
+        return (
+            CancelledWhileRunning() if finished.state is State.CANCELLED else ending,
+            finished.due,
+        )
 
     async def is_not_cancelled(self, job: RunningJob) -> bool:
         """Tell whether the job, which is to be retried or dead, was not called off meanwhile. Asked

@@ -109,10 +109,10 @@ def run_job(
     try:
         with _processor_time(cpu_limit), writing_to(page) as progress_buffer:
             here = JobContext(**ctx, progress_buffer=progress_buffer, usage=usage)
-            ended = run(handler, (payload, here), memory_limit_mb)
+            outcome = run(handler, (payload, here), memory_limit_mb)
     except BaseException as error:
-        ended = failure_of(error)
-    return ChildResult(ended, usage) if usage.tokens is not None else ended
+        outcome = failure_of(error)
+    return ChildResult(outcome, usage) if usage.tokens is not None else outcome
 
 
 def run_task(
@@ -123,10 +123,10 @@ def run_task(
     try:
         with writing_to(page) as progress_buffer:
             own = {**ctx, "progress_buffer": progress_buffer, "usage": usage}
-            ended = run(lambda: asyncio.run(_task(handler, payload, own)), (), None)
+            outcome = run(lambda: asyncio.run(_task(handler, payload, own)), (), None)
     except BaseException as error:
-        ended = failure_of(error)
-    return ChildResult(ended, usage) if usage.tokens is not None else ended
+        outcome = failure_of(error)
+    return ChildResult(outcome, usage) if usage.tokens is not None else outcome
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -139,7 +139,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def sealed(work: Callable[..., Any], args: Sequence[Any]) -> bytes:
-    """What `run_sealed` does in another process. Raises what can't be pickled raises."""
+    """Do in another process what `run_sealed` asks for. Raises what can't be pickled raises."""
     return pickle.dumps((work, args))
 
 
@@ -239,7 +239,8 @@ def run(work: Callable[..., Any], args: tuple[Any, ...], memory_limit_mb: int | 
 
 @contextmanager
 def _processor_time(seconds: int | None) -> Iterator[None]:
-    """At most so much from now on: the kernel ends the process, whatever a library is busy with."""
+    """Limit the processor time from now on: the kernel ends the process, whatever a library is busy
+    with."""
     if seconds is None:
         yield
         return
@@ -265,9 +266,9 @@ def _size() -> int:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error with those that it was raised over."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    """Yield an error and those that it was raised over."""
+    seen_ids: set[int] = set()
+    while error is not None and id(error) not in seen_ids:
+        seen_ids.add(id(error))
         yield error
         error = error.__cause__ or error.__context__

@@ -41,7 +41,7 @@ class Counters:
     """Hot jobs that it has taken."""
 
     def count_malformed(self) -> None:
-        """A message has gone to the dead letters as it came, without a run."""
+        """Count a message that has gone to the dead letters as it came, without a run."""
         self.dead += 1
         self.buried += 1
 
@@ -62,17 +62,17 @@ class Reporter:
         self._log = structlog.get_logger("worker")
 
     def started(self, job: RunningJob) -> None:
-        """Its handler is about to run."""
+        """Count and announce that the handler of a job is about to run."""
         if self.meter is not None:
             self.meter.started(job.message, job.lane, self.clock.time())
         self._announce("started", job)
 
     def progressed(self, job: RunningJob, progress: ReportedProgress) -> None:
-        """Its handler says how far it is, and the ledger has it."""
+        """Announce how far a handler is, once the ledger has it."""
         self._announce(PROGRESS, job, progress)
 
     def wrote(self, job: RunningJob, text: str, offset: int) -> None:
-        """Its handler has written that, after so many characters."""
+        """Announce text that a handler has written, after `offset` characters."""
         self._announce(TEXT, job, text=(text, offset))
 
     def ended(self, job: RunningJob, ending: Ending) -> None:
@@ -132,6 +132,6 @@ class Reporter:
 
 
 def _traceback(failure: Failure) -> dict[str, str]:
-    """For the log of a retry, which is the only place that has it: that of a death is in its
-    letter."""
+    """Return the traceback for the log of a retry, the only place that has it: that of a death is
+    in its letter."""
     return {"traceback": failure.traceback[-TRACEBACK_LIMIT:]} if failure.traceback else {}

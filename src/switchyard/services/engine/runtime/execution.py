@@ -173,8 +173,8 @@ class Executor:
 
 
 async def _run_here(job_type: JobType, payload: BaseModel, ctx: JobContext) -> Any:
-    """A handler in the event loop: its answer, or a Failure. Raises CancelledError where its task
-    was cancelled, by whomever."""
+    """Run a handler in the event loop; return its answer, or a Failure. Raises CancelledError where
+    its task was cancelled, by whomever."""
     limit = asyncio.timeout(job_type.timeout)
     try:
         async with limit:
@@ -188,7 +188,7 @@ async def _run_here(job_type: JobType, payload: BaseModel, ctx: JobContext) -> A
 
 
 def _how_it_ended(exit_code: int) -> str:
-    """Of a process that nobody wanted to end."""
+    """Say how a process has ended that nobody wanted to end."""
     if exit_code == -signal.SIGKILL:
         return "was killed by SIGKILL, as the kernel does where memory is short"
     if -exit_code in signal.valid_signals():

@@ -361,10 +361,10 @@ async def record_stages(recorder: Recorder, jobs: Sequence[NewJob]) -> list[NewJ
     answers = await recorder.until_reached(lambda: record_following(ledger, stages))
     for place, answer in enumerate(answers):
         if isinstance(answer, Existing):
-            known = await recorder.until_reached(partial(ledger.job_reads.get, answer.job_id))
+            recorded = await recorder.until_reached(partial(ledger.job_reads.get, answer.job_id))
             message = stages[place].message
-            if known is not None and known.job_type == message.job_type:
-                same = message.model_copy(update={"payload": known.payload})
+            if recorded is not None and recorded.job_type == message.job_type:
+                same = message.model_copy(update={"payload": recorded.payload})
                 stages[place] = replace(stages[place], message=same)
     return stages
 

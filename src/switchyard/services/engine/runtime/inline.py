@@ -204,10 +204,10 @@ class InlineRunner(AsyncCloseable):
         waited = 0.0
         while True:
             with structlog.contextvars.bound_contextvars(**log_fields(job.message)):
-                ended = await self._run_once(job, waited)
-            if ended is None:
+                attempt = await self._run_once(job, waited)
+            if attempt is None:
                 return following
-            running, ending, due = ended
+            running, ending, due = attempt
             following += running.following
             if not isinstance(ending, Delayed):
                 return following + await self._recorded_jobs(due)

@@ -40,8 +40,8 @@ class ProgressWriter:
     def buffer_for(
         self, message: JobMessage, claim_id: str, heard: Heard = _no_one
     ) -> AbstractAsyncContextManager[ProgressBuffer]:
-        """What the attempt under that claim writes into, for as long as it runs. `heard` is told of
-        progress that is recorded."""
+        """Open what the attempt under that claim writes into, for as long as it runs. `heard` is
+        called with progress that is recorded."""
         return _Writing(self, message, claim_id, heard)
 
     async def last_checkpoint(self, message: JobMessage) -> Any:

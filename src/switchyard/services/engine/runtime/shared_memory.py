@@ -112,8 +112,8 @@ class SharedProgressReader:
 
 @contextmanager
 def open_page() -> Iterator[SharedProgressReader]:
-    """A page for one job; it goes with the block. On Linux it goes with this process, too, however
-    that ends: it is no file on any disk."""
+    """Open a page for one job; it goes with the block. On Linux it goes with this process, too,
+    however that ends: it is no file on any disk."""
     with _file() as (descriptor, path):
         os.ftruncate(descriptor, SIZE)
         yield SharedProgressReader(

@@ -14,7 +14,7 @@ from switchyard.services.engine.runtime.running_job import DeliveredJob
 
 @contextmanager
 def attempting(job: DeliveredJob) -> Iterator[Callable[[Ending], None]]:
-    """Around an attempt, from its claim to the record of its end, which it is told.
+    """Trace an attempt, from its claim to the record of its end, which the caller tells.
 
     A job of a publisher that does not trace begins a trace here; the retry or the dead letter of
     this attempt carries it on.

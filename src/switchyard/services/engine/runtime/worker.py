@@ -254,9 +254,9 @@ class Worker:
             await asyncio.wait(consuming, timeout=FINAL_DRAIN_TIMEOUT)
             await background.close()
             await end_tasks(*consuming)
-        for ended in (*consuming, background.failed):
-            if not ended.cancelled():
-                ended.result()
+        for task in (*consuming, background.failed):
+            if not task.cancelled():
+                task.result()
 
     def stop(self) -> None:
         """Take no more jobs; `run` returns when those that run have ended or their grace is
@@ -325,20 +325,20 @@ class Worker:
             )
         ):
             return
-        ended = await asyncio.gather(
+        aborted = await asyncio.gather(
             *(consumer.abort(FINAL_DRAIN_TIMEOUT) for consumer in self._consumers)
         )
-        if not all(ended):
+        if not all(aborted):
             self._log.error("jobs abandoned: they do not stop", running=self.running)
 
     async def _let_all_end(self, failed: asyncio.Future[Any]) -> None:
         """Return when nothing runs any more, or it is to hurry."""
-        ended = asyncio.gather(*(consumer.drain(None) for consumer in self._consumers))
+        all_drained = asyncio.gather(*(consumer.drain(None) for consumer in self._consumers))
         hurried = asyncio.create_task(self._hurried.wait())
-        await asyncio.wait((ended, hurried, failed), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((all_drained, hurried, failed), return_when=asyncio.FIRST_COMPLETED)
         await end_tasks(hurried)
-        ended.cancel()
-        await asyncio.gather(ended, return_exceptions=True)
+        all_drained.cancel()
+        await asyncio.gather(all_drained, return_exceptions=True)
 
     async def _close(self) -> None:
         await asyncio.gather(*(executor.close() for executor in self._executors))

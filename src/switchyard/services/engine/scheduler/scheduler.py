@@ -207,12 +207,12 @@ class Scheduler:
     async def _pin(self, due: list[JobRecord]) -> list[JobRecord]:
         """Pin the jobs that are still recorded, and return them. A publisher that is slow and not
         dead can't roll them back from now on."""
-        held = [each.id for each in due if each.state is State.PENDING and each.claim_id]
-        if not held:
+        claimed = [each.id for each in due if each.state is State.PENDING and each.claim_id]
+        if not claimed:
             return due
-        states = await self._ledger.jobs.pin(held)
-        gone = {each for each in held if states.get(each) is not State.PENDING}
-        return [each for each in due if each.id not in gone]
+        states = await self._ledger.jobs.pin(claimed)
+        no_longer_pending = {each for each in claimed if states.get(each) is not State.PENDING}
+        return [each for each in due if each.id not in no_longer_pending]
 
     async def _publish_silent(self, turn: TickResult) -> int:
         """Publish again the jobs of silent workers, once for each claim.

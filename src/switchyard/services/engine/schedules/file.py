@@ -35,10 +35,10 @@ def read_file(path: Path, registry: Registry) -> list[ScheduleEntry]:
 def fingerprint_of(path: Path) -> tuple[int, ...] | None:
     """Return a fingerprint of the file (mtime, size, inode, device); None if it does not exist."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev)
+    return (status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev)
 
 
 def _entry(name: str, table: object) -> ScheduleEntry:

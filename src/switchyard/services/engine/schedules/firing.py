@@ -126,16 +126,16 @@ class ScheduleRunner:
         if (mark,) == self._taken:
             return
         try:
-            changed, gone = await Schedules(self._ledger, self._registry).adopt(self._settings)
+            changed, removed = await Schedules(self._ledger, self._registry).adopt(self._settings)
         except LedgerError:
             raise
         except SwitchyardError as error:
             # What is in the ledger is fired nevertheless.
             self._log.error("schedule file not loaded", error=str(error))
         else:
-            if changed or gone:
+            if changed or removed:
                 self._log.info(
-                    "schedules loaded", changed=changed[:MAX_LOGGED], gone=gone[:MAX_LOGGED]
+                    "schedules loaded", changed=changed[:MAX_LOGGED], gone=removed[:MAX_LOGGED]
                 )
         self._taken = (mark,)
 

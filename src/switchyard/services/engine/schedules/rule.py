@@ -88,10 +88,10 @@ class CronRule:
 
     def next_times(self, moment: float, count: int) -> tuple[float, ...]:
         """Return the first due times after that moment. Raises as `after` does."""
-        found: list[float] = []
+        times: list[float] = []
         for _ in range(count):
-            found.append(self.after(found[-1] if found else moment))
-        return tuple(found)
+            times.append(self.after(times[-1] if times else moment))
+        return tuple(times)
 
     @property
     def days_note(self) -> str | None:
@@ -161,9 +161,9 @@ _RANGE = re.compile(r"(\w{1,3})-(\w{1,3})(?:/(\d{1,2}))?")
 
 def _right_form(cron: str) -> str:
     """Return what to write in place of an expression that is none, as far as it can be told."""
-    said = cron.strip().lower()
-    if said in _NICKNAMES:
-        return f": write '{_NICKNAMES[said]}'"
+    text = cron.strip().lower()
+    if text in _NICKNAMES:
+        return f": write '{_NICKNAMES[text]}'"
     fields = cron.split()
     if len(fields) != len(_RANGES):
         return ": write five fields: minute, hour, day of month, month, day of week"
@@ -184,16 +184,16 @@ def _mended(field: str, place: int) -> str:
 
 
 def _forward(part: str, place: int) -> str:
-    found = _RANGE.fullmatch(part)
+    match = _RANGE.fullmatch(part)
     low, high = _RANGES[place]
-    first, last = (_value(found[1], place), _value(found[2], place)) if found else (None, None)
-    if found is None or first is None or last is None or not low <= last < first <= high:
+    first, last = (_value(match[1], place), _value(match[2], place)) if match else (None, None)
+    if match is None or first is None or last is None or not low <= last < first <= high:
         return part
-    if found[3] is None:
+    if match[3] is None:
         ends = ((first, high), (low, last))
         return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ends)
     span = high - low + 1
-    steps = range(first, last + span + 1, max(int(found[3]), 1))
+    steps = range(first, last + span + 1, max(int(match[3]), 1))
     return ",".join(str(low + (value - low) % span) for value in steps)
 
 

@@ -133,23 +133,25 @@ class Schedules:
 
         Raises InvalidScheduleFile, ScheduleConflict where a name is taken.
         """
-        found = [] if settings.schedules is None else read_file(settings.schedules, self._registry)
-        named = {each.name for each in found}
+        entries = (
+            [] if settings.schedules is None else read_file(settings.schedules, self._registry)
+        )
+        named = {each.name for each in entries}
         usual = defaults(self._registry) if settings.default_schedules else []
-        changed, gone = await self._replace(FILE, found)
+        changed, removed = await self._replace(FILE, entries)
         usual = [each for each in usual if each.name not in named]
         usually_changed, usually_gone = await self._replace(DEFAULT, usual)
-        return changed + usually_changed, gone + usually_gone
+        return changed + usually_changed, removed + usually_gone
 
     async def _replace(
         self, origin: str, entries: Sequence[ScheduleEntry]
     ) -> tuple[list[str], list[str]]:
-        known = {each.name: each for each in await self._ledger.schedules.schedules()}
+        current = {each.name: each for each in await self._ledger.schedules.schedules()}
         now = await self._now()
         changed = []
         for entry in entries:
             record = entry.record(now, origin=origin, remote=False, created_by=origin)
-            before = known.get(entry.name)
+            before = current.get(entry.name)
             if before is not None and before.origin == ADDED:
                 raise ScheduleConflict(
                     f"the name {entry.name!r} is taken by a schedule that was added: "
@@ -166,11 +168,11 @@ class Schedules:
             if record != before:
                 changed.append(record)
         names = {each.name for each in entries}
-        gone = [each.name for each in known.values() if each.origin == origin]
-        gone = [name for name in gone if name not in names]
-        if changed or gone:
-            await self._ledger.schedules.replace_schedules(origin, changed, gone)
-        return [each.name for each in changed], gone
+        removed = [each.name for each in current.values() if each.origin == origin]
+        removed = [name for name in removed if name not in names]
+        if changed or removed:
+            await self._ledger.schedules.replace_schedules(origin, changed, removed)
+        return [each.name for each in changed], removed
 
     async def _now(self) -> float:
         """Return the ledger's time, which every host agrees on."""

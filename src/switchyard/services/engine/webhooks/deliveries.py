@@ -55,12 +55,12 @@ class Ignored:
 def parsed(body: bytes) -> Mapping[str, Any]:
     """The body, which must be a JSON object. Raises InvalidDelivery."""
     try:
-        found = json.loads(body)
+        document = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InvalidDelivery("the delivery is no JSON: choose the content type JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise InvalidDelivery("the delivery is no JSON object")
-    return found
+    return document
 
 
 def delivery_key(source: str, body: bytes) -> str:

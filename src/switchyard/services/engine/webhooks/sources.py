@@ -61,16 +61,16 @@ class WebhookSource(BaseModel):
 
     def job(self, name: str, body: bytes, delivery_id: str | None) -> DeliveryJob | Ignored:
         """The job that a delivery asks for. Raises InvalidDelivery."""
-        told = parsed(body)
+        event = parsed(body)
         for field, values in self.when.items():
             try:
-                found = render(f"{{{field}}}", told)
+                found = render(f"{{{field}}}", event)
             except MissingField:
                 return Ignored(f"it has no {field}")
             if found not in values:
                 return Ignored(f"{field} is another")
         try:
-            payload = render(self.payload, told)
+            payload = render(self.payload, event)
         except Unfillable as error:
             raise InvalidDelivery(str(error)) from error
         key = delivery_key(name, body if delivery_id is None else delivery_id.encode() + b"\n")
@@ -88,7 +88,7 @@ class WebhookSources:
         """Raises InvalidWebhooks."""
         if settings.webhooks is None:
             return cls({})
-        found: dict[str, tuple[WebhookSource, SecretStr]] = {}
+        sources: dict[str, tuple[WebhookSource, SecretStr]] = {}
         try:
             tables = read_toml(settings.webhooks)
         except InvalidToml as error:
@@ -106,8 +106,8 @@ class WebhookSources:
             secret = os.environ.get(source.secret, "")
             if len(secret) < 16:
                 raise InvalidWebhooks(f"{where}: set {source.secret}, 16 characters or more")
-            found[name] = (source, SecretStr(secret))
-        return cls(found)
+            sources[name] = (source, SecretStr(secret))
+        return cls(sources)
 
     def get(self, name: str) -> tuple[WebhookSource, SecretStr] | None:
         return self._sources.get(name)

@@ -176,10 +176,10 @@ DISK_LOW = 2.0
 
 async def alarms(system: DoctorContext) -> list[Diagnostic]:
     """Those of every node."""
-    found: list[Diagnostic] = []
+    diagnostics: list[Diagnostic] = []
     for node in await system.need_management().get("/nodes"):
-        found += _of_node(node)
-    return found or [ok("alarms", "no memory or disk alarm, and none near")]
+        diagnostics += _of_node(node)
+    return diagnostics or [ok("alarms", "no memory or disk alarm, and none near")]
 
 
 def _of_node(node: dict[str, Any]) -> list[Diagnostic]:
@@ -187,9 +187,9 @@ def _of_node(node: dict[str, Any]) -> list[Diagnostic]:
     if not node.get("running", True):
         remedy = f"start it: `rabbitmqctl -n {name} start_app`, or the whole node"
         return [failure("alarms", Finding.NODE_DOWN, f"{name} does not run", remedy)]
-    found = []
+    diagnostics = []
     if node.get("mem_alarm"):
-        found.append(
+        diagnostics.append(
             failure(
                 "alarms",
                 Finding.ALARM_MEMORY,
@@ -200,7 +200,7 @@ def _of_node(node: dict[str, Any]) -> list[Diagnostic]:
             )
         )
     elif _share(node, "mem_used", "mem_limit") >= MEMORY_HIGH:
-        found.append(
+        diagnostics.append(
             warning(
                 "alarms",
                 Finding.MEMORY_HIGH,
@@ -212,7 +212,7 @@ def _of_node(node: dict[str, Any]) -> list[Diagnostic]:
             )
         )
     if node.get("disk_free_alarm"):
-        found.append(
+        diagnostics.append(
             failure(
                 "alarms",
                 Finding.ALARM_DISK,
@@ -222,7 +222,7 @@ def _of_node(node: dict[str, Any]) -> list[Diagnostic]:
             )
         )
     elif 0 < _share(node, "disk_free", "disk_free_limit") < DISK_LOW:
-        found.append(
+        diagnostics.append(
             warning(
                 "alarms",
                 Finding.BROKER_DISK_LOW,
@@ -232,7 +232,7 @@ def _of_node(node: dict[str, Any]) -> list[Diagnostic]:
                 f"{_lower_limit(node)}",
             )
         )
-    return found
+    return diagnostics
 
 
 def _lower_limit(node: dict[str, Any]) -> str:
@@ -276,14 +276,14 @@ async def features(system: DoctorContext) -> list[Diagnostic]:
         ]
     # Releases before 3.13 do not know of any.
     used = await client.get("/deprecated-features/used", missing=[])
-    found = []
+    diagnostics = []
     off = sorted(
         str(flag["name"])
         for flag in flags
         if flag.get("stability") == "stable" and flag.get("state") == "disabled"
     )
     if off:
-        found.append(
+        diagnostics.append(
             warning(
                 "features",
                 Finding.FLAGS_DISABLED,
@@ -293,7 +293,7 @@ async def features(system: DoctorContext) -> list[Diagnostic]:
             )
         )
     if names := sorted(str(each["name"]) for each in used):
-        found.append(
+        diagnostics.append(
             warning(
                 "features",
                 Finding.DEPRECATED_USED,
@@ -303,7 +303,9 @@ async def features(system: DoctorContext) -> list[Diagnostic]:
                 f"`rabbitmqctl -n {node} list_queues --vhost VHOST name durable exclusive`)",
             )
         )
-    return found or [ok("features", "every stable feature flag is on, nothing deprecated is used")]
+    return diagnostics or [
+        ok("features", "every stable feature flag is on, nothing deprecated is used")
+    ]
 
 
 DEFAULT_CONSUMER_TIMEOUT = 1800.0

@@ -58,10 +58,10 @@ class DoctorContext:
         """Those that are alive, and those that fell silent within a day and whose work no later
         one has taken on. Raises LedgerError."""
         ledger = self.need_ledger()
-        found = await ledger.workers.list_workers()
+        workers = await ledger.workers.list_workers()
         now = ledger.clock.time()
         by_status: dict[str, list[WorkerRecord]] = {"alive": [], "silent": [], "stopped": []}
-        for worker in found:
+        for worker in workers:
             if not worker.kinds:
                 continue  # a process that asks language models directly: it serves no queue
             status = status_of(worker, takeover_after=self.settings.takeover_after, now=now)
@@ -70,7 +70,7 @@ class DoctorContext:
         silent = [
             worker
             for worker in by_status["silent"]
-            if is_current(worker, now) and not is_replaced(worker, found)
+            if is_current(worker, now) and not is_replaced(worker, workers)
         ]
         return alive, silent
 

@@ -45,30 +45,32 @@ MIN_KEY_LENGTH = 24
 async def variables(system: DoctorContext) -> list[Diagnostic]:
     """Settings of this process's environment that there are none of: a name that is misspelt is
     ignored, and its default used."""
-    known = [f"{PREFIX}{name.upper()}" for name in type(system.settings).model_fields]
-    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+    variables = [f"{PREFIX}{name.upper()}" for name in type(system.settings).model_fields]
+    unknown = sorted(
+        name for name in os.environ if name.startswith(PREFIX) and name not in variables
+    )
     if not unknown:
         return []
-    told = []
+    corrections = []
     for name in unknown:
-        alike = get_close_matches(name, known, 1)
-        told.append(f"{name} is no setting" + (f": {alike[0]}?" if alike else ""))
+        alike = get_close_matches(name, variables, 1)
+        corrections.append(f"{name} is no setting" + (f": {alike[0]}?" if alike else ""))
     remedy = "correct or remove it: docs/settings.md lists all"
-    return [warning("settings", Finding.SETTING_UNKNOWN, some(told), remedy)]
+    return [warning("settings", Finding.SETTING_UNKNOWN, some(corrections), remedy)]
 
 
 async def disk(system: DoctorContext) -> list[Diagnostic]:
     """Room for ledger, files and index, as far as they lie here."""
-    found = []
+    diagnostics = []
     for place in dict.fromkeys(kept_here(system.settings)):
         usage = shutil.disk_usage(place)
         left = f"{usage.free / MIB:,.0f} MiB are left of {usage.total / MIB:,.0f} at {place}"
         remedy = f"make room there: `df -h {place}`, `du -xh -d 2 {place} | sort -h | tail`"
         if usage.free < FULL:
-            found.append(failure("disk", Finding.DISK_FULL, left, remedy))
+            diagnostics.append(failure("disk", Finding.DISK_FULL, left, remedy))
         elif usage.free < LOW and usage.free < LOW_PART * usage.total:
-            found.append(warning("disk", Finding.DISK_LOW, left, remedy))
-    return found or [ok("disk", "there is room for ledger, files and index")]
+            diagnostics.append(warning("disk", Finding.DISK_LOW, left, remedy))
+    return diagnostics or [ok("disk", "there is room for ledger, files and index")]
 
 
 def require_room_for_ledger(settings: Settings) -> None:
@@ -107,10 +109,10 @@ async def storage(system: DoctorContext) -> list[Diagnostic]:
             await store.put_async(key, b"ok")
             await store.delete_async(key)
     except Exception as error:  # whatever it is, uploads and outputs can't be kept
-        said = str(error) or type(error).__name__
+        reason = str(error) or type(error).__name__
         if isinstance(error, TimeoutError):
-            said = f"it has not answered within {STORAGE_TIMEOUT:g} s"
-        detail = f"the storage takes no file: {said}"
+            reason = f"it has not answered within {STORAGE_TIMEOUT:g} s"
+        detail = f"the storage takes no file: {reason}"
         user = os.environ.get("USER", "this user")
         remedy = f"see JOBS_STORAGE_URL: is it right, has it room, may {user} write there?"
         return [failure("storage", Finding.STORAGE_AWAY, " ".join(detail.split())[:300], remedy)]

@@ -44,23 +44,23 @@ JUST_NOW, MANY = 900.0, 20
 async def timeouts(system: DoctorContext) -> list[Diagnostic]:
     """Types whose jobs run into their time limit."""
     ledger = system.need_ledger()
-    found = await ledger.job_reads.timed_out(ledger.clock.time() - RECENT_SECONDS)
-    if not found:
+    timeouts_by_type = await ledger.job_reads.timed_out(ledger.clock.time() - RECENT_SECONDS)
+    if not timeouts_by_type:
         return [ok("time limits", "no job has run into its limit within an hour")]
-    told = some(
+    listed = some(
         [
             f"{pluralize(number, 'job')} of {name} ran into the time limit{_limit(system, name)} "
             "within an hour, and have not succeeded since"
-            for name, number in found.items()
+            for name, number in timeouts_by_type.items()
         ]
     )
-    name = next(iter(found))
+    name = next(iter(timeouts_by_type))
     remedy = (
         "see what they wait for (`jobctl jobs list --type "
         f"{name}`), or raise `timeout` in their @job and start their workers again; then "
         f"`jobctl dead redrive --type {name} --yes`"
     )
-    return [failure("time limits", Finding.TYPE_TIMES_OUT, told, remedy)]
+    return [failure("time limits", Finding.TYPE_TIMES_OUT, listed, remedy)]
 
 
 def _limit(system: DoctorContext, name: str) -> str:
@@ -77,22 +77,24 @@ async def overdue(system: DoctorContext) -> list[Diagnostic]:
     late = [job for job in page.items if _is_late(system, job, ledger.clock.time())]
     if not late:
         return [ok("running jobs", "none runs longer than its type may")]
-    told = some([f"{job.job_type} {job.id} on {job.worker_id}" for job in late])
+    listed = some([f"{job.job_type} {job.id} on {job.worker_id}" for job in late])
     remedy = (
         "the worker's log says whether the handler goes on, or its end can't be published or "
         f"recorded: {await _about_holders(system, late)}; another worker takes the job over; "
         'isolation="process" lets a handler be killed at its limit'
     )
     return [
-        failure("running jobs", Finding.JOB_OVERDUE, f"beyond their time limit run: {told}", remedy)
+        failure(
+            "running jobs", Finding.JOB_OVERDUE, f"beyond their time limit run: {listed}", remedy
+        )
     ]
 
 
 async def _about_holders(system: DoctorContext, running: list[JobSummary]) -> str:
     """Return what to do about the workers of these jobs."""
-    known = {each.worker_id: each for each in await system.need_ledger().workers.list_workers()}
+    workers = {each.worker_id: each for each in await system.need_ledger().workers.list_workers()}
     ids = dict.fromkeys(job.worker_id for job in running)
-    return await advice(system, [known[each] for each in ids if each in known], start=False)
+    return await advice(system, [workers[each] for each in ids if each in workers], start=False)
 
 
 async def cancels(system: DoctorContext) -> list[Diagnostic]:
@@ -102,7 +104,7 @@ async def cancels(system: DoctorContext) -> list[Diagnostic]:
     running = await ledger.job_reads.unheeded_cancels(now - CANCELLED_FOR, MAX_EXAMINED)
     if not running:
         return [ok("cancelled jobs", "none runs on")]
-    told = some(
+    listed = some(
         [
             f"{job.job_type} {job.id} on {job.worker_id}, for {now - job.cancel_asked_at:,.0f} s"
             for job in running
@@ -117,7 +119,7 @@ async def cancels(system: DoctorContext) -> list[Diagnostic]:
         failure(
             "cancelled jobs",
             Finding.CANCEL_UNHEEDED,
-            f"called off, and still running: {told}",
+            f"called off, and still running: {listed}",
             remedy,
         )
     ]
@@ -136,12 +138,12 @@ async def joins(system: DoctorContext) -> list[Diagnostic]:
     stuck = await system.need_ledger().joins.stuck_joins(MAX_EXAMINED)
     if not stuck:
         return [ok("joins", "no job waits for dead ones alone")]
-    told = some([f"{each.id} waits for {each.dead:,} dead of {each.total:,}" for each in stuck])
+    listed = some([f"{each.id} waits for {each.dead:,} dead of {each.total:,}" for each in stuck])
     remedy = (
         f"look: `jobctl jobs show {stuck[0].id}`; redrive the dead, or without them: "
         f"`jobctl jobs release {stuck[0].id}`"
     )
-    return [warning("joins", Finding.JOIN_STUCK, told, remedy)]
+    return [warning("joins", Finding.JOIN_STUCK, listed, remedy)]
 
 
 async def outbox(system: DoctorContext) -> list[Diagnostic]:
@@ -151,7 +153,7 @@ async def outbox(system: DoctorContext) -> list[Diagnostic]:
     late = await ledger.job_reads.late_pending(now - PENDING_FOR)
     if not late:
         return [ok("outbox", "no job waits for over a minute to be published")]
-    told = some(
+    listed = some(
         [f"{pluralize(number, 'job')} of {key}, for {now - at:,.0f} s" for key, number, at in late]
     )
     remedy = (
@@ -160,7 +162,7 @@ async def outbox(system: DoctorContext) -> list[Diagnostic]:
         "broker's user who may not publish (`jobctl topology users`), an alarm (above). To give "
         "one up: `jobctl jobs list --state pending`, then `jobctl jobs cancel ID`"
     )
-    return [failure("outbox", Finding.JOBS_PENDING, f"not taken by the broker: {told}", remedy)]
+    return [failure("outbox", Finding.JOBS_PENDING, f"not taken by the broker: {listed}", remedy)]
 
 
 async def operations(system: DoctorContext) -> list[Diagnostic]:
@@ -225,23 +227,23 @@ async def dead(system: DoctorContext) -> list[Diagnostic]:
     if (recently := await ledger.dead_letters.count_dead(recent)) >= MANY:
         checks.append(_growing(recently))
     remedy = "look: `jobctl dead groups`; send back: `jobctl dead redrive --group ID`"
-    told = f"{waiting:,} wait for somebody"
+    detail = f"{waiting:,} wait for somebody"
     listed = waiting + displaced
     # A message may have been indexed twice: the broker's number counts where it is smaller.
     messages = await ledger.dead_letters.count_messages() + min(more, 0)
     if messages > listed:
-        told += f", {messages:,} messages in jobs.dead: identical ones count once"
+        detail += f", {messages:,} messages in jobs.dead: identical ones count once"
     of_reason = DeadLetterFilter(state="waiting", reason=Reason.INVALID_PAYLOAD)
     if invalid := await ledger.dead_letters.count_dead(of_reason):
-        told += f"; of these, {invalid:,} had a payload that their worker did not accept"
+        detail += f"; of these, {invalid:,} had a payload that their worker did not accept"
         remedy += (
             "; was that worker older than the publisher? Then start the new one and `jobctl dead "
             "redrive --reason invalid_payload --canary 5`"
         )
     if messages < listed:
-        told += f"; the broker has lost {listed - messages:,} of these"
+        detail += f"; the broker has lost {listed - messages:,} of these"
         remedy += "; what it has lost: `jobctl dead redrive --all --from-ledger`"
-    return [*checks, warning("dead letters", Finding.DEAD_WAITING, told, remedy)]
+    return [*checks, warning("dead letters", Finding.DEAD_WAITING, detail, remedy)]
 
 
 def _unlisted(number: int) -> Diagnostic:
@@ -301,7 +303,7 @@ async def schedules(system: DoctorContext) -> list[Diagnostic]:
     checks = []
     if late:
         reasons = {name: each.note for name, each in waiting.items() if each.note is not None}
-        told = [f"{name} ({reasons[name]})" if name in reasons else name for name in sorted(late)]
+        listed = [f"{name} ({reasons[name]})" if name in reasons else name for name in sorted(late)]
         remedy = "`jobctl scheduler`; where one runs, its log says why"
         if late <= reasons.keys():
             remedy = "mend what is said: it is tried again every few seconds"
@@ -309,18 +311,18 @@ async def schedules(system: DoctorContext) -> list[Diagnostic]:
             failure(
                 "schedules",
                 Finding.SCHEDULE_OVERDUE,
-                f"due and not fired for over {SCHEDULE_LATE:g} s: {some(told)}",
+                f"due and not fired for over {SCHEDULE_LATE:g} s: {some(listed)}",
                 remedy,
             )
         )
     refused = [each for each in last.values() if each.outcome is FiringOutcome.REFUSED]
     if refused:
-        ended = some([f"{each.schedule} ({each.note})" for each in refused])
+        refused_names = some([f"{each.schedule} ({each.note})" for each in refused])
         checks.append(
             failure(
                 "schedules",
                 Finding.SCHEDULE_REFUSED,
-                f"the last job was refused of {ended}",
+                f"the last job was refused of {refused_names}",
                 f"mend what is said, then `jobctl schedules run {refused[0].schedule}`",
             )
         )

@@ -35,10 +35,10 @@ async def lanes(system: DoctorContext) -> list[Diagnostic]:
     """Every queue of every lane."""
     report = await lane_report(system.settings, system.registry, None, clock=system.now)
     queues = [queue for lane in report.lanes if lane.priority is not None for queue in lane.queues]
-    found = _full(queues) + await _unworked(system, queues) + await missing(system, report)
+    diagnostics = _full(queues) + await _unworked(system, queues) + await missing(system, report)
     waiting = sum(queue.ready for queue in queues)
     worked = "" if system.ledger is None else ", and every queue with jobs is worked"
-    return found or [
+    return diagnostics or [
         ok(
             "lanes",
             f"{_jobs(waiting)}, there is room{worked}",
@@ -50,7 +50,7 @@ def _full(queues: list[QueueReport]) -> list[Diagnostic]:
     checks = []
     full = [queue for queue in queues if (queue.percent_full or 0) >= 100]
     filling = [queue for queue in queues if FILLING <= (queue.percent_full or 0) < 100]
-    for found, queues_so, finding, what in (
+    for diagnose, queues_so, finding, what in (
         (failure, full, Finding.LANE_FULL, "is full"),
         (warning, filling, Finding.LANE_FILLING, "fills up"),
     ):
@@ -58,7 +58,7 @@ def _full(queues: list[QueueReport]) -> list[Diagnostic]:
             detail = some(
                 [f"{each.name} {what}: {each.ready:,} of {each.limit:,}" for each in queues_so]
             )
-            checks.append(found("lanes", finding, detail, _room(queues_so)))
+            checks.append(diagnose("lanes", finding, detail, _room(queues_so)))
     return checks
 
 
@@ -80,8 +80,8 @@ async def _unworked(system: DoctorContext, queues: list[QueueReport]) -> list[Di
     if system.ledger is None:
         return []  # without it workers take no jobs, and another one would not either
     checks = []
-    held = [queue for queue in queues if queue.ready or queue.unacked]
-    unworked = [queue for queue in held if queue.ready and not queue.consumers]
+    occupied = [queue for queue in queues if queue.ready or queue.unacked]
+    unworked = [queue for queue in occupied if queue.ready and not queue.consumers]
     if unworked:
         detail = some(
             [f"{_jobs(each.ready)} in {each.name} and nobody works it" for each in unworked]
@@ -90,12 +90,12 @@ async def _unworked(system: DoctorContext, queues: list[QueueReport]) -> list[Di
         checks.append(failure("consumers", Finding.QUEUE_UNWORKED, detail, remedy))
     alive, silent = await system.workers()
     lively = {kind for worker in alive for kind in worker.kinds}
-    frozen = [each for each in held if each not in unworked and _kind(each) not in lively]
-    rest = [each for each in held if each.ready and each not in unworked + frozen]
+    frozen = [each for each in occupied if each not in unworked and _kind(each) not in lively]
+    rest = [each for each in occupied if each.ready and each not in unworked + frozen]
     checks += await _stalled(system, rest, alive)
     if frozen:
         kinds = {_kind(each) for each in frozen}
-        theirs = [worker for worker in silent if kinds & set(worker.kinds)]
+        of_kinds = [worker for worker in silent if kinds & set(worker.kinds)]
         detail = some(
             [
                 f"{pluralize(each.ready + (each.unacked or 0), 'job is', 'jobs are')} in "
@@ -104,7 +104,7 @@ async def _unworked(system: DoctorContext, queues: list[QueueReport]) -> list[Di
             ]
         )
         start = f"start `jobctl worker {_kinds(frozen)}`"
-        remedy = await advice(system, theirs) if theirs else start
+        remedy = await advice(system, of_kinds) if of_kinds else start
         checks.append(failure("consumers", Finding.QUEUE_FROZEN, detail, remedy))
     return checks
 
@@ -121,15 +121,15 @@ async def _stalled(
     for queue in queues:
         lane, _, kind = queue.name.partition(".")
         waited = system.now() - oldest.get((lane, kind), system.now())
-        theirs = [each for each in alive if kind in each.kinds]
+        of_kind = [each for each in alive if kind in each.kinds]
         # One slot of each may be kept for the most urgent lane.
-        idle = all(busy[each.worker_id] < each.concurrency - 1 for each in theirs)
+        idle = all(busy[each.worker_id] < each.concurrency - 1 for each in of_kind)
         if waited > STALLED and idle:
             detail = (
                 f"{_jobs(queue.ready)} in {queue.name}, the oldest for {waited:,.0f} s, "
                 "although all its workers have free slots"
             )
-            remedy = await advice(system, theirs)
+            remedy = await advice(system, of_kind)
             checks.append(failure("consumers", Finding.QUEUE_STALLED, detail, remedy))
     return checks
 
@@ -161,24 +161,26 @@ async def missing(system: DoctorContext, report: Report) -> list[Diagnostic]:
     # Again, for what has come back from a retry queue between the two.
     again = await _ready(system, [queue.name for queue in queues])
     waiting = await system.ledger.gauges.queued_since(system.now() - UNCHANGED)
-    found = []
+    short_queues = []
     for queue in queues:
         lane, _, kind = queue.name.partition(".")
         number = waiting.get((lane, kind), 0)
-        held = max(queue.ready, again[queue.name]) + (queue.unacked or 0) + elsewhere
-        if queue.exists and number > held:
-            found.append((lane, f"{held:,} of {pluralize(number, 'job')} of {queue.name}"))
-    if not found:
+        on_broker = max(queue.ready, again[queue.name]) + (queue.unacked or 0) + elsewhere
+        if queue.exists and number > on_broker:
+            short_queues.append(
+                (lane, f"{on_broker:,} of {pluralize(number, 'job')} of {queue.name}")
+            )
+    if not short_queues:
         return []
-    lanes = list(dict.fromkeys(lane for lane, _ in found))
+    lanes = list(dict.fromkeys(lane for lane, _ in short_queues))
     commands = " and ".join(f"`jobctl jobs republish --lane {lane}`" for lane in lanes)
+    listed = some([text for _, text in short_queues])
     return [
         failure(
             "missing jobs",
             Finding.JOBS_MISSING,
-            f"the broker holds no more than {some([text for _, text in found])}, which wait by the "
-            "ledger: somebody deleted or purged their queue, or the one of retries that they were "
-            "in",
+            f"the broker holds no more than {listed}, which wait by the ledger: somebody deleted "
+            "or purged their queue, or the one of retries that they were in",
             f"{commands}: publishes them again, and a job that is there after all runs only once",
         )
     ]
@@ -198,6 +200,8 @@ async def _ready(system: DoctorContext, names: list[str]) -> dict[str, int]:
 async def _unread_letters(system: DoctorContext, dead: QueueReport) -> int:
     """Dead letters that the ledger has not seen, or that go back by themselves: it may have their
     jobs as queued."""
-    known = (await system.need_ledger().gauges.gauges()).dead
-    seen = sum(number for (_, reason), number in known.items() if reason != Reason.DISPLACED)
-    return max(0, dead.ready - seen)
+    dead_counts = (await system.need_ledger().gauges.gauges()).dead
+    indexed = sum(
+        number for (_, reason), number in dead_counts.items() if reason != Reason.DISPLACED
+    )
+    return max(0, dead.ready - indexed)

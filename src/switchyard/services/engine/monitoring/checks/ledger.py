@@ -44,18 +44,18 @@ async def ledger(system: DoctorContext) -> list[Diagnostic]:
     """Reach it, and write nothing into it: whether its disk has room is asked by itself (host)."""
     try:
         # Somebody waits: what is locked or away says so within two seconds.
-        found = await Ledger.open(system.settings.ledger_url, prompt=True)
+        opened = await Ledger.open(system.settings.ledger_url, prompt=True)
     except LedgerError as error:
         return [unusable(system, error)]
     try:
-        await found.check()
+        await opened.check()
         # A write, for a database that is locked can be read.
-        await found.leases.release_lease(HOLDER, HOLDER)
-        await found.disk_space.require_room()
+        await opened.leases.release_lease(HOLDER, HOLDER)
+        await opened.disk_space.require_room()
     except LedgerError as error:
-        await found.close()
+        await opened.close()
         return [unusable(system, error)]
-    system.ledger = found
+    system.ledger = opened
     return [ok("ledger", "reached, nothing holds it, and its tables are of this version")]
 
 
@@ -148,32 +148,32 @@ async def ledger_clock(system: DoctorContext) -> list[Diagnostic]:
     if not ahead:
         return [ok("clock", "this host's clock agrees with the ledger's")]
     detail = (
-        f"this host's clock is {_by(ahead)} the ledger's; ages of jobs go by the ledger's, so none "
-        "is lost by it, but logs and certificates go by this one"
+        f"this host's clock is {_delay(ahead)} the ledger's; ages of jobs go by the ledger's, so "
+        "none is lost by it, but logs and certificates go by this one"
     )
-    return [_found(ahead, "clock", Finding.CLOCK_LEDGER, detail, "this host")]
+    return [_clock_off(ahead, "clock", Finding.CLOCK_LEDGER, detail, "this host")]
 
 
 async def broker_clock(system: DoctorContext) -> list[Diagnostic]:
     """The broker's, against the ledger's where that is known."""
-    theirs = await system.need_management().time()
+    broker_time = await system.need_management().time()
     # Not the host's, for which `ledger_clock` speaks.
-    ahead = theirs - system.now()
+    ahead = broker_time - system.now()
     if abs(ahead) <= BROKER_TOLERANCE:
         return [ok("broker clock", "the broker's clock agrees")]
     detail = (
-        f"the broker's clock is {_by(ahead)} {'the ledger' if system.ledger else 'this host'}'s"
+        f"the broker's clock is {_delay(ahead)} {'the ledger' if system.ledger else 'this host'}'s"
     )
-    return [_found(ahead, "broker clock", Finding.CLOCK_BROKER, detail, "the broker's host")]
+    return [_clock_off(ahead, "broker clock", Finding.CLOCK_BROKER, detail, "the broker's host")]
 
 
-def _found(ahead: float, name: str, finding: Finding, detail: str, where: str) -> Diagnostic:
+def _clock_off(ahead: float, name: str, finding: Finding, detail: str, where: str) -> Diagnostic:
     remedy = f"on {where}: `timedatectl set-ntp true`"
-    found = failure if abs(ahead) > MUCH else warning
-    return found(name, finding, detail, remedy)
+    diagnose = failure if abs(ahead) > MUCH else warning
+    return diagnose(name, finding, detail, remedy)
 
 
-def _by(ahead: float) -> str:
+def _delay(ahead: float) -> str:
     by = timedelta(seconds=round(abs(ahead), 1 if abs(ahead) < MUCH else None))
     return f"{by} {'ahead of' if ahead > 0 else 'behind'}"
 
@@ -181,7 +181,7 @@ def _by(ahead: float) -> str:
 async def system(system: DoctorContext) -> list[Diagnostic]:
     """Whose the broker is, and whether the ledger is the newest of it."""
     ledger = system.need_ledger()
-    ours = await ledger.system.system()
+    ledger_system = await ledger.system.system()
     try:
         mark = await read_broker(system.settings)
         await require_same_system(system.settings, ledger)
@@ -194,6 +194,8 @@ async def system(system: DoctorContext) -> list[Diagnostic]:
     except BrokerUnavailable:
         return []  # the check of the broker says so
     if mark is None:
-        detail = f"the broker is not marked as that of the system {ours}: others could use it"
+        detail = (
+            f"the broker is not marked as that of the system {ledger_system}: others could use it"
+        )
         return [warning("system", Finding.SYSTEM_UNMARKED, detail, "`jobctl topology apply`")]
-    return [ok("system", f"ledger and broker are of {ours}")]
+    return [ok("system", f"ledger and broker are of {ledger_system}")]

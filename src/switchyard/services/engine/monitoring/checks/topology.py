@@ -91,11 +91,13 @@ def _policies(
         return ok("policies", "every queue is under its own policy")
     texts = [each.text for each in overridden]
     names = {each.name for each in overridden}
-    ours = {policy.name for policy in _declared(system, system.settings.profile).policies}
-    theirs = {queue.policy for queue in live.queues if queue.name in names and queue.policy} - ours
+    declared_names = {policy.name for policy in _declared(system, system.settings.profile).policies}
+    foreign = {
+        queue.policy for queue in live.queues if queue.name in names and queue.policy
+    } - declared_names
     rabbitmqctl = f"rabbitmqctl -p {shlex.quote(system.settings.vhost)}"
-    if theirs:
-        commands = [f"`{rabbitmqctl} clear_policy {shlex.quote(each)}`" for each in sorted(theirs)]
+    if foreign:
+        commands = [f"`{rabbitmqctl} clear_policy {shlex.quote(each)}`" for each in sorted(foreign)]
         remedy = f"{some(commands)}, or narrow its pattern or lower its priority"
     else:
         remedy = f"`{rabbitmqctl} list_policies` and `{rabbitmqctl} list_operator_policies`"
@@ -108,20 +110,22 @@ async def _extra(system: DoctorContext, extra: list[Difference]) -> list[Diagnos
     over. Nothing that holds a job is to be removed."""
     queues = [each.name for each in extra if each.kind == "queue"]
     depths = await ask_queues(system.settings.require_amqp_url(), queues) if queues else {}
-    held = {name: each.ready for name, each in depths.items() if each is not None and each.ready}
+    occupied = {
+        name: each.ready for name, each in depths.items() if each is not None and each.ready
+    }
     checks = []
-    if held:
+    if occupied:
         texts = [
             f"{pluralize(number, 'job waits', 'jobs wait')} in {name}, which is not declared"
-            for name, number in held.items()
+            for name, number in occupied.items()
         ]
-        kinds = " ".join(sorted({name.partition(".")[2] for name in held}))
+        kinds = " ".join(sorted({name.partition(".")[2] for name in occupied}))
         remedy = (
             "name the modules of their job types in JOBS_MODULES, and start "
             f"`jobctl worker {kinds}`; don't remove a queue that holds a job"
         )
         checks.append(failure("unknown jobs", Finding.TYPES_UNKNOWN, some(texts), remedy))
-    left = [each for each in extra if each.name not in held]
+    left = [each for each in extra if each.name not in occupied]
     if left:
         commands = [_removal(system, each) for each in left]
         remedy = "load their job types with JOBS_MODULES; if there are none any more: " + some(

@@ -69,8 +69,8 @@ async def workers(system: DoctorContext) -> list[Diagnostic]:
             ]
         )
         detail += f"; {len(silent)} fell silent within a day, and none took its place: {names}"
-        found = warning if alive else failure
-        return [found("workers", Finding.WORKERS_SILENT, detail, await advice(system, silent))]
+        diagnose = warning if alive else failure
+        return [diagnose("workers", Finding.WORKERS_SILENT, detail, await advice(system, silent))]
     if not alive:
         return [failure("workers", Finding.WORKERS_NONE, detail, "start `jobctl worker all`")]
     return [ok("workers", detail)]
@@ -79,15 +79,15 @@ async def workers(system: DoctorContext) -> list[Diagnostic]:
 async def killed(system: DoctorContext) -> list[Diagnostic]:
     """Workers that died without a word, one after another, within a day."""
     ledger, now = system.need_ledger(), system.now()
-    gone: dict[tuple[str, ...], list[WorkerRecord]] = {}
+    killed_by_kind: dict[tuple[str, ...], list[WorkerRecord]] = {}
     for worker in sorted(await ledger.workers.list_workers(), key=lambda each: each.beat_at):
         if worker.kinds and _died(system, worker) and now - worker.beat_at < FORGOTTEN_AFTER:
-            deaths = gone.setdefault(worker.kinds, [])
+            deaths = killed_by_kind.setdefault(worker.kinds, [])
             # Those that end together, as with their host, are one.
             if not deaths or worker.started_at > deaths[-1].beat_at:
                 deaths.append(worker)
     checks = []
-    for kinds, deaths in gone.items():
+    for kinds, deaths in killed_by_kind.items():
         if len(deaths) < AGAIN:
             continue
         ran: dict[str, set[str]] = {each.worker_id: set() for each in deaths}
@@ -148,21 +148,21 @@ def _killed_again(
 async def blocked(system: DoctorContext) -> list[Diagnostic]:
     """Event loops that a job has blocked within a day, or does now."""
     now = system.now()
-    found = await system.need_ledger().workers.loop_blocks(now - FORGOTTEN_AFTER)
-    if not found:
+    recent_blocks = await system.need_ledger().workers.loop_blocks(now - FORGOTTEN_AFTER)
+    if not recent_blocks:
         return []
     by_type: dict[str, list[LoopBlock]] = {}
-    for block in found:
+    for block in recent_blocks:
         by_type.setdefault(block.job_type or "", []).append(block)
-    told = some([_blocked_by(name, blocks, now) for name, blocks in by_type.items()])
-    named = next((each for each in found if each.job_id is not None), None)
+    listed = some([_blocked_by(name, blocks, now) for name, blocks in by_type.items()])
+    named = next((each for each in recent_blocks if each.job_id is not None), None)
     remedy = (
         "meanwhile it sends no heartbeat and starts no hot job: give what computes or waits there "
         'to `ctx.compute` or a thread, or its @job isolation="process": docs/python.md'
     )
     if named is not None:
         remedy += f"; the longest: `jobctl jobs show {named.job_id}`"
-    return [warning("event loops", Finding.LOOP_BLOCKED, told, remedy)]
+    return [warning("event loops", Finding.LOOP_BLOCKED, listed, remedy)]
 
 
 def _blocked_by(job_type: str, blocks: list[LoopBlock], now: float) -> str:
@@ -199,18 +199,18 @@ async def consuming(system: DoctorContext) -> list[Diagnostic]:
 
 async def lacking(system: DoctorContext) -> list[Diagnostic]:
     """Workers that got jobs of types that they do not know."""
-    found = await system.need_ledger().workers.lacking()
-    if not found:
+    lacking_types = await system.need_ledger().workers.lacking()
+    if not lacking_types:
         return []
-    told = some(
+    listed = some(
         [
             f"{each.worker_id} does not know {each.job_type} "
             f"({pluralize(each.jobs, 'job')} sent on)"
-            for each in found
+            for each in lacking_types
         ]
     )
     remedy = "start those workers with the modules of these types: JOBS_MODULES, or --include"
-    return [failure("job types", Finding.TYPES_LACKING, told, remedy)]
+    return [failure("job types", Finding.TYPES_LACKING, listed, remedy)]
 
 
 MAX_LISTED = 3
@@ -253,7 +253,7 @@ async def advice(
     states = {each.worker_id: state_of_process(each.pid, each.mark) for each in named}
     here = [each for each in named if states[each.worker_id] is ProcessState.RUNS]
     beating = await _beating(system, here)
-    told = [
+    advised = [
         await _of_running(system, each, is_beating=each.worker_id in beating)
         if each in here
         else await _of_another(system, each, states[each.worker_id])
@@ -261,8 +261,8 @@ async def advice(
     ]
     if start:
         kinds = " ".join(sorted({kind for worker in workers for kind in worker.kinds}))
-        told.append(f"where none is left, start `jobctl worker {kinds or 'all'}`")
-    return "; ".join(told) or "its worker is not known any more"
+        advised.append(f"where none is left, start `jobctl worker {kinds or 'all'}`")
+    return "; ".join(advised) or "its worker is not known any more"
 
 
 async def _of_running(system: DoctorContext, worker: WorkerRecord, *, is_beating: bool) -> str:
@@ -331,6 +331,6 @@ async def _runs(system: DoctorContext, worker: WorkerRecord) -> str:
 
 async def _lasting(system: DoctorContext, worker: WorkerRecord) -> LoopBlock | None:
     """Return what blocks its loop now, as far as it was noted."""
-    found = await system.need_ledger().workers.loop_blocks(worker.started_at)
-    lasting = (each for each in found if each.worker_id == worker.worker_id and not each.ended)
+    blocks = await system.need_ledger().workers.loop_blocks(worker.started_at)
+    lasting = (each for each in blocks if each.worker_id == worker.worker_id and not each.ended)
     return next(lasting, None)
