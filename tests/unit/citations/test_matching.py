@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from switchyard.services.pipeline.citations.linking.catalogue import text_in
 from switchyard.services.pipeline.citations.linking.matching import (
     THRESHOLD,
     chosen,
@@ -128,3 +131,42 @@ def test_what_is_asked_for_a_reference():
     assert questions_of(Reference(text="", title="Sea")) == []
     again = questions_of(Reference(text="", title="Etude of tides & and harbours"))
     assert again[0].value == asked[2].value
+
+
+MARKED_UP = [
+    ("Genes of <i>Escherichia coli</i>", "Genes of Escherichia coli"),
+    ("Genes in<i>Drosophila</i>embryos", "Genes in Drosophila embryos"),
+    ("H<sub>2</sub>O and p<i>K</i>a", "H2O and pKa"),
+    ("A &lt;i&gt;new&lt;/i&gt; way &amp;amp; another", "A new way & another"),
+    ("Where p &lt; 0.05 and a < b > c", "Where p < 0.05 and a < b > c"),
+    ("One line<br/>and another", "One line and another"),
+    (
+        "The <m:math xmlns='x'><m:mi>Z</m:mi>\n <m:mo>→</m:mo>\n <m:mi>K</m:mi></m:math> decay",
+        "The Z→K decay",
+    ),
+    ("<jats:italic>N</jats:italic>-body <scp>DNA</scp>", "N-body DNA"),
+    ("<math><mi>x</mi><annotation encoding='tex'>x</annotation></math> moves", "x moves"),
+    ("<tex-math>$x$</tex-math><math><mi>x</mi></math> grows", "x grows"),
+    ("Cut amid <mml:math", "Cut amid"),
+]
+
+
+@pytest.mark.parametrize(("marked_up", "plain"), MARKED_UP)
+def test_markup_of_catalogues_is_gone_and_what_only_looks_like_it_stays(marked_up: str, plain: str):
+    assert text_in(marked_up) == plain
+    told = {"id": "doi:10.1/x", "doi": "10.1/x", "title": marked_up, "container": marked_up}
+    work = CitedWork.from_json(told)
+    assert (work.title, work.container) == (plain, plain)
+    assert work.as_json()["title"] == plain
+
+
+def test_a_formula_of_some_thousand_characters_does_not_cut_off_what_follows():
+    formula = "<math>" + "<mrow><mi>x</mi></mrow>" * 200 + "</math>"
+    assert text_in(f"On {formula} and more") == f"On {'x' * 200} and more"
+
+
+def test_markup_that_never_ends_costs_no_more_than_its_length():
+    for hostile in ("<math>", "<tex-math>", "<i>a", "</math><math ", "&amp;", "<", "<a:b"):
+        began = time.process_time()
+        text_in(hostile * 20_000)
+        assert time.process_time() - began < 0.2, hostile

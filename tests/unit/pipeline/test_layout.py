@@ -65,6 +65,15 @@ def test_a_headline_over_both_columns_stands_before_them_and_divides_them():
     assert read(lines) == named(title, *top, middle, *low)
 
 
+def test_a_title_and_a_box_over_half_the_height_of_two_columns_divide_them():
+    title = column("t", 50, 480, 2, top=60)
+    upper = [column("a", 50, 220, 4), column("b", 300, 220, 4)]
+    box = column("x", 50, 480, 4, top=170)
+    lower = [column("c", 50, 220, 3, top=240), column("d", 300, 220, 3, top=240)]
+    made = [title, *upper, box, *lower]
+    assert read([line for each in made for line in each]) == named(*made)
+
+
 def test_paragraphs_that_end_at_the_same_height_do_not_cut_columns():
     left = column("a", 50, 220, 8) + column("b", 50, 220, 8, 230)
     right = column("c", 290, 220, 8) + column("d", 290, 220, 8, 230)

@@ -1,5 +1,7 @@
 """Works that references are linked to, and what a link says: the records that others read."""
 
+import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -36,7 +38,9 @@ class CitedWork:
     def from_json(cls, told: Mapping[str, Any]) -> Self:
         """Make it from what `as_json` returned."""
         authors = tuple(Person(**each) for each in told.get("authors", ()))
-        return cls(**{**told, "authors": authors})
+        # What was kept before catalogues' answers were cleaned is cleaned now.
+        said = {name: without_markup(told[name]) for name in ("title", "container") if name in told}
+        return cls(**{**told, **said, "authors": authors})
 
     def as_json(self) -> dict[str, Any]:
         """The fields that are not empty, as plain values."""
@@ -50,6 +54,63 @@ _SCHEMES = (
     ("openalex", "openalex"),
     ("wikidata", "wikidata"),
 )
+
+
+_MAX_TITLE = 20_000
+"""Characters with their markup; the formulae of one title may have some thousands."""
+_TAG = re.compile(r"<(/?)(\w{1,10}:)?([A-Za-z][\w-]{0,30})(?:\s[^<>]*|/)?(?:>|\Z)")
+_FACES = frozenset([
+    "i", "b", "u", "em", "strong", "italic", "bold", "sc", "scp", "tt", "span", "roman",
+    "underline",
+])  # fmt: skip
+_BREAKS = frozenset(["br", "p", "div", "title", "sec", "list-item"])
+_SOURCES = frozenset(["annotation", "annotation-xml", "tex-math"])
+"""They hold a formula once more, as it was written for a program."""
+_MARKUP = _FACES | _BREAKS | _SOURCES | frozenset([
+    "sub", "sup", "inf", "font", "small", "a", "xref", "ext-link", "math", "mrow", "mi", "mn",
+    "mo", "ms", "mtext", "mspace", "msub", "msup", "msubsup", "mfrac", "msqrt", "mroot", "mover",
+    "munder", "munderover", "mstyle", "mfenced", "mpadded", "mphantom", "menclose", "mtable",
+    "mtr", "mtd", "mmultiscripts", "mprescripts", "none", "semantics", "inline-formula",
+    "disp-formula", "alternatives", "named-content", "styled-content", "inline-graphic",
+])  # fmt: skip
+_MIN_WORD = 4
+"""Letters from which what stands in a face of its own is a word, and no part of one."""
+
+
+def without_markup(text: str) -> str:
+    """A title or name of a catalogue as it is read: HTML, JATS and MathML gone, and references to
+    characters, written once or twice over, resolved; formulae without the spaces between their
+    elements. What only looks like a tag (`p < 0.05`) stays. Linear."""
+    text = text[:_MAX_TITLE]
+    if "<" not in text and "&" not in text:
+        return " ".join(text.split())
+    text = html.unescape(html.unescape(text))
+    read: list[str] = []
+    skipped: list[str] = []
+    at, source, is_formula = 0, "", False
+    for tag in _TAG.finditer(text):
+        closes, prefix, name = tag[1], tag[2], tag[3].lower()
+        if name not in _MARKUP and not prefix:
+            continue
+        piece, at = text[at : tag.start()], tag.end()
+        (skipped if source else read).append(piece.strip() if is_formula else piece)
+        if name in _SOURCES:
+            if closes:
+                skipped.clear()
+            source = "" if closes else name
+        elif name == "math":
+            is_formula = not closes
+        elif name in _BREAKS or (
+            name in _FACES and _parts_words(piece, text[at : at + _MIN_WORD], closes)
+        ):
+            read.append(" ")
+    return " ".join("".join([*read, *skipped, text[at:]]).split())
+
+
+def _parts_words(before: str, after: str, closes: str) -> bool:
+    """Whether a face begins or ends between two words that catalogues have run together."""
+    word, other = (before[-_MIN_WORD:], after[:1]) if closes else (after, before[-1:])
+    return len(word) == _MIN_WORD and word.isalpha() and other.isalnum()
 
 
 class LinkStatus(StrEnum):

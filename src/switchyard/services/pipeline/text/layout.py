@@ -20,7 +20,7 @@ _MAX_DEPTH = 24
 """Divisions within divisions."""
 _GUTTER = 0.5
 """Least width of the space between two columns, in heights of a line."""
-_CROSSED = 0.34
+_CROSSED = 0.6
 """How much of a gutter's height lines may cross, as a part of the lower side of it."""
 _SAME_ROW = 0.5
 """Part of the lower of two lines' heights that both share when they stand side by side."""

@@ -13,7 +13,7 @@ from typing import Any
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.citations.linking.questions import LookupMethod, WorkQuestion
 from switchyard.services.pipeline.citations.reference import Person
-from switchyard.services.pipeline.citations.works import CitedWork
+from switchyard.services.pipeline.citations.works import CitedWork, without_markup
 from switchyard.services.pipeline.sources.source_client import SourceClient, SourceServer
 from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
 from switchyard.services.pipeline.text.plain import clean
@@ -26,6 +26,8 @@ MAX_RESULTS = 5
 """Works that a search gives."""
 MAX_AUTHORS = 100
 _CHARS = 1_000
+_MAX_MARKED_UP = 20_000
+"""Characters of a text with its markup."""
 ARXIV_DOI = "10.48550/arxiv."
 _MAIL = re.compile(r"[^@\s]{1,100}@[^@\s]{1,100}")
 
@@ -143,7 +145,8 @@ def year_in(value: Any) -> int | None:
 
 
 def text_in(value: Any) -> str:
-    return " ".join(clean(value[:_CHARS]).split()) if isinstance(value, str) else ""
+    """A text without markup; empty where it is none."""
+    return without_markup(clean(value[:_MAX_MARKED_UP]))[:_CHARS] if isinstance(value, str) else ""
 
 
 def dict_in(value: Any) -> dict[str, Any]:
