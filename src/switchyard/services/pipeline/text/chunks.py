@@ -63,8 +63,8 @@ def figure_chunks(
 def split(document_id: str, pages: Sequence[Mapping[str, Any]]) -> list[Chunk]:
     """The chunks of a document, whose pages have `page` (a number) and `text`.
 
-    Chunks are whole sentences in their order, with overlap; a paragraph that still fits begins a
-    new chunk rather than being cut once the chunk is half full.
+    Chunks are whole sentences in their order, with overlap; a paragraph begins a new chunk once the
+    current one is at least 80 % full.
     """
     found: list[Chunk] = []
     current: list[_Sentence] = []

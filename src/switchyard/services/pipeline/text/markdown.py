@@ -21,7 +21,7 @@ from switchyard.services.pipeline.text.tables import rows_with_tables, with_tabl
 from switchyard.services.pipeline.text.vertical import laid_level
 
 _LARGER = 1.15
-"""From how much larger letters than the text's on, a line is a heading."""
+"""A line is a heading if its letters are more than this many times as large as the text's."""
 _LEVELS = 4
 _HEADLINE_WORDS = 24
 _RTL = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]")

@@ -14,7 +14,7 @@ MAX_HEADINGS = 5_000
 _MAX_LEVELS = 32
 """Levels below which nothing is looked for."""
 _MAX_NODES = 100_000
-"""Of a tree of names."""
+"""Nodes of a tree of names that are read at most, and about as many names."""
 
 
 def read_outline(library: Any, document: Any) -> list[Heading]:
@@ -40,7 +40,7 @@ class _Reader:
         self._names: dict[bytes, Any] | None = None
 
     def read(self, found: list[Heading]) -> None:
-        """Put the entries there, as they are found."""
+        """Append the outline's entries to `found` one by one, so that they survive an error."""
         get = self._low.pdf_dict_gets
         waiting = [(get(get(self._root, "Outlines"), "First"), 1)]
         seen: set[int] = set()
@@ -82,7 +82,7 @@ class _Reader:
         return self._pages.get(xref, 0)
 
     def _named(self, name: Any) -> Any:
-        """The target of that name; None where there is none."""
+        """The target of that name; an empty PDF object where there is none."""
         low = self._low
         if low.pdf_is_name(name):
             return low.pdf_dict_get(low.pdf_dict_gets(self._root, "Dests"), name)

@@ -33,15 +33,15 @@ _OBJECT = re.compile(rb"\b\d{1,10} \d{1,5} obj\b")
 
 
 SCAN = 0.5
-"""Part of a page with little text from which on pictures make it a scan: it is more than a logo on
-an empty page, or a photograph in its margins."""
+"""Share of a page above which pictures make it a scan, if it has little text: more than a logo on
+an empty page, or a photograph in its margins, would cover."""
 _SPARSE_LETTERS = 600
 _SPARSE_AREA = 0.12
 """Letters, and part of the page that their lines cover, up to which text does not say what a
 picture beneath it shows: stamps, page numbers, notices of downloads, entries in scanned forms."""
 _LAYER = 0.002
-"""Part of the page that unseen text covers, from which on it is what an OCR has read there: a short
-line and more."""
+"""Share of the page above which unseen text is taken for an earlier OCR's layer: a short line, or
+more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Limits:
     characters: int = 20_000_000
 
     def check_characters(self, count: int, number: int) -> None:
-        """Of the text up to page `number`. Raises DocumentTooLarge."""
+        """Check the number of characters up to page `number`. Raises DocumentTooLarge."""
         if count > self.characters:
             raise DocumentTooLarge(
                 f"the PDF has more than {self.characters:,} characters of text by page {number}"
@@ -91,8 +91,8 @@ class PdfText:
 
     @property
     def needs_ocr(self) -> bool:
-        """No page has any text but a few letters on scans: scanned images, or letters drawn as
-        shapes."""
+        """Whether no page has text, apart from a few letters on scanned pages: the document is
+        scanned, or its letters are drawn as shapes."""
         return not any(page.text and not page.is_scan for page in self.pages)
 
 
@@ -205,7 +205,8 @@ def _is_within(box: Box, other: Box) -> bool:
 
 
 def check_pixels(number: int, drawn: Iterable[tuple[str, float, float]], limits: Limits) -> None:
-    """Whether what is drawn on a page (what it is, width, height) fits. Raises DocumentTooLarge."""
+    """Check the size of what is drawn on a page (what it is, width, height). Raises
+    DocumentTooLarge."""
     for what, width, height in drawn:
         if width * height > limits.page_pixels:
             raise DocumentTooLarge(

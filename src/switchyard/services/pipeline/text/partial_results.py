@@ -22,7 +22,7 @@ from switchyard.services.pipeline.text.markdown import PageLines
 RANGE = 100
 """Pages that are kept together; a document that has no more is read at once, in about a second."""
 DRAFTS_VERSION = 6
-"""Of their form, and of how lines are read."""
+"""Version of the drafts' form and of how lines are read: drafts of another version are not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Drafts:
         return draft
 
     def put(self, first: int, draft: Draft) -> None:
-        """Raises what the storage raises."""
+        """Keep the range of pages that begins at `first`. Raises what the storage raises."""
         kept = {
             "input_hash": self._hash,
             "repaired": draft.repaired,

@@ -26,7 +26,7 @@ class Extractor(Protocol):
     """A library that reads PDFs: a module with one function."""
 
     def opening(self, data: bytes, limits: Limits) -> AbstractContextManager[OpenPdf]:
-        """A PDF, to be read page by page.
+        """Open a PDF, to be read page by page.
 
         Raises CorruptDocument (also for a file that is empty or cut off), EncryptedDocument,
         DocumentTooLarge, and MemoryError.
@@ -48,7 +48,7 @@ def read_pdf(
     drafts: Drafts | None = None,
     on_page: Callable[[int, int], None] | None = None,
 ) -> PdfText:
-    """Read a whole PDF: what `drafts` has of it is not read again.
+    """Read a whole PDF, but for the ranges of pages that `drafts` already holds.
 
     `on_page` is told of each page that was read: its number, and of how many. Raises
     CorruptDocument (also where no page can be read), EncryptedDocument, DocumentTooLarge,
@@ -151,7 +151,7 @@ def draw_page(
     limits: Limits,
     extractor: ExtractorName = "pymupdf",
 ) -> Any:
-    """See OpenPdf.draw. Raises as Extractor.opening besides."""
+    """Draw a page, as OpenPdf.draw does. Raises what that and Extractor.opening raise."""
     with extractor_named(extractor).opening(data, limits) as pdf:
         return pdf.draw(number, dpi=dpi, side=side, area=area)
 

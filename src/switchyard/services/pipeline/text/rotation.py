@@ -21,7 +21,7 @@ _MIN_READ = 3
 _MAX_READ = 9
 """And at most, as long as none of the ways is clearly the better."""
 _CLEAR = 4.0
-"""Letters, by how sure they are, that the better way has more."""
+"""Lead of one way over the other, in letters weighted by certainty, from which on it is clear."""
 _PART = 7
 """Heights of a line of which the beginning is read, some fifteen letters: a shorter one takes the
 model as much time."""
@@ -83,8 +83,8 @@ def _is_upside_down(engine: Any, crops: Sequence[Picture]) -> bool:
 
 
 def _recognition_score(engine: Any, crop: Picture) -> float:
-    """How many letters were read there, each as far as it is certain: pictures of none have
-    few that are sure, and many that are not."""
+    """How many letters were read there, weighted by how far their certainty is above MIN_CERTAINTY.
+    A crop without letters gives few that are certain, and many that are not."""
     read = engine.recognize_txt([crop])
     return float(len(read.txts[0]) * (read.scores[0] - MIN_CERTAINTY))
 
@@ -104,8 +104,8 @@ def _run_up_or_down(boxes: Any) -> bool:
 
 
 def _stands(box: Any) -> bool:
-    """Whether a line runs up or down, be it that it leans. A box's first edge is then its long one
-    or its short one."""
+    """Whether a line runs more up or down than across, even if it leans. A box's first edge may be
+    its long one or its short one."""
     along, across = _edges(box)
     if max(along, across) <= _LONGER * min(along, across):
         return False
@@ -129,5 +129,5 @@ def _edges(box: Any) -> tuple[float, float]:
 
 
 def length(start: Any, end: Any) -> float:
-    """Of an edge of a box."""
+    """The length of a box's edge from `start` to `end`."""
     return float(((start[0] - end[0]) ** 2 + (start[1] - end[1]) ** 2) ** 0.5)

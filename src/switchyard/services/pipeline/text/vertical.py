@@ -11,7 +11,7 @@ _EAST_ASIAN = re.compile("[\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff9f]
 _MAX_SIDE_BY_SIDE = 3
 """Characters that may stand side by side in a column: digits do."""
 _MIN_COLUMN_LENGTH = 5
-"""Characters of a column, that it is not a column of a table."""
+"""Characters from which on a column is taken for text, and not for a column of a table."""
 _NEAR = 0.7
 """Heights of a letter between two of a column."""
 
