@@ -28,7 +28,7 @@ class BackgroundCompactor:
             self._task = asyncio.create_task(self._compact(generation), name="tidying")
 
     async def close(self) -> None:
-        """Leave off; what is half done, the next compaction does anew."""
+        """Stop compacting; the next compaction does anew what is half done."""
         if self._task is not None:
             await end_tasks(self._task)
 

@@ -20,7 +20,7 @@ COUNTED_FROM = 10_000
 _SAMPLED_CHUNKS = 50_000
 """Chunks whose words are counted at most, about: which ones is left to chance."""
 _SEEN = 20
-"""Of these, so many have a word that is kept."""
+"""A word is kept if at least this many of the sampled chunks have it."""
 
 IS_COUNTED = """coalesce((
     SELECT obj_description(own.oid, 'pg_class')::real * 2 >= pg_class.reltuples
@@ -32,7 +32,7 @@ IS_COUNTED = """coalesce((
 
 
 def counts_of(table: str) -> str:
-    """The table of the words of that one, and of which part of its chunks they are in."""
+    """The name of the table that keeps, for words of `table`, the share of chunks with each."""
     return f"{table}_counts"
 
 

@@ -21,7 +21,7 @@ _LISTS, _IN_LIST = 1_000, 50
 """Lists that there are at most, and vectors in one of fewer lists. To make more takes a memory that
 grows by their square."""
 _SHARE = 3
-"""One list in so many is looked through: docs/vectors.md tells what a search finds so."""
+"""One in this many lists is searched: docs/vectors.md tells how much a search finds that way."""
 _SHARE_FOR_EACH = 12
 """The same for each of several vectors: what one misses, another one may find."""
 _LOOKED_AT, _LOOKED_AT_FOR_EACH = 800, 200
@@ -33,7 +33,7 @@ _BUILDING = 512 * 1024**2
 """Bytes that the server takes at most to build a graph, if its own setting is less. What does not
 fit is added one by one, from the disk."""
 _NODE = 1_200
-"""Bytes of a vector's links while that is built, and some more."""
+"""Bytes that a vector's links take while the graph is built, with some to spare."""
 _SAMPLES = 50
 """Vectors by which pgvector finds a list's centre, 10,000 for all at least."""
 
@@ -49,8 +49,8 @@ EXACTLY = "SET LOCAL enable_indexscan = off; SET LOCAL enable_seqscan = on"
 
 
 def looking(lists: int | None, *, for_each: bool = False) -> str:
-    """Settings of a transaction that looks into these lists, or into a graph where there are none;
-    further on, step by step, until enough are found."""
+    """Settings of a transaction that searches these lists, or the graph where there are none. The
+    server searches on, step by step, until it has found enough or reaches its own limit."""
     planned = "SET LOCAL plan_cache_mode = force_custom_plan"  # by the documents of a filter
     if lists is None:
         number = _LOOKED_AT_FOR_EACH if for_each else _LOOKED_AT
@@ -93,7 +93,7 @@ def nearest(
 
 
 def _halved(vector: str, dimensions: int) -> str:
-    """Of length 1 first: the longest numbers do not fit into half the bytes."""
+    """SQL for a vector in half precision; scaled to length 1 first, as large numbers don't fit."""
     return f"(l2_normalize({vector})::halfvec({dimensions}))"
 
 

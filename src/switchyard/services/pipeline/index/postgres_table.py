@@ -56,9 +56,9 @@ _BY_WORDS = (
     "SET LOCAL enable_seqscan = off; SET LOCAL work_mem = '32MB'; "
     "SET LOCAL plan_cache_mode = force_generic_plan"
 )
-"""What the server is told for a search by words. All are planned alike, once. Words that are
-together less often than by chance would have it read the table; and in a large one, too, the index
-is to tell the chunks, and not only their pages."""
+"""Settings for a search by words. All searches share one plan. It never reads the whole table, as
+the server otherwise would for words that stand together less often than by chance; and it has the
+memory in which the index of a large table names the chunks themselves, not only their pages."""
 
 Connect = Callable[[], AbstractAsyncContextManager[Any]]
 

@@ -1,13 +1,13 @@
 """An index for another embedder, built beside the one that is searched, and swapped in one step.
 
 What comes in meanwhile is written to both (`OpenIndex.write`), the old one first. A document that
-was there before is brought over from the old one's texts, and looked at once more behind that: had
-somebody written it meanwhile, the two differ, and it is brought over again. So when all documents
-have been gone through, the new generation has what the old one has. A second round, which finds
-hardly anything to do, makes good for a writer that died between the two.
+was there before is copied from the old index's texts, and compared once more after that: if it was
+written meanwhile, the two differ, and it is copied again. So when all documents have been gone
+through, the new generation has what the old one has. A second round, which finds hardly anything to
+do, repairs what was left by a writer that died between its two writes.
 
-Whoever takes over from a process that died goes on behind the last document that was noted. One
-that was only frozen writes no more once another has swapped: each write is asked for just before.
+Whoever takes over from a process that died goes on after the last document that was noted. A
+process that was only frozen writes nothing after the swap: it asks before each write.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Progress:
 
 async def begin(index: OpenIndex, embedder: Embedder, *, force: bool = False) -> Generations:
     """Begin to build a generation of that embedder, unless it is begun or searched already; with
-    `force`, also one of the embedder of the index. Gives the state behind it. Raises AnotherRebuild
-    where one of another embedder is being built, IndexMismatch, IndexUnavailable."""
+    `force`, also one of the embedder of the index. Return the state after that. Raises
+    AnotherRebuild where one of another embedder is being built, IndexMismatch, IndexUnavailable."""
 
     def step(now: Generations) -> Generations | None:
         if now.building is not None:
@@ -89,8 +89,8 @@ async def begin(index: OpenIndex, embedder: Embedder, *, force: bool = False) ->
 
 
 async def build(index: OpenIndex, building: Generation, is_over: Callable[[], bool]) -> bool:
-    """Bring all documents over and swap; whether that is done. It is not where `is_over` says that
-    time is up: the next call goes on. Done is also a building that was given up.
+    """Copy all documents and swap. Return whether that is done: False where `is_over` says that
+    time is up, and the next call goes on; True also where the building was given up.
 
     Raises IndexMismatch, IndexUnavailable, and what the embedder raises.
     """
@@ -136,7 +136,7 @@ async def _build(
 
 
 async def abandon(index: OpenIndex) -> Generation | None:
-    """Give up what is being built; what that was."""
+    """Give up the generation that is being built. Return it; None where there was none."""
     given_up: list[Generation] = []
 
     def step(now: Generations) -> Generations | None:
@@ -195,7 +195,8 @@ async def _copied(
     document_id: str,
     may_write: _Write,
 ) -> bool:
-    """Whether something was to be done, and is."""
+    """Copy the document's chunks that differ, and delete those that the source lacks. Return
+    whether there were any."""
     start, has_changed = 0, False
     while True:
         texts = await source.texts_of(document_id, start, BATCH_SIZE)

@@ -41,9 +41,9 @@ class RemoteEmbedder:
     calibration: SimilarityCalibration
     api_key: SecretStr | None = field(default=None, repr=False)
     own_model: str | None = None
-    """The model of the settings, where another is asked for. Servers of one model answer with that
-    whatever they are asked for, so this one has to say whose vectors it gives: never do those of
-    two models stand side by side in one index."""
+    """The model of the settings, where another is asked for. A server of one model answers with its
+    own whatever is asked for, so the answer has to name its model: vectors of two models are never
+    in one index."""
     budget: EmbeddingBudget | None = None
     """Who pays, and notes what was paid; None where nobody does."""
 
@@ -58,7 +58,7 @@ class RemoteEmbedder:
         return f"{self.model}-{self.dimensions}"
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Texts of which the server takes fewer in one request are halved until it does.
+        """Embed texts in batches. A batch too large for the server is halved until it is taken.
 
         Raises RetryableError when the server is away, overloaded or answers nonsense,
         PermanentError when it refuses or its vectors have another length, IndexMismatch when they

@@ -22,7 +22,7 @@ SEARCH_TIMEOUT = 8.0
 
 
 class EmbedderUnavailable(DependencyUnavailable):
-    """What makes the vector of a query has not answered in time."""
+    """The embedder of a query's text has not answered in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ async def search_documents(
     filters: Filters | None = None,
     per_document: int | None = None,
 ) -> list[Hit]:
-    """The places that answer a query, best first. Raises as
-    `services.pipeline.index.ranking.search` does, and LedgerUnavailable, IndexMismatch,
-    UnknownWork; IndexUnavailable or EmbedderUnavailable also where that one keeps the search from
-    being answered within SEARCH_TIMEOUT seconds."""
+    """Return the places that answer a query, best first. Raises what `ranking.search` raises,
+    LedgerUnavailable, IndexMismatch, IndexUnavailable, and UnknownWork. Where index and embedder
+    together take longer than SEARCH_TIMEOUT seconds, raises IndexUnavailable or
+    EmbedderUnavailable, for the one that was waited for."""
     within = await _within(ledger, filters or Filters())
     if within is not None and not within:
         return []
@@ -93,8 +93,8 @@ async def search_documents(
 
 @asynccontextmanager
 async def answered_soon(index: OpenIndex) -> AsyncIterator[asyncio.Timeout]:
-    """What is asked of the index has to be answered within SEARCH_TIMEOUT seconds, or TimeoutError
-    is raised. That its library is loaded does not count: that is done once in a process."""
+    """Raise TimeoutError if the block takes longer than SEARCH_TIMEOUT seconds. Loading the index's
+    library does not count: that is done once in a process."""
     await index.store.load()
     async with asyncio.timeout(SEARCH_TIMEOUT) as limit_of_time:
         yield limit_of_time
