@@ -16,7 +16,7 @@ MODEL = "references.crfsuite"
 
 
 class OfflineParser:
-    """Cuts references with the package's model, without a network; over 1,000/s on one core.
+    """Parses references into fields with the package's model, offline; over 1,000/s on one core.
 
     One parser is used by one thread at a time.
     """
@@ -40,7 +40,7 @@ class OfflineParser:
         return tagger
 
     def parse(self, text: str) -> Reference:
-        """One reference, cut; of a text longer than 5,000 characters the rest is left out."""
+        """Parse one reference into its fields; only its first 5,000 characters are read."""
         text = cleaned(text)
         tokens = tokens_of(text)
         if not tokens:
@@ -53,5 +53,5 @@ class OfflineParser:
         return assembled(text, tokens, labels, confidence=confidence, engine=self.engine)
 
     def parse_all(self, texts: Iterable[str]) -> list[Reference]:
-        """Each reference, cut, in their order."""
+        """Parse each reference, in order."""
         return [self.parse(text) for text in texts]

@@ -15,7 +15,7 @@ some of its pages."""
 _MAX_SHOWN = 5
 """Labels whose similarity is kept with a class."""
 _BESIDE = 0.5
-"""Of the most similar label's lead, what another one needs to be given as well."""
+"""Share of the most similar label's lead that another label needs to be given as well."""
 
 
 def similarities(

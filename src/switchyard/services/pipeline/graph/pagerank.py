@@ -66,9 +66,9 @@ async def read_edges(ledger: Ledger) -> Edges:
 
 
 def rank(edges: Edges) -> Ranks:
-    """Compute PageRank by citations, a node's own, whatever their number of places; and communities
-    (Leiden) by citations and similarities, in whichever direction. The same edges give the same
-    answer."""
+    """Compute PageRank by citations, each counted once, however many places of the citing work make
+    it; and communities (Leiden) by citations and similarities, in either direction. The same edges
+    give the same answer."""
     import numpy as np
     from scipy import sparse
     from sknetwork.clustering import Leiden

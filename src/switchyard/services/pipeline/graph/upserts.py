@@ -32,9 +32,9 @@ async def upsert_document(
     links: Iterable[Mapping[str, Any]] | None = None,
     references: Mapping[str, Any] | None = None,
 ) -> None:
-    """Tell what a document is: `about` is the result of its first stage; and what it is like
-    (`links`), or what it cites (`references`, the result of `process_references`), where that is
-    known. Raises LedgerUnavailable."""
+    """Write a document into the graph: `about` is the result of its first stage; where known, also
+    the documents that it is similar to (`links`), and what it cites (`references`, the result of
+    `process_references`). Raises LedgerUnavailable."""
     document = document_of(
         document_id, title=title, source=about.get("source"), entry=about.get("entry")
     )

@@ -1,8 +1,8 @@
 """Crawls, and the pages that they have claimed.
 
-A page is claimed and its job recorded in one transaction, which has the crawl's row for itself: so
-no page has two jobs, no crawl more pages than it may have, and whoever is killed before it leaves
-nothing, after it a job that the scheduler publishes.
+A page is claimed and its job recorded in one transaction, which locks the crawl's row. So no page
+has two jobs, and no crawl has more pages than it may. A process killed before the commit leaves
+nothing behind; one killed after it leaves a job that the scheduler publishes.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class CrawlRepository(Repository):
         *,
         interval: float,
     ) -> CrawlRecord:
-        """Record a crawl, its first pages and their jobs; where a crawl has its key already, record
-        nothing and return that one."""
+        """Record a crawl, its first pages and their jobs. Where another crawl already has its
+        idempotency key, record nothing and return that crawl."""
         columns = {
             "id": crawl.id,
             "start": json.dumps(crawl.start),
@@ -88,8 +88,8 @@ class CrawlRepository(Repository):
         *,
         interval: float,
     ) -> int:
-        """Take up those of the pages that the crawl does not have, as far as it may go on: each
-        gets its job, due `interval` seconds after the last one of its host. How many those are."""
+        """Claim those of the pages that the crawl lacks, as far as its limits allow: each gets its
+        job, due `interval` seconds after the last one of its host. Return how many were claimed."""
         query = select(crawls).where(crawls.c.id == crawl_id).with_for_update()
         row = connection.execute(query).one_or_none()
         crawl = None if row is None else _crawl_record(row)

@@ -31,7 +31,7 @@ BATCH_SIZE = 20_000
 """Ranks that one transaction writes or deletes: others write in between."""
 
 EdgeMark = tuple[int, str, int, int]
-"""Where a reading of all edges has come to."""
+"""The last edge that was read, after which the next page of edges goes on."""
 
 
 def current_generation() -> ScalarSelect[int]:

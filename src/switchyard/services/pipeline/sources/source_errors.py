@@ -32,7 +32,7 @@ class SourceBusy(RetryableError):
 
 
 class SourceRefused(PermanentError):
-    """The server will say the same again; the text is what it says."""
+    """The server refuses the request, and would refuse it again; the message says why."""
 
 
 class SourceNotFound(PermanentError):

@@ -18,9 +18,9 @@ _YEAR = range(1000, 2200)
 
 
 def checked(said: Reference, text: str, *, engine: str) -> Reference:
-    """The reference as the text bears it out: what does not stand there is left out, identifiers
-    are those that are found by their form. `confidence` is the part of the text's words that have
-    found their field."""
+    """Keep of a reference what its text confirms: values that do not stand there are left out, and
+    identifiers are those found in the text by their form. `confidence` is the share of the text's
+    longer words and numbers that are in one of the fields; 0 without a title."""
     text = cleaned(text)
     words = _words(text)
     there = f" {' '.join(words)} "

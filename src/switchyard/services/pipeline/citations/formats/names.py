@@ -1,4 +1,4 @@
-"""Names of references in a list: short, plain, and each of them once."""
+"""Citation keys for the references of a list: short, plain ASCII, and unique."""
 
 import itertools
 import re
