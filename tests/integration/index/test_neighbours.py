@@ -10,7 +10,7 @@ import pytest
 from switchyard.services.engine.identity.postgres import dsn
 from switchyard.services.pipeline.index import postgres_neighbours, postgres_table
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
-from switchyard.services.pipeline.index.postgres_neighbours import looking
+from switchyard.services.pipeline.index.postgres_neighbours import search_settings
 from switchyard.services.pipeline.index.postgres_table import PostgresTable
 from tests.support.chunk_tables import DIMENSIONS, chunks, opened
 
@@ -49,7 +49,7 @@ async def plan(index: ChunkIndex) -> str:
     """Of a search for the nearest."""
     assert isinstance(index, PostgresTable)
     statement = index._nearest("id", "$1::real[]::vector", "$2", "")
-    async with index._reading(looking(index._lists)) as connection:
+    async with index._reading(search_settings(index._lists)) as connection:
         rows = await connection.fetch(f"EXPLAIN {statement}", [1.0] * DIMENSIONS, 10)
     return "\n".join(row[0] for row in rows)
 

@@ -58,7 +58,7 @@ def test_the_next_attempt_reads_from_the_last_range_on_and_finds_the_same(
         on_page=lambda number, _: told.append(number),
     )
     assert told == [RANGE, 2 * RANGE, *range(2 * RANGE + 1, PAGES + 1)]
-    assert drafts.given == 2 * RANGE
+    assert drafts.reused_pages == 2 * RANGE
     assert read == read_pdf(book, extractor=extractor)
     assert [page.text.splitlines()[0] for page in read.pages] == TEXTS
 
@@ -69,7 +69,7 @@ def test_a_range_of_other_content_or_one_that_is_damaged_is_read_anew(
     read_until(book, drafts_in(pipeline, "older content"), PAGES, "pymupdf")
     drafts = drafts_in(pipeline)
     read_pdf(book, drafts=drafts)
-    assert drafts.given == 0
+    assert drafts.reused_pages == 0
     key = page_key("book", "extract_text", RANGE + 1)
     kept = json.loads(pipeline.storage.get(key))
     kept["pages"] = kept["pages"][:5]
@@ -77,7 +77,7 @@ def test_a_range_of_other_content_or_one_that_is_damaged_is_read_anew(
     pipeline.storage.put(page_key("book", "extract_text", 1), b"{")
     drafts = drafts_in(pipeline)
     assert len(read_pdf(book, drafts=drafts).pages) == PAGES
-    assert drafts.given == PAGES - 2 * RANGE
+    assert drafts.reused_pages == PAGES - 2 * RANGE
 
 
 def test_broken_pages_stay_broken_in_what_is_kept(
@@ -88,7 +88,7 @@ def test_broken_pages_stay_broken_in_what_is_kept(
     read = read_pdf(data, drafts=drafts_in(pipeline, least=5))
     drafts = drafts_in(pipeline, least=5)
     assert read_pdf(data, drafts=drafts) == read
-    assert drafts.given == 5
+    assert drafts.reused_pages == 5
     assert [page.number for page in read.pages if page.is_broken] == [2]
 
 

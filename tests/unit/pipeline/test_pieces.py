@@ -10,7 +10,7 @@ from PIL import Image
 
 from switchyard.services.llm.vision_model import picture_chat
 from switchyard.services.pipeline.text.figures import MAX_SIDE, _pieces
-from switchyard.services.pipeline.text.pages import fitting
+from switchyard.services.pipeline.text.pages import shrink_factor
 from switchyard.services.pipeline.text.pieces import PIECE, _joined, _starts
 
 
@@ -52,11 +52,11 @@ def test_lines_below_one_another_stay_two_although_their_boxes_touch():
 def test_a_picture_keeps_its_size_as_long_as_it_has_not_too_many_pixels(
     width: int, height: int, scale: float
 ):
-    assert fitting(width, height, 3_000, 24_000_000) == scale
+    assert shrink_factor(width, height, 3_000, 24_000_000) == scale
 
 
 def test_without_an_area_the_longer_side_decides():
-    assert fitting(1_080, 15_000, 3_000) == 0.2
+    assert shrink_factor(1_080, 15_000, 3_000) == 0.2
 
 
 @pytest.mark.parametrize("size", [(1_080, 14_000), (14_000, 1_080)])

@@ -48,7 +48,7 @@ EXACTLY = "SET LOCAL enable_indexscan = off; SET LOCAL enable_seqscan = on"
 """What the server is told so that it compares all vectors that fit a filter."""
 
 
-def looking(lists: int | None, *, for_each: bool = False) -> str:
+def search_settings(lists: int | None, *, for_each: bool = False) -> str:
     """Settings of a transaction that searches these lists, or the graph where there are none. The
     server searches on, step by step, until it has found enough or reaches its own limit."""
     planned = "SET LOCAL plan_cache_mode = force_custom_plan"  # by the documents of a filter

@@ -33,8 +33,8 @@ from switchyard.services.pipeline.index.postgres_neighbours import (
     LISTS,
     MAINTENANCE,
     index_neighbours,
-    looking,
     nearest,
+    search_settings,
 )
 from switchyard.services.pipeline.index.postgres_words import (
     CHUNK,
@@ -251,7 +251,7 @@ class PostgresTable:
             where = "WHERE document_id = ANY($3) "
         asked = "$1::real[]::vector"
         rows: list[Any] = []
-        async with self._reading(looking(self._lists)) as connection:
+        async with self._reading(search_settings(self._lists)) as connection:
             if not exact and not await self._are_few(connection, within):
                 rows = await connection.fetch(self._nearest(columns, asked, "$2", where), *values)
             if len(rows) < limit:  # not asked for, or the walk along the index has ended too early
@@ -283,7 +283,7 @@ class PostgresTable:
     ) -> list[NearDocument]:
         asked = [json.dumps(list(vector)) for vector in vectors if any(vector)]
         near = self._nearest("document_id, title", "one::vector", "$3", "WHERE document_id <> $2 ")
-        async with self._reading(looking(self._lists, for_each=True)) as connection:
+        async with self._reading(search_settings(self._lists, for_each=True)) as connection:
             rows = await connection.fetch(
                 f"SELECT near.* FROM unnest($1::text[]) AS one CROSS JOIN LATERAL ({near}) AS near",
                 asked,

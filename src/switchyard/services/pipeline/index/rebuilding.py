@@ -46,7 +46,7 @@ class _NotBuilding(Exception):
     """The generation is not the one being built any more: what it has now is not ours to change."""
 
 
-_Write = Callable[[], Awaitable[None]]
+_CheckMayWrite = Callable[[], Awaitable[None]]
 """Awaited before each write to the generation that is built. Raises _NotBuilding."""
 
 
@@ -106,7 +106,7 @@ async def build(index: OpenIndex, building: Generation, is_over: Callable[[], bo
 
 
 async def _build(
-    index: OpenIndex, building: Generation, is_over: Callable[[], bool], may_write: _Write
+    index: OpenIndex, building: Generation, is_over: Callable[[], bool], may_write: _CheckMayWrite
 ) -> bool:
     home = index.store
     embedder = index.embedder_of(building)
@@ -179,7 +179,7 @@ async def _bring_over(
     target: ChunkIndex,
     embedder: Embedder,
     document_id: str,
-    may_write: _Write,
+    may_write: _CheckMayWrite,
 ) -> None:
     """Make the document's chunks in the target what they are in the source."""
     for _ in range(_MAX_TRIES):
@@ -193,7 +193,7 @@ async def _copied(
     target: ChunkIndex,
     embedder: Embedder,
     document_id: str,
-    may_write: _Write,
+    may_write: _CheckMayWrite,
 ) -> bool:
     """Copy the document's chunks that differ, and delete those that the source lacks. Return
     whether there were any."""

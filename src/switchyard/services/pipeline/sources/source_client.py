@@ -154,9 +154,10 @@ class SourceClient:
         """Fetch the thing at a path below the server's address, or at a whole address of the
         server.
 
-        Raises what `ask` and `SourceResponse.ok` raise.
+        Raises what `ask` and `SourceResponse.require_success` raise.
         """
-        return (await self.ask(path, params, accept=accept, conditional=conditional)).ok()
+        answer = await self.ask(path, params, accept=accept, conditional=conditional)
+        return answer.require_success()
 
     async def ask(
         self,

@@ -40,7 +40,7 @@ class SourceResponse:
     unchanged: bool = False
     """The server says that it is as it was when it was last asked."""
 
-    def ok(self) -> SourceResponse:
+    def require_success(self) -> SourceResponse:
         """Return the answer itself, if it is the thing that was asked for.
 
         Raises SourceNotFound, SourceRefused (do not ask again), SourceUnavailable (try again).
@@ -58,7 +58,7 @@ class SourceResponse:
 
     def json(self) -> Any:
         """Return the body, read as JSON."""
-        self.ok()
+        self.require_success()
         try:
             return json.loads(self.text())
         except (ValueError, RecursionError) as error:
@@ -66,8 +66,8 @@ class SourceResponse:
 
     def text(self) -> str:
         """Return the body, by its byte order mark or the charset that its Content-Type names, else
-        as UTF-8; bytes that do not fit are replaced. Raises what `ok` raises."""
-        return decode(self.ok().body, self.charset)
+        as UTF-8; bytes that do not fit are replaced. Raises what `require_success` raises."""
+        return decode(self.require_success().body, self.charset)
 
     @property
     def charset(self) -> Charset | None:

@@ -14,7 +14,7 @@ from switchyard.services.common.files.errors import (
     DocumentTooLarge,
     UnsupportedDocument,
 )
-from switchyard.services.pipeline.text.pages import fitting
+from switchyard.services.pipeline.text.pages import shrink_factor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -72,7 +72,7 @@ def draw(data: bytes, number: int, *, pixels: int, side: int, area: int = 0) -> 
         if number > 1 and not _has_next(image, number - 1):
             raise CorruptDocument(f"the image has no page {number}")
         _check(image, number, pixels)
-        scale = fitting(*image.size, side, area)
+        scale = shrink_factor(*image.size, side, area)
         wanted = ceil(image.width * scale), ceil(image.height * scale)
         image.draft("RGB", wanted)  # a JPEG is decoded at a fraction of its size
         # Not by `thumbnail` alone: palettes and 16 bits have no smooth way of being made smaller.

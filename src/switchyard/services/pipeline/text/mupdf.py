@@ -23,10 +23,10 @@ from switchyard.services.pipeline.text.pages import (
     OpenPdf,
     check_count,
     check_pixels,
-    fitting,
     has_end,
     is_sparse,
     pictures_of,
+    shrink_factor,
     with_open_pages,
 )
 from switchyard.services.pipeline.text.superscripts import is_raised, raised
@@ -123,7 +123,7 @@ class _Pdf:
 
         with opened_page(self.library, self.document, self.data, number, self.limits) as page:
             width, height = page.rect.width * dpi / 72, page.rect.height * dpi / 72
-            zoom = dpi / 72 * fitting(width, height, side, area)
+            zoom = dpi / 72 * shrink_factor(width, height, side, area)
             drawn = page.get_pixmap(
                 matrix=self.library.Matrix(zoom, zoom), colorspace=self.library.csRGB, alpha=False
             )

@@ -215,9 +215,9 @@ def check_pixels(number: int, drawn: Iterable[tuple[str, float, float]], limits:
             )
 
 
-def fitting(width: float, height: float, side: int, area: int = 0) -> float:
-    """By what a picture's sides are multiplied, at most 1, so that none is longer than `side`, or
-    it has no more than `area` pixels, whichever is the more."""
+def shrink_factor(width: float, height: float, side: int, area: int = 0) -> float:
+    """The factor, at most 1, by which to scale a picture so that neither side is longer than
+    `side`, or it has no more than `area` pixels: the larger factor of the two."""
     within = side / max(width, height, 1.0)
     return min(1.0, max(within, sqrt(area / max(width * height, 1.0))))
 

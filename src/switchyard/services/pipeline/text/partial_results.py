@@ -49,7 +49,7 @@ class Drafts:
         self._stage = stage
         self._hash = content_hash([input_hash, DRAFTS_VERSION, RANGE])
         self._seen: list[str] = []
-        self.given = 0
+        self.reused_pages = 0
         """Pages that did not have to be read again."""
 
     def get(self, first: int, last: int) -> Draft | None:
@@ -64,7 +64,7 @@ class Drafts:
         except (ValueError, KeyError, TypeError):  # somebody's hand: reading again mends it
             return None
         self._seen.append(self._key(first))
-        self.given += len(draft.pages)
+        self.reused_pages += len(draft.pages)
         return draft
 
     def put(self, first: int, draft: Draft) -> None:

@@ -31,10 +31,10 @@ from switchyard.services.pipeline.text.pages import (
     OpenPdf,
     check_count,
     check_pixels,
-    fitting,
     has_end,
     is_sparse,
     pictures_of,
+    shrink_factor,
     with_open_pages,
 )
 from switchyard.services.pipeline.text.superscripts import SIGNS, is_raised, raised
@@ -121,7 +121,7 @@ class _Pdf:
             page = self.document[number - 1]
             try:
                 width, height = _size(page, number, self.limits)
-                zoom = dpi / 72 * fitting(width * dpi / 72, height * dpi / 72, side, area)
+                zoom = dpi / 72 * shrink_factor(width * dpi / 72, height * dpi / 72, side, area)
                 bitmap = page.render(scale=zoom, rev_byteorder=True, prefer_bgrx=False)
                 picture = bitmap.to_numpy()
                 if picture.ndim == 2:

@@ -41,29 +41,32 @@ class Crossref(Catalogue):
             rows=str(2 * BATCH_SIZE),
             select=self._FIELDS,
         )
-        works = [_crossref(each) for each in self._records(told, "message", "items")]
+        works = [_work_from_record(each) for each in self._records(told, "message", "items")]
         return by_key(works, asked)
 
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
         said = (question.value, question.author, str(question.year or ""))
         asked = {"query.bibliographic": " ".join(filter(None, said)), "rows": str(MAX_RESULTS)}
         told = await self._get("/works", **asked, select=self._FIELDS)
-        works = [_crossref(each) for each in self._records(told, "message", "items")[:MAX_RESULTS]]
+        works = [
+            _work_from_record(each)
+            for each in self._records(told, "message", "items")[:MAX_RESULTS]
+        ]
         return [work for work in works if work is not None]
 
 
-def _crossref(told: Mapping[str, Any]) -> CitedWork | None:
-    dates = list_in(dict_in(told.get("issued")).get("date-parts"))
+def _work_from_record(record: Mapping[str, Any]) -> CitedWork | None:
+    dates = list_in(dict_in(record.get("issued")).get("date-parts"))
     first = list_in(dates[0]) if dates else []
-    people = [dict_in(each) for each in list_in(told.get("author"))[:MAX_AUTHORS]]
+    people = [dict_in(each) for each in list_in(record.get("author"))[:MAX_AUTHORS]]
     persons = [
         Person(text_in(each.get("family")) or text_in(each.get("name")), text_in(each.get("given")))
         for each in people
     ]
     return work_of(
-        title=text_in(next(iter(list_in(told.get("title"))), "")),
+        title=text_in(next(iter(list_in(record.get("title"))), "")),
         authors=tuple(person for person in persons if person.family),
         year=year_in(first[0]) if first else None,
-        container=text_in(next(iter(list_in(told.get("container-title"))), "")),
-        doi=doi_in(told.get("DOI")),
+        container=text_in(next(iter(list_in(record.get("container-title"))), "")),
+        doi=doi_in(record.get("DOI")),
     )

@@ -208,7 +208,7 @@ class ArxivClient:
             await asyncio.to_thread(
                 parse_feed, answer.body, answer.charset
             )  # raises what arXiv says
-        answer.ok()
+        answer.require_success()
         if not is_xml:
             kind = answer.headers.get("content-type", "no content type")[:100]
             raise InvalidSourceResponse(f"arXiv returned no XML but {kind}")

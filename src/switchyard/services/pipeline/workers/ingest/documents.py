@@ -225,7 +225,7 @@ def extract_text(payload: ExtractText, ctx: JobContext) -> Outcome:
         "document_id": payload.document_id,
         "title": output.result["title"],
         "page_count": output.result["page_count"],
-        "pages_read": 0 if output.reused else output.result["page_count"] - drafts.given,
+        "pages_read": 0 if output.reused else output.result["page_count"] - drafts.reused_pages,
         "word_count": output.result["word_count"],
         "needs_ocr": needs_ocr,
         "reused": output.reused,
@@ -271,7 +271,7 @@ def _extract_alone(payload: ExtractText, ctx: JobContext) -> Done:
     drafts.delete()
     names = ("title", "page_count", "word_count", "needs_ocr")
     result = {name: text[name] for name in names}
-    return Done(result | {"pages_read": text["page_count"] - drafts.given, "result": key})
+    return Done(result | {"pages_read": text["page_count"] - drafts.reused_pages, "result": key})
 
 
 class AwaitOcr(DocumentJob):
