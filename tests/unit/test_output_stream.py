@@ -10,7 +10,7 @@ from switchyard.services.engine.monitoring.job_events import (
     EventHub,
     text_event,
 )
-from switchyard.services.llm.answer_stream import AnswerStream
+from switchyard.services.llm.answer_follower import AnswerStream
 from tests.support.eventually import PATIENCE
 
 

@@ -16,12 +16,12 @@ from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.llm import answers as module
-from switchyard.services.llm.answers import Answers, drop_old_answers
-from switchyard.services.llm.completion import Completion
+from switchyard.services.llm import stored_answers as module
+from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import LlmSaturated, LlmUnavailable
 from switchyard.services.llm.records.llm_servers import CacheHit, LeaseAcquired, LeaseHeld
+from switchyard.services.llm.stored_answers import Answers, drop_old_answers
 from tests.support.eventually import eventually
 from tests.support.llm_process import asking
 from tests.support.object_stores import CONTAINER, s3_server

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.settings import Settings
-from switchyard.services.llm.completion import Completion
+from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused, LlmUnavailable
 from switchyard.services.llm.model_client import ModelClient
 from switchyard.services.llm.server_client import NETWORK_TRIES, ServerClient, open_api

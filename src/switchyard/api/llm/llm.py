@@ -36,7 +36,7 @@ from switchyard.services.engine.publishing.preparing import InvalidJob, JobReque
 from switchyard.services.engine.publishing.requests import job_id_for, refused
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import JobRecord
-from switchyard.services.llm.answer_stream import AnswerStream, LlmText
+from switchyard.services.llm.answer_follower import AnswerStream, LlmText
 from switchyard.services.llm.budget_account import first_day
 from switchyard.services.llm.job_answers import raw_answers
 from switchyard.services.llm.ledger import LlmLedger

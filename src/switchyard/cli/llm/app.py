@@ -36,7 +36,7 @@ from switchyard.services.llm.ledger import LlmLedger
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
-    from switchyard.services.llm.answer_stream import LlmText
+    from switchyard.services.llm.answer_follower import LlmText
     from switchyard.services.llm.llm_queue import LlmResult
     from switchyard.services.llm.records.llm_spend import BudgetState, SpendRow
 

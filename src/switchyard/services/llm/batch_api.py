@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from switchyard.services.common.settings import LlmServer
-from switchyard.services.llm.completion import MAX_ANSWER, field_of
+from switchyard.services.llm.completion_reader import MAX_ANSWER, field_of
 from switchyard.services.llm.llm_errors import InvalidLlmResponse
 from switchyard.services.llm.server_client import call_with_retries, open_api
 

@@ -27,7 +27,6 @@ from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.recorded import publish_recorded
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.states import State
-from switchyard.services.llm.answers import Answers
 from switchyard.services.llm.batch_api import ENDED_STATUSES, BatchApi, RemoteBatch
 from switchyard.services.llm.batch_collector import (
     BATCH_TIMEOUT,
@@ -38,7 +37,7 @@ from switchyard.services.llm.batch_collector import (
     freed_call,
 )
 from switchyard.services.llm.budget_account import BudgetAccount
-from switchyard.services.llm.completion import CompletionReader
+from switchyard.services.llm.completion_reader import CompletionReader
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import (
     InvalidLlmResponse,
@@ -48,6 +47,7 @@ from switchyard.services.llm.llm_errors import (
 )
 from switchyard.services.llm.records.llm_batches import BatchItem, BatchState, ItemState, LlmBatch
 from switchyard.services.llm.records.llm_spend import CallState
+from switchyard.services.llm.stored_answers import Answers
 
 TURN_INTERVAL = 5.0
 """Seconds between turns."""

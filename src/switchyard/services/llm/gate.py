@@ -24,7 +24,7 @@ from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.leases import renewing
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.llm.completion import Timing
+from switchyard.services.llm.completion_reader import Timing
 from switchyard.services.llm.concurrency_policy import (
     AdaptivePolicy,
     Bounds,

@@ -20,7 +20,7 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.llm.batch_collector import may_batch
 from switchyard.services.llm.budget_account import requester_of
-from switchyard.services.llm.completion import Completion
+from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.gate import Urgency
 from switchyard.services.llm.llm_requests import LlmQuestion, LlmRequest
 from switchyard.services.llm.model_client import ModelClient, model_client_of

@@ -29,7 +29,7 @@ from switchyard.services.engine.publishing.requests import job_id_for
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules
-from switchyard.services.llm.answer_stream import AnswerStream, LlmText
+from switchyard.services.llm.answer_follower import AnswerStream, LlmText
 from switchyard.services.llm.direct_requests import DirectRequests
 
 SUBSCRIBE_TIMEOUT = 10.0

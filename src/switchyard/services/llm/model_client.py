@@ -13,10 +13,9 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.output_stream import OutputStream
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.monitoring.metric_names import LLM_HEDGES, Metric, Samples
-from switchyard.services.llm.answers import Answers
 from switchyard.services.llm.batch_collector import BatchCollector
 from switchyard.services.llm.budget_account import BudgetAccount, NoBudget
-from switchyard.services.llm.completion import Completion
+from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.concurrency_policy import ConcurrencyPolicy, Ended
 from switchyard.services.llm.gate import SHORT_PAUSE, Admission, CallOutcome, LlmGate, Urgency
 from switchyard.services.llm.hedges import Hedges
@@ -32,6 +31,7 @@ from switchyard.services.llm.llm_errors import (
 )
 from switchyard.services.llm.records.llm_spend import Requester
 from switchyard.services.llm.server_client import ModelResponse, ServerClient
+from switchyard.services.llm.stored_answers import Answers
 
 SLOT_TIMEOUT = 30.0
 """Seconds that a call waits for room; then its job goes back, with no attempt used up."""

@@ -19,7 +19,6 @@ from switchyard.services.engine.monitoring.doctor import DoctorStep
 from switchyard.services.engine.monitoring.metric_names import Metric, Samples
 from switchyard.services.engine.monitoring.pressure_thresholds import LLM_WORKER
 from switchyard.services.engine.scheduler.duties import DutyContext, PeriodicDuty
-from switchyard.services.llm.answers import drop_old_answers
 from switchyard.services.llm.batch_sender import BatchSender
 from switchyard.services.llm.budget_account import clean_up_spending
 from switchyard.services.llm.ledger import LlmLedger
@@ -30,6 +29,7 @@ from switchyard.services.llm.records.llm_servers import (
     LlmServerReport,
 )
 from switchyard.services.llm.records.llm_spend import BudgetState, SpendRow
+from switchyard.services.llm.stored_answers import drop_old_answers
 
 REPORTED_AFTER_FAILURES = TRIAL_AFTER_FAILURES + 2
 """Failures in a row from which a server is told of: it gets one call at a time, and has failed some

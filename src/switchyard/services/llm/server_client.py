@@ -18,7 +18,7 @@ from switchyard.services.common.libraries import load
 from switchyard.services.common.settings import LlmServer
 from switchyard.services.common.tracing import span
 from switchyard.services.llm.bounded_http import bounded_http
-from switchyard.services.llm.completion import Completion, CompletionReader, Timing, is_cut
+from switchyard.services.llm.completion_reader import Completion, CompletionReader, Timing, is_cut
 from switchyard.services.llm.llm_errors import (
     InvalidLlmResponse,
     LlmRefused,

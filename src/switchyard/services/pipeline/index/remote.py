@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.llm.budget_account import CallCharge, EmbeddingBudget
-from switchyard.services.llm.completion import CompletionReader, field_of
+from switchyard.services.llm.completion_reader import CompletionReader, field_of
 from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused
 from switchyard.services.llm.server_client import call_with_retries, open_api
 from switchyard.services.pipeline.index.chunk_index import IndexMismatch, recovery_hint

@@ -30,7 +30,7 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.leases import renewing
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.llm.completion import Completion
+from switchyard.services.llm.completion_reader import Completion
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import LlmSaturated
 from switchyard.services.llm.records.llm_servers import CacheHit, LeaseAcquired
