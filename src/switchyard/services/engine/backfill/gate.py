@@ -15,7 +15,7 @@ from switchyard.services.engine.bulk.session import BulkSession
 from switchyard.services.engine.monitoring.lane_pressure import LanePressure, QueueDepth, Snapshot
 
 HOT_BACKLOG = 20
-"""Hot jobs that wait for a worker from which backfills slow down."""
+"""Where more hot jobs than this wait for a worker, backfills slow down."""
 SLOW_BATCH = 10
 FULL = 0.75
 """Of a queue's limit: beyond it, nobody has room, whatever its share."""
@@ -61,7 +61,7 @@ class Gate:
         self._counted_at = float("-inf")
         self._limit = self._depth = self._let_through = self._unsure = self._open_jobs = 0
         self._scale = 1.0
-        """Of the fullest queue's depth: its own to that in which the watermarks are."""
+        """Factor from the fullest queue's own depth to the scale that the watermarks are in."""
         self._is_closed = False
         self._hot_waits = 0
         self._fullest = queue
@@ -79,8 +79,8 @@ class Gate:
         self._open_jobs += number
 
     async def allowance(self, wanted: int, max_open: int | None, under_way: int = 0) -> int:
-        """Jobs that may be published now, 0 to `wanted`; say `let_through` of those that are.
-        The broker may not have `under_way` of those before yet.
+        """Return how many jobs may be published now, 0 to `wanted`; report those that are published
+        with `let_through`. `under_way` earlier ones may not have reached the broker yet.
 
         Raises InvalidBackfill when the lane has no such queue, BrokerUnavailable,
         LedgerUnavailable.

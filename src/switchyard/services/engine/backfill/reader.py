@@ -26,7 +26,7 @@ class ReadAhead(AsyncCloseable, Generic[T]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the next `take` has to wait, or is the end."""
+        """Whether nothing is read ahead: the next `take` waits, or returns none at the end."""
         return not self._waiting
 
     async def take(self, most: int) -> list[T]:

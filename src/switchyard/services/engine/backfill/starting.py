@@ -176,7 +176,7 @@ class Backfills:
             return 0
         while await self._is_held(operation_id):  # noqa: ASYNC110 - it is another process
             await asyncio.sleep(LEASE_RENEW_INTERVAL)
-        if follows:  # what follows its end does not follow that it is given up
+        if follows:  # a backfill that is cancelled is not followed by its `then` job
             await self.ledger.jobs.cancel(then_id_of(operation_id), self.ledger.clock.time())
         if not jobs:
             return 0

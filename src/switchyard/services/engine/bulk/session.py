@@ -18,7 +18,7 @@ from switchyard.services.engine.records.errors import LedgerError
 LEASE_SECONDS = 10.0
 """Seconds after which an operation is taken from a process that has died."""
 LEASE_RENEW_INTERVAL = 0.25
-"""Seconds between looks at what people want of an operation."""
+"""Seconds between renewals of the lease, each of which also reads what people have changed."""
 LOST = "lost to another process"
 
 T = TypeVar("T")

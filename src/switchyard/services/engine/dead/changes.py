@@ -192,7 +192,7 @@ def merged(target: Any, patch: Any) -> Any:
 
 @lru_cache(maxsize=16)
 def _program(expression: str) -> Any:
-    """Compiled, which takes about as long as to apply it to a thousand payloads."""
+    """Compile a jq expression, which takes as long as applying it to about a thousand payloads."""
     import jq
 
     if len(expression) > MAX_EXPRESSION:

@@ -73,8 +73,8 @@ async def _undo(
     if edit.restored_at is not None:
         return UndoResult(edit.letter_id, True, "was undone before")
     original = JobMessage.decode(edit.original)
-    # Of the copy's generation: so the copy, should it be delivered, is one that has died, and the
-    # next redrive is newer than it.
+    # The copy's generation: a copy that is delivered all the same counts as one that has died, and
+    # the next redrive is newer than it.
     original = original.with_metadata(redrives=edit.redrives + 1)
     certificate = read(edit.headers, edit.routing_key, original.job_type)
     if edit.undone_at is None:

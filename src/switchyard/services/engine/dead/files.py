@@ -43,7 +43,8 @@ MAX_LENGTHS = {
     "error_type": 8_000,
     "properties": (PROPERTIES_LIMIT + 2) // 3 * 4,
 }
-"""Bytes of a field of a line, where it is not 255. None: a certificate cuts it itself."""
+"""Bytes that a field may have where its limit is not MAX_NAME_LENGTH. None: no limit here, the
+certificate cuts it."""
 BATCH_SIZE = 200
 """Letters published together."""
 
@@ -58,7 +59,7 @@ class Imported:
 
     imported: int = 0
     skipped: int = 0
-    """Of which the same letter waits here already."""
+    """Letters that already wait here."""
     refused: list[str] = field(default_factory=list)
     """Of each letter that the broker does not take: its id, and why."""
 

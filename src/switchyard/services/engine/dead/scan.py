@@ -49,8 +49,8 @@ def wait_in(session: BulkSession) -> Sleep:
 
 
 class LetterScan:
-    """A scan that knows which letters are the jobs whose ids they carry, which are one, and which
-    are nobody's fault."""
+    """A scan that tells apart letters of a job and foreign copies that only carry its id, merges
+    the letters of one death, and recognises jobs that are displaced through nobody's fault."""
 
     def __init__(self, scan: Scan, ledger: Ledger) -> None:
         self._scan = scan
@@ -62,8 +62,8 @@ class LetterScan:
         self._deaths: dict[tuple[str, int, int], QueuedDeadLetter] = {}
 
     async def letters(self) -> AsyncGenerator[QueuedDeadLetter, None]:
-        """As `Scan.letters`, each death once: what says the same goes with the first, or stays with
-        it. Raises LedgerUnavailable, too."""
+        """Yield what `Scan.letters` yields, but each death once: a further letter of the same death
+        is acknowledged, or kept, together with the first. Raises LedgerUnavailable, too."""
         batch: list[QueuedDeadLetter] = []
         async for letter in self._scan.letters():
             batch.append(letter)

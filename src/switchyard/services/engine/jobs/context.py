@@ -50,8 +50,8 @@ class ProcessResources:
             return resource
 
     def shown(self) -> list[Any]:
-        """Return what the shared objects show of themselves as metrics, those that have a
-        `shown`."""
+        """Return the metrics of all shared objects, each from its own method `shown` where it has
+        one."""
         return [
             each
             for kept in self._kept.values()
@@ -92,8 +92,8 @@ class ProcessCrashed(RetryableError):
 
 
 async def in_thread(work: Callable[..., Any], *args: Any) -> Any:
-    """Run the work in a thread, and give or raise what it does. StopIteration, which no future can
-    hold, so that its caller would wait for ever, becomes a RuntimeError, as in a coroutine."""
+    """Run the work in a thread; return or raise what it does. StopIteration becomes a RuntimeError,
+    as in a coroutine: no future can hold it, and the caller would wait for ever."""
 
     def call() -> Any:
         try:
@@ -171,7 +171,7 @@ class JobContext:
         self.progress_buffer.keep(data)
 
     joined_jobs: Sequence[JoinedJob] | None = field(default=None, compare=False)
-    """What `joined` gives, where a test says so."""
+    """Jobs that `joined` yields in a test; None: it asks the ledger."""
 
     async def joined(self, *, state: str | None = None) -> AsyncIterator[JoinedJob]:
         """The jobs that this one has waited for, as `Next.then`: those of `Next.jobs` in their

@@ -73,7 +73,7 @@ class JobType:
     Unlike time on the clock it depends on what is to be done and hardly on the machine's other
     work: what takes more would do so again, and is not tried again. Only for `process`."""
     limits: tuple[Limit, ...] = ()
-    """What it needs room in before it runs."""
+    """Named limits of each of which a job needs a permit before it runs."""
 
     def validate(self, payload: Mapping[str, Any]) -> BaseModel:
         """Return the payload as its model. Raises InvalidPayload."""

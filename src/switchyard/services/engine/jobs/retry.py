@@ -41,9 +41,9 @@ MAX_DEATHS = 5
 """A job that was there this often when a worker died is dead, although nothing proves its guilt:
 it may take more than its own process along, as what eats all of a machine's memory does."""
 MAX_UNENDED_RUNS = 20
-"""A job that was begun this often without that any of these runs came to an end is dead, whatever
-the cause: the last net, under all others. High enough for a long job whose worker is stopped
-with each of many deployments, low enough that what it pays for is not paid a thousand times."""
+"""A job that was begun this often in a row, and none of these runs came to an end, is dead,
+whatever the cause: the last safety net. High enough for a long job whose worker is stopped by each
+of many deployments, low enough that the calls it pays for are not paid a thousand times."""
 INVALID_OUTCOME = "InvalidOutcome"
 """The error type of jobs whose handler answers what can't be done or written."""
 
@@ -79,7 +79,7 @@ class Failure:
     counts: bool = True
     """It uses up an attempt."""
     ages: bool = True
-    """Where it uses up none: the time until the next counts towards the job's age."""
+    """Where no attempt is used up: the wait for the next one counts towards the job's age."""
     expired: bool = False
     """The job's `expires_at` has passed."""
 
@@ -100,7 +100,7 @@ class Failure:
                 error_type=error.error_type if isinstance(error, RemoteError) else name,
                 message=str(error) or name,
                 traceback=_traceback_of(error),
-                # PermanentError is of the first kind; what can't be right is so every time.
+                # PermanentError is a PermanentFailure; invalid input stays invalid every time.
                 permanent=isinstance(error, PermanentFailure | InvalidInput),
                 after=_wait_of(error),
                 counts=not isinstance(error, RetryableError) or bool(error.counts),

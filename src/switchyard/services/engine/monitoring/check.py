@@ -129,7 +129,8 @@ def some(texts: list[str]) -> str:
 
 
 CERTIFICATE_REFUSED = "CERTIFICATE_VERIFY_FAILED"
-"""In what OpenSSL says of one that has expired, is another host's, or is signed by nobody known."""
+"""Part of OpenSSL's message for a certificate that has expired, is another host's, or is signed by
+an unknown authority."""
 
 
 def certificate_remedy(error: Exception, setting: str) -> str | None:

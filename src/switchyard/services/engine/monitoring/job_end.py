@@ -18,7 +18,7 @@ connection was cut never comes."""
 async def wait_for_end(
     feed: EventHub, ledger: Ledger, job_id: str, *, timeout: float
 ) -> JobRecord | None:
-    """The job when it has ended; as it stands after `timeout` seconds; None where there is none.
+    """Return the job once it has ended, or as it is after `timeout` seconds; None: no such job.
 
     Raises LedgerUnavailable when the ledger is away at the end of that time.
     """

@@ -27,8 +27,8 @@ from switchyard.services.engine.records.states import State
 
 MANAGEMENT_TIMEOUT = 3.0
 INDEXING_LOOK, INDEXING_STALL, INDEXING_LIMIT = 0.1, 1.0, 10.0
-"""Seconds between looks whether a scheduler has indexed what it took out of the log, without
-progress, and in all."""
+"""Waiting for a scheduler to index what it took out of the log, in seconds: between two looks, at
+most without progress, and at most in all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class JobRequest:
 
 
 NOTICE_KEY = "maintenance.send_notice"
-"""Where the job goes that tells of an end: behind all that is urgent, before all else."""
+"""Routing key of the job that sends a notice: behind all urgent lanes, first in its own."""
 _REPLACED = "\ufffd".encode()
 THEN = "then"
 """The place of the job that follows when all others have ended."""
@@ -144,8 +144,8 @@ def notice_of(registry: Registry, url: str, **about: str) -> NewJob:
 
 
 def check_notify_url(url: str, settings: Settings | None = None) -> None:
-    """Raises InvalidJob for what is no URL; with settings also where nobody could sign what it is
-    told. Whether it may be asked, its worker finds out."""
+    """Raises InvalidJob for what is no URL; with settings also where no secret is set to sign the
+    notice with. Whether the URL may be called is checked later, by the worker that sends it."""
     # Here, for most who publish name no URL, and this takes a tenth of a second.
     from switchyard.services.common.files.safe_http import FetchRefused, checked_url
 

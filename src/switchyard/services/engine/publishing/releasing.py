@@ -16,12 +16,12 @@ class NothingToRelease(NotFoundError):
 
 
 class WaitsForNone(ConflictError):
-    """The job does not wait for others, or for one that is not to be passed over."""
+    """The job waits for no other job, or it waits for a backfill that still goes on."""
 
 
 async def release(ledger: Ledger, job_id: str) -> JoinRecord:
-    """Let a job run without its dead jobs as soon as the others have ended; return its join.
-    Twice is the same as once, as long as it waits.
+    """Let a job run without those dead jobs that it waits for, as soon as the others have ended;
+    return its join. Calling it again changes nothing as long as the job waits.
 
     Raises NothingToRelease, WaitsForNone, LedgerError.
     """

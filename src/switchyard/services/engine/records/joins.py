@@ -27,8 +27,8 @@ class Joining:
     held: bool = False
     """More jobs may come: it waits in any case, until `seal`."""
     again: bool = False
-    """After it was let go, a job like it is made each time that all have ended again, as after a
-    redrive."""
+    """Once the waiting job was released, a copy of it is made each time that all the others have
+    ended anew, as after a redrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class JoinedJob:
     job_id: str
     job_type: str
     state: State
-    """succeeded, dead or cancelled; after a redrive any other, too."""
+    """Succeeded, dead or cancelled; any other state where the job was redriven meanwhile."""
     parent_id: str | None
     """The job that it followed from."""
     payload: Mapping[str, Any]

@@ -58,7 +58,7 @@ class PermitRequest:
     expires_at: float
     """When it will be too old to run."""
     life: float
-    """Seconds for which it gets the room, unless that is renewed."""
+    """Seconds after which the permits run out unless they are renewed."""
     claimed: bool = False
     """The job is claimed already, by this process."""
 
@@ -84,7 +84,7 @@ class WokenJob:
 
 @dataclass(frozen=True, slots=True)
 class PermitGranted:
-    """The job may run. The hold is to be renewed, and given back."""
+    """The job may run. The worker must renew its permits, and return them at the end."""
 
     woken: tuple[WokenJob, ...] = ()
 
@@ -140,8 +140,8 @@ class LimitReport:
     waiting: int
     """Jobs that were put off for want of room."""
     next_room: float | None
-    """Seconds until the job that waits longest has room, or, where none waits, one of a single
-    token: 0, now; None, when a job ends."""
+    """Seconds until the job that waits longest has room; where none waits, until a job of one token
+    would have. 0: now. None: not before a running job ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The process in which a CPU-bound handler runs: with few rights, and never longer than its parent.
+"""The process in which a CPU-bound handler runs: it has few rights, and never outlives its parent.
 
 What runs there reads foreign files, so it may crash, hang, or leave a library in disorder. It
 tells its parent by its exit code when it is fit for nothing more.
@@ -81,7 +81,7 @@ def prepare() -> None:
     faulthandler.enable(sys.__stderr__ or 2, all_threads=False)
     if sys.platform == "linux":
         control = ctypes.CDLL(None).prctl
-        # With the process that it was forked from, too: nobody else could tell how it ended.
+        # Die with the fork server, too: nobody else could tell how this process has ended.
         control(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         control(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     end_with_parent()

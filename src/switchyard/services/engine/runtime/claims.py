@@ -68,7 +68,7 @@ class Claims:
         moment = self.ledger.clock.now()
         not_before = message.metadata.not_before
         if not_before is not None and moment < not_before <= moment + MAX_WAIT:
-            # The rest of a wait that is longer than its level. Nobody here asks for a longer one.
+            # The rest of a wait that is longer than its level. No wait of ours exceeds MAX_WAIT.
             await self._wait_on(delivery, message, (not_before - moment).total_seconds())
             return None
         request = self._request(delivery, message)
@@ -109,7 +109,7 @@ class Claims:
         return expiry.timestamp()
 
     def holds(self, job_id: str, claim_id: str) -> bool:
-        """Tell whether the job runs here, or the claim is about to."""
+        """Tell whether the job runs here, or is about to run under that claim."""
         return job_id in self.running or claim_id in self._open
 
     def close(self, job: DeliveredJob) -> None:
@@ -260,7 +260,7 @@ class Claims:
 
 
 async def verdict_of_claim(ledger: Ledger, message: JobMessage, claim: Claimed) -> Died | None:
-    """Decide about a claimed job that is not to run, whatever its age: it has taken its workers
-    along, or jobs that it has waited for are dead. Raises LedgerError."""
+    """Return the end of a claimed job that is not to run, whatever its age: too many of its runs
+    have had no end, or jobs that it has waited for are dead; else None. Raises LedgerError."""
     join = await ledger.joins.join(message.job_id) if claim.joins else None
     return begun_too_often(message, claim.crashes, claim.unended) or joined_died(message, join)

@@ -228,7 +228,8 @@ def _portable(ctx: JobContext) -> Mapping[str, Any]:
 
 @contextmanager
 def _handing_on(page: SharedProgressReader, progress_buffer: ProgressBuffer) -> Iterator[None]:
-    """Note what the job says of itself while it runs, and its last words, however it ends."""
+    """Copy the progress on the page to the buffer while the job runs, and once more at its end,
+    however it ends."""
     loop = asyncio.get_running_loop()
 
     coming: list[asyncio.TimerHandle] = []

@@ -104,9 +104,10 @@ class FollowUpPublisher:
         ages: bool = False,
         until: datetime | None = None,
     ) -> None:
-        """Send the job through a retry level, back to the queue that it came from. The time there,
-        or `until` then, does not count towards the age in the lane, unless it `ages`. One that has
-        grown too large for the broker goes as it came. Raises NeverTaken."""
+        """Send the job through a retry level, back to the queue that it came from. The time in the
+        level, or the time until `until`, counts towards the job's age in its lane only if it
+        `ages`. A job that has grown too large for the broker is sent unchanged. Raises
+        NeverTaken."""
         try:
             await self._delay(delivery, message, level, ages=ages, until=until)
         except NeverTaken as error:
@@ -335,7 +336,7 @@ class FollowUpPublisher:
                 self._log.warning("dead letter shortened", error=str(error))
             else:
                 return
-        # Without a word of why: its message alone has to fit.
+        # Without a certificate: the message by itself has to fit.
         await self._send(DEAD_EXCHANGE, routing_key, envelope)
 
     async def _send(self, exchange: str, routing_key: str, envelope: Envelope) -> None:
@@ -353,8 +354,8 @@ class FollowUpPublisher:
 
 
 async def record_stages(recorder: Recorder, jobs: Sequence[NewJob]) -> list[NewJob]:
-    """Record the next stages and return them as they are recorded. Of a stage that an earlier
-    attempt has recorded, that is what it was then: a handler may not answer the same twice, and
+    """Record the next stages and return them as they are recorded. A stage that an earlier attempt
+    has recorded keeps its payload of then: a handler may answer differently the second time, and
     another payload under a known id is no copy of that job. Raises RowRejected."""
     ledger = recorder.ledger
     stages = [each.shifted(ledger.clock.offset) for each in jobs]

@@ -1,7 +1,8 @@
 """Batches permit requests: jobs whose limit was full recently wait up to 25 ms and ask together.
 
-Each request takes the limits' rows and the writer's turn in the ledger, from jobs without limits,
-too; and a job that will be refused is in no hurry. One that may get a permit asks at once.
+Each request locks the limits' rows and takes a turn at writing to the ledger, for which jobs
+without limits wait, too; and a job that will be refused is in no hurry. One that may get a permit
+asks at once.
 """
 
 from __future__ import annotations

@@ -121,8 +121,9 @@ class PermitClient:
         return permit
 
     async def confirm(self, permit: Permit, job: DeliveredJob) -> None:
-        """Check the permits of a job that is claimed. One that requested none, as it ran elsewhere,
-        takes over those of its last worker, which has died. Raises LedgerError."""
+        """Check the permits of a claimed job. A job that got none here, because it ran elsewhere
+        when it asked, takes over the permits of its last worker, which has died. Raises
+        LedgerError."""
         if job.verdict is not None:
             return
         if permit.refused is not None:
@@ -185,7 +186,7 @@ class PermitClient:
             claimed=claimed,
         )
         self._held.add(hold_id)
-        permit.hold = hold_id  # also when the answer is lost: it is given back then
+        permit.hold = hold_id  # noted before the answer; cleared below unless it is granted
         answer: PermitAnswer | None = None
         try:
             answer = await self.ledger.limits.take_permits(request)

@@ -36,7 +36,7 @@ from switchyard.services.engine.schedules.firing import ScheduleRunner
 from switchyard.services.engine.wings import brought
 
 GENERATION_INTERVAL = 10.0
-"""Seconds between two generations: a copy of the ledger is known as old after so long."""
+"""Seconds between two generations: after so long, an old copy of the ledger is recognised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class PeriodicDuty:
     name: str
     """For logs, and the name of its task."""
     run: Callable[[], Awaitable[None]]
-    """Does it once; without an interval, until it is cancelled."""
+    """Does the duty once; where `interval` is None, it goes on until it is cancelled."""
     interval: float | None = None
     """Seconds between the end of one run and the next."""
 

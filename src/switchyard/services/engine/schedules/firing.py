@@ -3,7 +3,7 @@
 In two steps, so that nothing is lost in between and nothing comes twice. A transaction moves the
 entry on to its next due time and writes a row for the one that has come: of many schedulers, one
 writes it. Then the row's job is published, under an id that is made of entry and due time, until it
-is accepted: whoever dies after the row, and whoever comes after him, publishes the same job.
+is accepted: if a scheduler dies once the row is written, the next one publishes the same job.
 """
 
 from __future__ import annotations

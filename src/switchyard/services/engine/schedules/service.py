@@ -109,7 +109,7 @@ class Schedules:
         return firing
 
     async def all(self) -> list[tuple[ScheduleRecord, Firing | None]]:
-        """Return all of them by name, each with the last that became of it."""
+        """Return all schedules by name, each with its latest firing."""
         last = await self._ledger.schedules.last_firings()
         return [(each, last.get(each.name)) for each in await self._ledger.schedules.schedules()]
 

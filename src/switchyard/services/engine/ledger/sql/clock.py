@@ -23,8 +23,8 @@ T = TypeVar("T")
 MEASURE_INTERVAL = 10.0
 """Seconds after which the offset is measured again, with the next use of the ledger."""
 TOLERANCE = 0.25
-"""Seconds that a host may differ and still count as right: a measurement is no more exact, and
-what happens on one host is to keep its order."""
+"""Seconds by which a host's clock may differ and still count as right: a measurement is not more
+exact, and without a correction what happens on one host keeps its order."""
 
 
 class Clock:

@@ -43,8 +43,8 @@ _Lines = Mapping[str, Sequence[Any]]
 
 
 class SaveProgress:
-    """A running job says something of itself. Encodes its work at once, so that its caller gets
-    what is wrong with it."""
+    """Save the progress or checkpoint of a running job. Fingerprints the payload at construction,
+    so that an error in it reaches the caller."""
 
     __slots__ = ("_request", "_work")
     order: ClassVar[int] = 4

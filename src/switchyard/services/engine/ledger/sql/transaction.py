@@ -234,8 +234,8 @@ class JobWriter:
 
 
 def _is_doubtful(claim: Claim, rows: Rows) -> bool:
-    """Tell whether what redrives have made of the job matters: its message differs from the record,
-    or is newer."""
+    """Tell whether the job's redrive edits must be loaded: the claim's message differs from the
+    record, or is of a later redrive."""
     known = rows.works.get(claim.job_id)
     if known is None:
         return False

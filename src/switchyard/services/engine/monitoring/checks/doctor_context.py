@@ -19,12 +19,12 @@ from switchyard.services.engine.records.results import JobSummary, WorkerRecord
 from switchyard.services.engine.records.states import State
 
 MAX_EXAMINED = 1000
-"""Running jobs at most."""
+"""Most running jobs that are looked at."""
 
 
 @dataclass
 class DoctorContext:
-    """Each part is there once the check that reaches it was answered well."""
+    """What the checks share. A connection is None until the check that opens it has succeeded."""
 
     settings: Settings
     registry: Registry

@@ -34,7 +34,7 @@ MIB = 1024 * 1024
 FULL = 16 * MIB
 """Bytes that are left on a disk that counts as full: a ledger's log alone may grow by as much."""
 LOW, LOW_PART = 10 * 1024 * MIB, 0.1
-"""Bytes, and part of the disk, that both are undercut on one that is nearly full."""
+"""A disk is nearly full where less is free than so many bytes and than this part of it."""
 STORAGE_TIMEOUT, MEASURE_TIMEOUT = 2.0, 5.0
 """Seconds for a file to be put, and for all files to be counted."""
 QUOTA_NEAR = 0.9
@@ -120,8 +120,8 @@ async def storage(system: DoctorContext) -> list[Diagnostic]:
 
 
 async def _within_quota(store: Storage, quota: int | None) -> Diagnostic:
-    """Tell whether uploads are still taken; a storage that is too large to be measured now is
-    not."""
+    """Tell whether the quota still allows uploads. A storage that can't be measured in time
+    counts as within it."""
     used = 0
     if quota is not None:
         with suppress(TimeoutError, StorageUnavailable):

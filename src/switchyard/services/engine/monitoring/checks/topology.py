@@ -70,7 +70,8 @@ def _declared_as_is(
 
 
 def _half_migrated(system: DoctorContext, differences: list[Difference]) -> Diagnostic:
-    """What else differs is what that changes: until it has ended nobody is to mend it by hand."""
+    """Report a migration that has not ended. It causes the other differences, too: nobody is to
+    correct them by hand before it has ended."""
     names = {each.name.removeprefix(STAND_IN) for each in differences if each.is_extra}
     detail = (
         "queues are being changed to the other profile, or that was broken off; it has come to "
