@@ -30,25 +30,25 @@ class BulkRoutes(Generic[V]):
     path: str
     """Where they are listed, below the router's prefix."""
     suffix: str = ""
-    """Behind the names of their operations: `pause` + `_redrive`."""
+    """Ends the names of the API's operations: `_redrive` in `pause_redrive`."""
     id_pattern: str
     view: type[V]
     view_of: Callable[[Ledger, BulkOperation], Awaitable[V]]
     page: type[BaseModel]
-    """Has a field of the kind's plural."""
+    """Model of a page of operations, in a field named by the kind's plural, such as `redrives`."""
     resume: Callable[[Ledger, str], Awaitable[BulkOperation]]
     reads: Sequence[Depends] = ()
     """What a key must allow for looking, beside what the router asks for."""
     changes: Sequence[Depends] = ()
 
     async def found(self, state: ApiState, operation_id: str) -> V:
-        """Show how far it is. Raises UnknownBulkOperation, LedgerUnavailable."""
+        """Return an operation with its progress. Raises UnknownBulkOperation, LedgerUnavailable."""
         operation = await control.require_bulk(state.ledger, operation_id, self.kind)
         return await self.view_of(state.ledger, operation)
 
     async def changed(self, state: ApiState, request: Request, operation_id: str) -> V:
-        """Return `found` as the key may see it that has changed the operation: whole where it has
-        started it. Raises as `found` does."""
+        """Return what `found` does, as the key that changed the operation may see it: whole if the
+        key started the operation. Raises as `found` does."""
         operation = await control.require_bulk(state.ledger, operation_id, self.kind)
         view = await self.view_of(state.ledger, operation)
         return receipt(request, view, is_own=operation.created_by == starter_of(request))
@@ -66,7 +66,7 @@ class BulkRoutes(Generic[V]):
         return await self.changed(state, request, operation_id)
 
     def add_to(self, router: Routes) -> None:
-        """Give the router what they have in common."""
+        """Add the routes that list, show, pause and resume operations of this kind."""
         id_name, plural = f"{self.kind}_id", f"{self.kind}s"
         one = f"{self.path}/{{{id_name}}}"
         operation_id: Any = Path(
@@ -90,7 +90,7 @@ class BulkRoutes(Generic[V]):
             limit: Annotated[int, Query(ge=1, le=100)] = 20,
             cursor: Cursor = None,
         ) -> BaseModel:
-            """List them, newest first."""
+            """List the operations, newest first."""
             states = [] if wanted is None else [wanted]
             page = await state.ledger.bulk.list_bulk(
                 self.kind, states=states, limit=limit, cursor=cursor

@@ -1,4 +1,4 @@
-"""`/admin/dead/groups` and `/admin/dead/redrives`: dead letters by cause, and back again."""
+"""`/admin/dead/groups`, `/admin/dead/redrives`: dead letters by cause, and sending them back."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def start_redrive(
 async def set_redrive_rate(
     redrive_id: RedriveId, body: RedriveRate, request: Request, state: Shared
 ) -> RedriveView:
-    """Change its rate, also while it runs."""
+    """Change the rate of a redrive, also while it runs."""
     return await REDRIVES.set_limits(state, request, redrive_id, {"rate": body.rate})
 
 
@@ -112,7 +112,7 @@ async def set_redrive_rate(
     "/redrives/{redrive_id}/cancel", responses=responses("not-found", "wrong-state", "ledger-away")
 )
 async def cancel_redrive(redrive_id: RedriveId, state: Shared) -> RedriveView:
-    """Cancel it permanently. Letters that were sent stay in their lanes."""
+    """Cancel a redrive permanently. Letters that were sent stay in their lanes."""
     await bulk_control.cancel(state.ledger, redrive_id, kind=KIND)
     return await REDRIVES.found(state, redrive_id)
 

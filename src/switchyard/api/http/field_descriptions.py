@@ -28,7 +28,7 @@ ANYWHERE: Final[Mapping[str, str]] = MappingProxyType(
         "attempts": "Attempts used so far.",
         "redrive": "Number of redrives before this attempt.",
         "redrives": "How often it was redriven.",
-        "crashes": "Attempts that ended because their worker did.",
+        "crashes": "Attempts that ended because their worker process ended.",
         "outcome": "How it ended, for example `succeeded` or `retry`.",
         "error": "Why it failed; null if it did not.",
         "error_type": "Class of the error, for example `SourceUnavailable`; null without one.",
@@ -229,7 +229,7 @@ OF_MODEL: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def fill_in(document: dict[str, Any]) -> None:
-    """Give every field and parameter without a description the one of its name."""
+    """Describe each field and parameter that has no description by what its name means."""
     for model, schema in document["components"]["schemas"].items():
         for name, field in schema.get("properties", {}).items():
             words = OF_MODEL.get(f"{model}.{name}") or ANYWHERE.get(name)

@@ -93,7 +93,7 @@ class DeadGroupList(ApiModel):
 
 
 class LetterChange(ApiModel):
-    """What is changed in each of them; checked against its job type."""
+    """What a redrive changes in each letter; checked against the job type of the letter."""
 
     model_config = ConfigDict(extra="forbid")
 

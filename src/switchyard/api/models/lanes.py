@@ -35,7 +35,7 @@ class QueueDetails(QueueView):
 
 
 class LaneView(ApiModel):
-    """A lane is as full as the fullest of its queues."""
+    """A lane with its queues; it is as full as the fullest of them."""
 
     lane: str = Field(examples=["hot"])
     pressure: Pressure
