@@ -42,8 +42,8 @@ class Client(Common):
         self._owner, self._http = Owner(), httpx.Client(**options)
 
     def _own_http(self) -> httpx.Client:
-        """The connections of this process: in a child that was forked, others than its parent's,
-        which are kept, for who collects them may close them."""
+        """Return the connections of this process. A forked child opens its own, and holds on to its
+        parent's, which might be closed if they were garbage-collected."""
         if not self._owner.is_here:
             self._of_the_parent.append(self._http)
             self._owner, self._http = Owner(), httpx.Client(**self._options)
@@ -95,7 +95,7 @@ class Client(Common):
         return self.job(job_id)
 
     def wait_for_document(self, document_id: str, *, timeout: float | None = None) -> DocumentView:
-        """The document as soon as nothing happens to it any more. Raises WaitTimeout."""
+        """Return the document once it is finished or has failed. Raises WaitTimeout."""
         for pause in poll_intervals(f"document {document_id}", timeout):
             found = self.document(document_id)
             if _has_ended(found):
@@ -142,8 +142,8 @@ class Client(Common):
         self, payload: Mapping[str, Any], **asked: Unpack[calls.llm.AskedInStream]
     ) -> Generator[Event, None, None]:
         """Ask a language model: `accepted` with the `job_id`, its answer as it is written (`text`,
-        at its `offset`), and `end` with all of it, as `ask` gives it. One that is cut is not opened
-        again: ask for `answer(job_id)` then."""
+        at its `offset`), and `end` with all of it, as `ask` gives it. A stream that is cut is not
+        opened again: call `answer(job_id)` then."""
         call = calls.llm.ask.call(payload, **asked)
         reader = EventReader()
         params = {"stream": "true"}
@@ -206,8 +206,8 @@ class AsyncClient(Common):
         self._owner, self._http = Owner(), httpx.AsyncClient(**options)
 
     def _own_http(self) -> httpx.AsyncClient:
-        """The connections of this process: in a child that was forked, others than its parent's,
-        which are kept, for who collects them may close them."""
+        """Return the connections of this process. A forked child opens its own, and holds on to its
+        parent's, which might be closed if they were garbage-collected."""
         if not self._owner.is_here:
             self._of_the_parent.append(self._http)
             self._owner, self._http = Owner(), httpx.AsyncClient(**self._options)
@@ -358,6 +358,6 @@ def _has_ended(document: DocumentView) -> bool:
 
 
 async def _sleep(seconds: float) -> None:
-    import asyncio  # a fifteenth of the time that importing the client takes, if Client is all
+    import asyncio  # here: Client does without, and it is a fifteenth of the client's import time
 
     await asyncio.sleep(seconds)

@@ -1,8 +1,8 @@
 """The operations as methods: each is named once here, and is a method of both clients.
 
-What one sends and how its answer is read stands in a module for each subject (`calls.jobs`,
-`calls.dead`, …): a function there describes one operation, whose id in `/openapi.json` it names.
-A subject and its models are imported with the first call: all of them take longer than that.
+What an operation sends, and how its answer is read, is described in a module for each subject
+(`calls.jobs`, `calls.dead`, …): by one function, which names the operation's id in `/openapi.json`.
+A subject and its models are imported at its first call: importing all takes longer than a call.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Event:
     docs/api.md."""
     data: dict[str, Any]
     id: str | None = None
-    """To follow on from later; None for state, end and gap."""
+    """Pass it as `last_event_id` to follow on from here; None for state, end and gap."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class EventReader:
     _fields: dict[str, str] = field(default_factory=dict)
 
     def line(self, text: str) -> Event | None:
-        """Take a line in; the event that it ends, if it does. Raises UnexpectedResponse."""
+        """Take in a line; return the event that it completes, if any. Raises UnexpectedResponse."""
         if text:
             name, _, value = text.partition(":")
             if name:  # else a comment, which is a sign of life
@@ -84,7 +84,7 @@ def _data(text: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class ReconnectBackoff:
-    """How often in a row a stream is opened in vain."""
+    """Counts the failed openings of a stream in a row, and says how long to wait for the next."""
 
     most: int
     failures: int = 0
@@ -92,8 +92,8 @@ class ReconnectBackoff:
     """It has worked before: what goes wrong now may pass."""
 
     def pause(self, error: ApiError | None) -> float:
-        """Seconds to wait before the stream is opened again after it ended, or could not be
-        opened. Raises the error where that is no use."""
+        """Return the seconds to wait before the stream, which ended or could not be opened, is
+        opened again. Raises the error where another try is no use."""
         passing = isinstance(error, ApiUnavailable | Unavailable | RateLimited)
         if error is not None and not (passing and self.opened):
             raise error

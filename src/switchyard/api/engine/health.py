@@ -20,8 +20,8 @@ from switchyard.services.engine.monitoring.health import Dependency, Probe, exam
 router = Routes(prefix="/health", tags=["health"])
 
 EXAMINATION_RATE, EXAMINATION_BURST = 1.0, 3
-"""Times a second, and at once, that everything is checked, for which a file is written; who asks
-more often is shown what was found last. No key is asked for."""
+"""Full checks per second, and the most at once. Each writes a file, and anybody may ask without a
+key: whoever asks more often is shown the latest result."""
 EVENTS = "events"
 """The component that is shown, and not needed to take work."""
 

@@ -232,7 +232,7 @@ async def _frames(
 ) -> AsyncGenerator[bytes, None]:
     yield frame("accepted", {"job_id": written.job_id})
     ending = queue.wait_for_end(written.job_id, timeout=timeout)
-    # How it stands where the ledger is away at the end: it is not lost, and can be asked for.
+    # The result where the ledger is away at the end: the job is not lost, and can be asked for.
     result = LlmResult(written.job_id, LlmStatus.WAITING)
     try:
         async with aclosing(

@@ -32,8 +32,8 @@ PIECE_BYTES = 32 * 1024
 one piece are not counted."""
 JSON_MARKS = (b",", b"[", b"{", b":")
 BYTES_PER_BYTE, BYTES_PER_MARK = 2, 64
-"""BodyMemory that JSON takes while it is processed: its text, and for each value an object with its
-place in a list or table. `[[],[],…` takes most: 64 bytes for its 3."""
+"""Memory that JSON takes while it is processed: its text, and for each value an object with its
+place in a list or table. `[[],[],…` takes the most: 64 bytes for 3 bytes of text."""
 
 
 class BodyMemory:
@@ -144,7 +144,8 @@ class _LimitedBody:
             raise _too_large(self._most)
 
     def _begin(self) -> Held:
-        """Find out what may come: by now it is known which route reads it, and for whom."""
+        """Set this body's limits, and begin to count it: by now its route and its client are
+        known."""
         if self._held is not None:
             return self._held
         headers = Headers(scope=self._scope)

@@ -55,12 +55,12 @@ class RequestMiddleware:
             return
         with tracing_by(self._tracer), _request_span(scope) as spanned:
 
-            async def told(message: Message) -> None:
+            async def send_and_name(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     _name_span(spanned, scope, int(message["status"]))
                 await send(message)
 
-            await self._serve(scope, receive, told)
+            await self._serve(scope, receive, send_and_name)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
@@ -111,7 +111,7 @@ class RequestMiddleware:
 
 
 def _request_span(scope: Scope) -> AbstractContextManager[SpanHandle]:
-    # Under the name of its route, which is known later: a path has ids, and has no end.
+    # `_name_span` names it by its route later: paths contain ids, so their number has no bound.
     method = scope["method"]
     parent = Headers(scope=scope).get("traceparent")
     return span(method, kind="server", parent=parent, http__request__method=method)

@@ -28,9 +28,8 @@ class ApiModel(BaseModel):
 
 
 class RequestModel(ApiModel):
-    """Body of a request. It is built with its class: FastAPI gives a body's field an alias, which
-    has no effect there, and expects pydantic to say so while the route is made, not at first use.
-    """
+    """Body of a request. It is built with its class, not at first use: FastAPI gives a body's field
+    an alias without effect, and expects pydantic's warning of that while it makes the route."""
 
     model_config = ConfigDict(defer_build=False)
 

@@ -92,7 +92,7 @@ async def _accepted(
 
 
 def _crawl_view(request: Request, progress: CrawlProgress) -> models.CrawlView:
-    """Return what the key sees of it that has changed it."""
+    """Return the crawl as the key that has changed it may see it."""
     is_own = progress.crawl.created_by == starter_of(request)
     return receipt(request, view_crawl(progress), is_own=is_own)
 

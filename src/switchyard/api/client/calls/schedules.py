@@ -17,7 +17,7 @@ def schedules() -> Call[models.ScheduleList]:
 
 @operation("schedules-show")
 def schedule(name: str) -> Call[models.ScheduleView]:
-    """One of them."""
+    """Show a schedule."""
     return get(f"/schedules/{in_path(name)}", models.ScheduleView)
 
 
