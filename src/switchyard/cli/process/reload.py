@@ -1,8 +1,8 @@
 """`jobctl worker --reload`: the worker starts again when a module of the user's has changed.
 
-The worker is a process of its own, started as this one was but for `--reload`. What changed is
-tried first, in another process: a module that can't be imported leaves the running worker as it
-is. Then that one stops as at SIGTERM, so running jobs get their grace.
+The worker is a process of its own, started like this one but without `--reload`. Changed modules
+are imported in another process first: if that fails, the running worker stays as it is. Else the
+worker is stopped as by SIGTERM, so running jobs get their grace, and started again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Probed:
     """What a look at the user's modules has found."""
 
     files: tuple[Path, ...]
-    """Source files of theirs that they consist of."""
+    """Source files of the user's that the modules consist of."""
     error: str | None
     """Why they can't be used, in one line."""
 
@@ -53,8 +53,8 @@ class Reloader:
     _woken: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> int:
-        """Until a signal comes; gives the worker's exit code. A worker that ends by itself before
-        anything has changed ends this, too."""
+        """Run the worker until a signal comes, and return its exit code; return too when the worker
+        ends by itself before anything has changed."""
         for number in STOPS:
             signal.signal(number, self._on_signal)
         probed = probe(self.modules)
@@ -102,7 +102,7 @@ class Reloader:
         return code
 
     def _stop(self) -> int | None:
-        """End the worker as SIGTERM does, which its second one cuts short; its exit code."""
+        """Send the worker SIGTERM, wait (a second signal cuts it short), return its exit code."""
         worker = self.worker
         if worker is None:
             return None

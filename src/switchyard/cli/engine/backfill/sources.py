@@ -32,7 +32,7 @@ class FormatName(StrEnum):
 
 
 def source_command(command: Callable[..., None]) -> Callable[..., None]:
-    """A command of `start`, with the options of `common_options` behind its own."""
+    """Make a command of `start`: its own options first, then those of `common_options`."""
     return app.command()(with_options(common_options, "common")(command))
 
 
@@ -271,8 +271,8 @@ def source(
 
 
 def _pairs(texts: list[str] | None, option: str) -> dict[str, Any]:
-    """`NAME=VALUE` options; a value is text, or JSON where that has structure. Numbers in text are
-    the source's to read: `123` may be a name."""
+    """Parse `NAME=VALUE` options: a value is read as JSON, else as text. Numbers and booleans stay
+    text, for the source to read: `123` may be a name."""
     found: dict[str, Any] = {}
     for text in texts or ():
         name, equals, raw = text.partition("=")

@@ -58,7 +58,7 @@ app = typer.Typer(no_args_is_help=True, help="Jobs: list, show, watch, cancel, r
 
 
 class StateName(StrEnum):
-    """The states, for the command line; held against `services.engine.records.State` by a test."""
+    """The states, for the command line; a test compares them with `records.states.State`."""
 
     SCHEDULED = "scheduled"
     JOINING = "joining"
@@ -280,7 +280,7 @@ def _join_text(join: JoinRecord) -> str:
 
 
 def _join_hint(join: JoinRecord, dead: list[str]) -> str:
-    """Say what to do about a job that waits for dead jobs alone."""
+    """Say what to do about a join that waits for nothing but dead jobs."""
     some = ", ".join(dead) + (", …" if join.dead > len(dead) else "")
     return (
         f"It waits for dead jobs ({some}): `jobctl dead redrive {dead[0]}`, or without them: "
@@ -294,7 +294,7 @@ def _tries(job: JobSummary) -> int:
 
 
 def _running_at(job: JobSummary) -> str:
-    """Say how far a job is, behind the state of one that runs and says so."""
+    """Return the percentage to show behind the state of a running job; empty if it reports none."""
     said = job.progress
     if said is None or said.fraction is None or job.state != "running":
         return ""
@@ -358,7 +358,7 @@ def _print_job(job: JobRecord, join: JoinRecord | None) -> None:
 
 
 def hints(job: JobRecord) -> list[str]:
-    """Say where the rest stands: tracebacks, and what can be done."""
+    """Return hints for a job: where to find its tracebacks, and what can be done."""
     told = []
     if job.state == "dead":
         told.append(f"Traceback, and how to go on: `jobctl dead show {job.id}`.")

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 class PublishCommand(TyperCommand):
-    """`--wait` takes no value, so that what stands behind it is never taken for one; an option's
-    value may be optional only where it is written with `=`."""
+    """`--wait` takes no value, so that the argument behind it is never taken for one. Only with `=`
+    may it have one: `--wait=pipeline`, which becomes the hidden option `--wait-pipeline`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = args.index("--") if "--" in args else len(args)

@@ -66,10 +66,10 @@ async def publish_input(settings: Settings, registry: Registry, options: Options
         first = await asyncio.to_thread(source.read, settings.publish_window)
     await require_binding(settings, registry, options.routing_key)
     async with job_publisher(settings, registry) as (publisher, ledger):
-        damaged = next((line for line in parse_lines(first)), None)
-        if damaged is None and source.at_end:
+        first_line = next((line for line in parse_lines(first)), None)
+        if first_line is None and source.at_end:
             raise WrongUsage("standard input is empty: give JSON, or JSON Lines")
-        if damaged is not None and damaged.payload is None:
+        if first_line is not None and first_line.payload is None:
             rest = await asyncio.to_thread(source.read_all)
             document = whole_document(first, rest)
             if document is not None:

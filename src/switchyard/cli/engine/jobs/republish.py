@@ -1,5 +1,5 @@
-"""`jobctl jobs republish`: send what waits by the ledger to a broker that has lost it; and `jobctl
-jobs release`: let a job go on without the dead ones that it waits for."""
+"""`jobctl jobs republish`: send jobs that the ledger has as waiting to a broker that lost them;
+`jobctl jobs release`: let a job go on without the dead jobs that it waits for."""
 
 from __future__ import annotations
 
