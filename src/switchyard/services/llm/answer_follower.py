@@ -28,7 +28,8 @@ class LlmText:
 
 
 class AnswerStream:
-    """The text that a job writes from now on; `close` it. Make it before the job is published."""
+    """The text that a job writes from now on. Make it before the job is published; `close` it at
+    last."""
 
     def __init__(self, hub: EventHub, job_id: str) -> None:
         def wanted(event: JobEvent) -> bool:

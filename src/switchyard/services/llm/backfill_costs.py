@@ -1,8 +1,8 @@
 """The cost of a backfill's calls of language models, estimated before it starts.
 
-Known is what its first jobs would ask. So the guess takes all others for such as these, answers for
-as long as they may be, and nothing for answered before: it is an upper bound where the first items
-are typical. Of documents' texts, which nobody reads for a guess, it takes as much as is ever shown.
+Only the first jobs are known. The guess takes every other job to be like them, every answer to be
+as long as it may be, and none to be stored already: an upper bound if the first items are typical.
+Documents are not read for a guess: each text counts as the longest that a model is ever shown.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ CANCEL_TIMEOUT = 2 * 3600.0
 MAX_BATCH_WAIT = BATCH_TIMEOUT + CANCEL_TIMEOUT
 """Seconds for which anybody waits for a batch: a job whose end date is nearer asks live."""
 RECHECK_INTERVAL = 3600.0
-"""Seconds after which a job looks by itself that was not called."""
+"""Seconds after which a job that was not called looks for its answer by itself."""
 
 
 class WaitingForBatch(RetryableError):
@@ -43,8 +43,8 @@ class WaitingForBatch(RetryableError):
 
 
 def batch_servers(settings: Settings) -> list[LlmServer]:
-    """Return the servers whose Batch API is used: of the lowest order alone, as others stand in for
-    these."""
+    """Return the servers whose Batch API is used: only those of the lowest order, for which the
+    others are substitutes."""
     servers = settings.llm_servers
     first = min((each.order for each in servers), default=0)
     return [each for each in servers if each.batch and each.order == first]

@@ -22,8 +22,8 @@ MAX_FILE = 64 * 1024 * 1024
 """Bytes of a file of answers, which is read line by line."""
 
 MAX_EVENT = 16 * 1024 * 1024
-"""Bytes of one event of a stream. Some servers send a whole answer in one: `reading.MAX_ANSWER`
-characters, and all that may be about them."""
+"""Bytes of one event of a stream. Some servers send a whole answer in one event:
+`completion_reader.MAX_ANSWER` characters, and the fields around them."""
 _ENDS = (b"\n\n", b"\r\r", b"\r\n\r\n")
 
 

@@ -1,8 +1,8 @@
 """Reading a server's answer, whole or as a stream: everything it sends is checked here.
 
-The SDK does not check what a server sends, so every step is. What is read is bounded in size.
-It is read as JSON (`cast_to=object`): the SDK would make objects of it first, and takes a minute
-and two gigabytes for those of an answer of four megabytes of `{}`, in which nothing else runs.
+The SDK does not check what a server sends, so all of it is checked here, and bounded in size. It is
+read as JSON (`cast_to=object`): of four megabytes of `{}` the SDK would make objects for a minute,
+in two gigabytes, and nothing else would run meanwhile.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ class CompletionReader:
     """Reads an answer as it comes in; `on_text` gets each piece of text."""
 
     requested_model: str
-    """The model."""
+    """The model that was asked; the answer gets this name where the server gives none."""
     on_text: Callable[[str], None] | None = None
     restart: Callable[[], None] = lambda: None
-    """Called when what `tell` got was reasoning of the model, which had no mark at its beginning:
-    the answer begins anew."""
+    """Called when what `on_text` got turns out to be reasoning that had no opening mark: the answer
+    begins anew."""
     begins_within: bool = False
     """Whether this model is known to begin with reasoning without such a mark: until its end,
     nothing is told."""

@@ -146,9 +146,9 @@ class DirectRequests:
                 concurrency=MAX_REQUESTS,
             )
             self._is_registered = True
-            self._background.start("sign of life", self._renew_claims)
+            self._background.start("sign of life", self._send_heartbeats)
 
-    async def _renew_claims(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(self._interval)
             try:

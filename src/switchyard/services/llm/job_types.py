@@ -52,7 +52,7 @@ async def classify(payload: ClassifyRequest, ctx: JobContext) -> Outcome:
 
 
 async def _answer(payload: LlmRequest, ctx: JobContext, seconds: float) -> Outcome:
-    # With database and storage: whoever only declares job types needs neither.
+    # Imported here: it needs database and storage, which whoever only declares job types does not.
     from switchyard.services.llm.job_answers import answer_request
 
     return Done(await answer_request(payload, ctx, within=CALL_RATIO * seconds, batch=True))

@@ -118,7 +118,7 @@ class ServerClient:
                     raise LlmTimeout(f"the model server did not answer within {allowed}") from error
                 raise
             except Exception as error:
-                if is_cut(error):  # while a body was read past the SDK
+                if is_cut(error):  # raised while we read a body without the SDK
                     request = error.request  # type: ignore[attr-defined]
                     raise openai.APIConnectionError(request=request) from error
                 raise

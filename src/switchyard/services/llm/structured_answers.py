@@ -18,15 +18,15 @@ from switchyard.services.engine.jobs.context import InProcess, ProcessCrashed
 from switchyard.services.llm.schema_complexity import parts_of, refuse_costly
 
 MAX_INLINE_COST = 1_000_000
-"""Letters of an answer times parts of its schema, up to which a tenth of a second tells whether it
-fits."""
+"""Characters of an answer times parts of its schema. Up to this, a tenth of a second is enough to
+tell whether the answer fits."""
 MAX_INLINE_ERROR_COST = 5_000
-"""The same, up to which that tells what is wrong with it: the validator's words for nested choices
-are long."""
+"""The same product. Up to this, that is also enough to tell what is wrong with the answer: the
+validator's messages for nested choices are long."""
 CHECK_TIMEOUT = 5.0
 CHECK_MEMORY_MB = 1024
 MAX_PATTERN_BYTES = 256 * 1024
-"""Of a pattern, compiled."""
+"""Maximum size of a compiled pattern."""
 _FENCE = re.compile(r"\A\s*```[a-zA-Z]*[ \t]*\n(.*?)\n?```\s*\Z", re.DOTALL)
 """What models like to put around JSON."""
 

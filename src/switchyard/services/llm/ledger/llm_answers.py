@@ -20,7 +20,7 @@ from switchyard.services.llm.records.llm_servers import (
 )
 
 USE_NOTED_INTERVAL = 3600.0
-"""Seconds to which it is noted when an answer was used last: a read is then rarely a write."""
+"""Seconds between updates of the time an answer was last used: most reads then write nothing."""
 
 
 class LlmAnswerRepository(Repository):
