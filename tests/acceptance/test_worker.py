@@ -25,7 +25,7 @@ def test_sigterm_gives_jobs_back_and_uses_up_no_attempt(jobctl: CommandLine) -> 
         job = jobctl.json("jobs", "show", job_id)
         assert (job["state"], job["attempts"], job["crashes"]) == ("queued", 0, 0)
     lanes = {lane["lane"]: lane for lane in jobctl.json("lanes")}
-    queues = {queue["name"]: queue["ready"] for queue in lanes["hot"]["queues"]}
+    queues = {queue["queue"]: queue["ready"] for queue in lanes["hot"]["queues"]}
     assert queues["hot.tester"] == 3
 
 
