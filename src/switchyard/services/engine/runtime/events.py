@@ -57,6 +57,9 @@ class Reporter:
     counters: Counters = field(default_factory=Counters)
     meter: AttemptMetrics | None = None
     """Counts for whoever scrapes; None where nobody does."""
+    logs: bool = True
+    """Whether the ends of attempts are logged: not in somebody else's program, which learns of them
+    from what it awaits, and whose output is its own."""
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
@@ -80,14 +83,28 @@ class Reporter:
         seconds = max(0.0, self.clock.time() - job.started_at)
         if self.meter is not None:
             self.meter.ended(job.message, job.lane, seconds, ending)
+        if self.logs:
+            self._log_end(ending, seconds)
         match ending:
             case Succeeded():
                 self.counters.succeeded += 1
-                self._log.debug("job succeeded", seconds=round(seconds, 3))
                 self._announce("succeeded", job)
             case Delayed():
                 self.counters.retried += ending.counts
                 self.counters.snoozed += not ending.counts
+                self._announce("retrying", job)
+            case Died():
+                self.counters.dead += 1
+                self._announce("dead", job)
+            case CancelledWhileRunning():
+                self.counters.cancelled += 1
+                self._announce("cancelled", job)
+
+    def _log_end(self, ending: Ending, seconds: float) -> None:
+        match ending:
+            case Succeeded():
+                self._log.debug("job succeeded", seconds=round(seconds, 3))
+            case Delayed():
                 self._log.warning(
                     "job retried" if ending.counts else "job snoozed",
                     delay=ending.seconds,
@@ -96,20 +113,15 @@ class Reporter:
                     # Nothing failed where no attempt is used up: what is needed is busy or away.
                     **(_traceback(ending.failure) if ending.counts else {}),
                 )
-                self._announce("retrying", job)
             case Died():
-                self.counters.dead += 1
                 self._log.error(
                     "job dead",
                     reason=str(ending.reason),
                     error_type=ending.failure.error_type,
                     error=ending.failure.message[:MESSAGE_LIMIT],
                 )
-                self._announce("dead", job)
             case CancelledWhileRunning():
-                self.counters.cancelled += 1
                 self._log.info("job cancelled")
-                self._announce("cancelled", job)
 
     def _announce(
         self,

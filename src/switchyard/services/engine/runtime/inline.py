@@ -106,7 +106,9 @@ class InlineRunner(AsyncCloseable):
             meter = AttemptMetrics(metrics, registry, kinds)
             metrics.show(self._metrics)
             metrics.show(self._shared.shown)
-        self._reporter = Reporter(self._tell_text, self.worker_id, ledger.clock, meter=meter)
+        self._reporter = Reporter(
+            self._tell_text, self.worker_id, ledger.clock, meter=meter, logs=False
+        )
         self._recorder = Recorder(ledger)
         policy = RetryPolicy.over(settings.retry_delays)
         self._lifecycle: AttemptLifecycle[InlineJob] = AttemptLifecycle(
