@@ -191,7 +191,7 @@ def run_build(url: str) -> None:
 @pytest.mark.timeout(300)
 async def test_a_building_that_is_killed_five_times_has_all_in_the_end(url: str):
     async with opened(url) as index:
-        await fill(index, (f"doc-{n:03}" for n in range(120)), "old")
+        await fill(index, (f"doc-{n:03}" for n in range(60)), "old")
         before = await contents(index)
         building = (await begin(index, other(index))).building
         assert building is not None
@@ -199,7 +199,7 @@ async def test_a_building_that_is_killed_five_times_has_all_in_the_end(url: str)
             process = SPAWN.Process(target=run_build, args=(url,))
             process.start()
             async with index.store.table(building) as table:
-                await eventually(partial(far_enough, table, (kill + 1) * 30, process), 60)
+                await eventually(partial(far_enough, table, (kill + 1) * 15, process), 60)
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
             process.join()
