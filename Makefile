@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 # Number of test processes. 5 suits two cores, because tests often wait for a broker; the long ones have
 # processes of their own. WORKERS=0 runs the tests in the main process, for a debugger.
 WORKERS ?= 5
-test-long: WORKERS := 4
+test-long: WORKERS := 3
 # Seconds after which a test that its own time limit could not end is ended with its process, which shows
 # where it stands.
 HANGS ?= 700
