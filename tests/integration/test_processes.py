@@ -16,10 +16,11 @@ import pytest
 
 from switchyard.broker.message import JobMessage, Metadata
 from switchyard.services.common.settings import Settings
-from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
+from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed, in_thread
 from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.jobs.retry import Failure
+from switchyard.services.engine.runtime import process_pool
 from switchyard.services.engine.runtime.execution import SHORT_TEXT, Executor
 from tests.support.eventually import eventually
 
@@ -163,6 +164,35 @@ async def test_each_death_is_told_to_the_caller_of_the_one_that_died() -> None:
         await executor.close()
     killed = "the process of die was killed by SIGKILL, as the kernel does where memory is short"
     assert outcomes == ["alive", killed, "the process of die ended with exit code 7"] * 2
+
+
+async def test_closing_kills_all_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the callers of those that are dead already are told of it."""
+    executor = Executor(processes=3)
+    running = [
+        asyncio.create_task(
+            executor.in_process(spin_after, tmp_path / name, timeout=60, memory_limit_mb=1024)
+        )
+        for name in ("one", "two", "three")
+    ]
+    await eventually(lambda: len(list(tmp_path.iterdir())) == 3)
+
+    async def told_of_kills(work: Callable[..., Any], *args: Any) -> Any:
+        result = await in_thread(work, *args)
+        if work.__name__ == "kill":
+            await eventually(lambda: any(each.done() for each in running))
+        return result
+
+    monkeypatch.setattr(process_pool, "in_thread", told_of_kills)
+    async with asyncio.timeout(20):
+        await executor.close()
+        ended = await asyncio.gather(*running, return_exceptions=True)
+    assert [type(each) for each in ended] == [ProcessCrashed] * 3
+
+
+def spin_after(path: Path) -> None:
+    path.touch()
+    spin("")
 
 
 def die_before_a_child() -> None:

@@ -120,8 +120,7 @@ class ProcessPool:
 
     async def close(self) -> None:
         """End the processes, killing what still runs: its caller gets ProcessEnded."""
-        for process in self._running:
-            await in_thread(process.kill)
+        await asyncio.gather(*(in_thread(process.kill) for process in self._running))
         while self._idle or self._in_background:
             while self._idle:
                 self._end(self._idle.pop(), kill=True)
@@ -198,6 +197,7 @@ class _Process:
         self._reader = reader
         self._writer = writer
         self.is_running = True
+        self._has_ended = False
         self.calls = 0
         # Said by the system, too, and not by the end of the socket alone, which a child of the
         # process may hold.
@@ -238,7 +238,7 @@ class _Process:
     def kill(self) -> None:
         """Kill it if it lives. Blocks while another process starts."""
         with _CHILDREN:
-            if self._process.is_alive():
+            if not self._has_ended and self._process.is_alive():
                 self._process.kill()
 
     def end(self, kill: bool) -> int:
@@ -250,6 +250,7 @@ class _Process:
             self._process.join()
             exit_code = self._process.exitcode
             self._process.close()
+            self._has_ended = True
         assert exit_code is not None
         return exit_code
 
