@@ -11,7 +11,7 @@ from switchyard.services.engine.monitoring import worker_status
 from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.engine.monitoring.checks.doctor_context import DoctorContext
 from switchyard.services.engine.monitoring.checks.jobs import schedules as schedules_check
-from switchyard.services.engine.monitoring.worker_status import schedule_samples
+from switchyard.services.engine.monitoring.schedule_status import schedule_samples
 from switchyard.services.engine.schedules.firing import ScheduleRunner
 from tests.support.schedules import START, Time, add, book, entry, runner
 from tests.support.system import System

@@ -15,6 +15,7 @@ from switchyard.api.models.lanes import (
 )
 from switchyard.api.models.schedules import FiringView, ScheduleView
 from switchyard.api.models.service import KeyView, LimitView
+from switchyard.services.engine.monitoring.worker_status import status_of
 from switchyard.services.engine.records.states import Pressure, fullest
 
 if TYPE_CHECKING:
@@ -77,9 +78,6 @@ def view_workers(
     now: float,
 ) -> list[WorkerView]:
     """Show workers, with the types of jobs that they get and do not know. Times in seconds."""
-    # Here: it loads the library of metrics, which none of the other views needs.
-    from switchyard.services.engine.monitoring.worker_status import status_of
-
     unknown: dict[str, list[str]] = {}
     for each in unknown_types:
         unknown.setdefault(each.worker_id, []).append(each.job_type)

@@ -25,11 +25,8 @@ from switchyard.services.engine.monitoring import metric_names as names
 from switchyard.services.engine.monitoring.lane_report import QueueReport, Report, lane_report
 from switchyard.services.engine.monitoring.metric_names import OTHER, Metric, Samples
 from switchyard.services.engine.monitoring.metrics import Metrics
-from switchyard.services.engine.monitoring.worker_status import (
-    is_current,
-    schedule_samples,
-    status_of,
-)
+from switchyard.services.engine.monitoring.schedule_status import schedule_samples
+from switchyard.services.engine.monitoring.worker_status import is_current, status_of
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.limits import LimitReport
 from switchyard.services.engine.records.results import Gauges, WorkerRecord

@@ -1,14 +1,10 @@
-"""Judge what should have been heard of: whether a worker lives, as far as its last beat tells, and
-how late schedules are."""
+"""Whether a worker lives, as far as its last beat tells: the one place that decides it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from switchyard.services.engine.monitoring import metric_names as names
-from switchyard.services.engine.monitoring.metric_names import OTHER, Metric, Samples
 from switchyard.services.engine.records.results import WorkerRecord
-from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
 
 BEATS_PER_TAKEOVER = 4
 """Signs of life that a worker gives in the time after which silence means death."""
@@ -35,53 +31,3 @@ def is_replaced(worker: WorkerRecord, others: Iterable[WorkerRecord]) -> bool:
     process is long gone, and its number may be another's."""
     later = [each for each in others if each.started_at > worker.beat_at]
     return set(worker.kinds) <= {kind for each in later for kind in each.kinds}
-
-
-MAX_SHOWN = 100
-"""Schedules that have a label of their own."""
-
-
-def lateness(
-    entries: Iterable[ScheduleRecord], waiting: Mapping[str, Firing], now: float
-) -> dict[str, float]:
-    """Return the seconds for which each has been due and its job is not published; 0 where nothing
-    is due. `waiting`: of each, the firing that has been open for the longest."""
-    late: dict[str, float] = {}
-    for entry in entries:
-        firing = waiting.get(entry.name)
-        since = [now] if entry.paused_at is not None else [now, entry.fire_at]
-        if firing is not None:
-            since.append(firing.noted_at)
-        late[entry.name] = now - min(since)
-    return late
-
-
-def schedule_samples(
-    entries: Iterable[ScheduleRecord],
-    waiting: Mapping[str, Firing],
-    last: Mapping[str, Firing],
-    now: float,
-) -> list[tuple[Metric, Samples]]:
-    """As metrics, with as many labels as are bounded. `last`: of each, the latest firing whose end
-    is known."""
-    late = lateness(entries, waiting, now)
-    fired = {
-        name: max(0.0, now - firing.noted_at)
-        for name, firing in last.items()
-        if firing.outcome is FiringOutcome.FIRED and name in late
-    }
-    own = frozenset(sorted(late)[:MAX_SHOWN])
-    refused = sum(each.outcome is FiringOutcome.REFUSED for each in last.values())
-    return [
-        (names.SCHEDULE_LATE, _labelled(late, own)),
-        (names.SCHEDULE_FIRED, _labelled(fired, own)),
-        (names.SCHEDULES_REFUSED, {(): float(refused)}),
-    ]
-
-
-def _labelled(found: Mapping[str, float], own: frozenset[str]) -> dict[tuple[str, ...], float]:
-    samples: dict[tuple[str, ...], float] = {}
-    for name, seconds in found.items():
-        label = (name if name in own else OTHER,)
-        samples[label] = max(seconds, samples.get(label, 0.0))
-    return samples

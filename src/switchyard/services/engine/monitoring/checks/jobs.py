@@ -19,7 +19,7 @@ from switchyard.services.engine.monitoring.check import (
 from switchyard.services.engine.monitoring.checks.doctor_context import MAX_EXAMINED, DoctorContext
 from switchyard.services.engine.monitoring.checks.workers import advice
 from switchyard.services.engine.monitoring.lane_report import unlisted_letters
-from switchyard.services.engine.monitoring.worker_status import lateness
+from switchyard.services.engine.monitoring.schedule_status import lateness
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.records.requests import DeadLetterFilter, JobFilter
 from switchyard.services.engine.records.results import JobSummary
