@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,10 @@ from switchyard.services.pipeline.sources.source_errors import (
 
 MAX_KEPT_BYTES = 4 * 1024 * 1024
 """Bytes of an answer that is kept; a larger one is asked for anew each time."""
-_KEPT_HEADERS = ("content-type", "etag", "last-modified", "link")
+VALIDATORS = {"etag": "If-None-Match", "last-modified": "If-Modified-Since"}
+"""By each header that tells whether a thing has changed: the request's header that asks with it."""
+_KEPT_HEADERS = ("content-type", "link", *VALIDATORS)
+_HEADER_VALUE = re.compile(r"[\x20-\x7e]{1,1000}")
 _log = logging.getLogger(__name__)
 
 
@@ -113,7 +117,7 @@ class SourceResponseCache:
     async def keep(self, answer: SourceResponse, url: str, accept: str) -> None:
         """Keep an answer, if the server can tell later whether it has changed."""
         headers = {name: answer.headers[name] for name in _KEPT_HEADERS if name in answer.headers}
-        if not {"etag", "last-modified"} & set(headers) or len(answer.body) > MAX_KEPT_BYTES:
+        if not VALIDATORS.keys() & headers or len(answer.body) > MAX_KEPT_BYTES:
             return
         head = {"label": answer.label, "url": answer.url, "status": 200, "headers": headers}
         raw = json.dumps(head).encode() + b"\n" + answer.body
@@ -123,10 +127,11 @@ class SourceResponseCache:
         return f"sources/{self.server}/{content_hash([url, accept])}"
 
 
-def conditions(stored: SourceResponse | None) -> dict[str, str]:
-    """Return the headers that ask for what has changed since the stored answer."""
-    if stored is None:
-        return {}
-    if "etag" in stored.headers:
-        return {"If-None-Match": stored.headers["etag"]}
-    return {"If-Modified-Since": stored.headers["last-modified"]}
+def conditions(headers: Mapping[str, object]) -> dict[str, str]:
+    """Return the headers that ask for what has changed since an answer with these headers."""
+    values = {asks: headers.get(name) for name, asks in VALIDATORS.items()}
+    return {
+        asks: value
+        for asks, value in values.items()
+        if isinstance(value, str) and _HEADER_VALUE.fullmatch(value)
+    }

@@ -27,6 +27,7 @@ from switchyard.services.engine.jobs.outcomes import Outcome
 from switchyard.services.engine.jobs.registry import job
 from switchyard.services.pipeline.sources.document_source import FoundDocument
 from switchyard.services.pipeline.sources.source_errors import SourceBusy
+from switchyard.services.pipeline.sources.source_response import VALIDATORS, conditions
 from switchyard.services.pipeline.sources.web.web_addresses import page_address
 from switchyard.services.pipeline.sources.web.web_fetcher import FetchedPage, WebFetcher
 from switchyard.services.pipeline.text.web import MEMORY_MB, TIMEOUT, WebText, read_page
@@ -63,8 +64,8 @@ async def ingest_url(payload: IngestUrl, ctx: JobContext) -> Outcome:
     asked_at = ctx.ledger.clock.time() if ctx.ledger is not None else 0.0
     validators = PageValidators(ctx, payload.url)
     try:
-        conditions = {} if payload.force else await validators.conditions()
-        page = await WebFetcher(ctx).visit(payload.url, conditions)
+        only_changed = {} if payload.force else await validators.conditions()
+        page = await WebFetcher(ctx).visit(payload.url, only_changed)
     except SourceBusy as busy:
         return snooze_for_turn(busy, ctx)
     if page.status == 304:
@@ -139,21 +140,13 @@ class PageValidators:
         self._key = f"sources/web/{content_hash(url.encode())}"
 
     async def conditions(self) -> dict[str, str]:
+        """Return the headers that ask for a changed page only."""
         try:
-            stored = json.loads(await self._storage.get_async(self._key))
-            headers = {
-                "If-None-Match": stored["etag"],
-                "If-Modified-Since": stored["last-modified"],
-            }
-            return {name: value for name, value in headers.items() if _is_header(value)}
-        except (NotStored, ValueError, KeyError, TypeError):
+            return conditions(json.loads(await self._storage.get_async(self._key)))
+        except (NotStored, ValueError, AttributeError):  # gone, or changed by somebody's hand
             return {}
 
     async def keep(self, page: FetchedPage) -> None:
-        validators = {name: page.headers.get(name) for name in ("etag", "last-modified")}
-        if any(validators.values()):
+        validators = {name: page.headers[name] for name in VALIDATORS if name in page.headers}
+        if validators:
             await self._storage.put_async(self._key, json.dumps(validators).encode())
-
-
-def _is_header(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[\x20-\x7e]{1,1000}", value) is not None
