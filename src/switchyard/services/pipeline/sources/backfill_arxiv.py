@@ -23,7 +23,7 @@ from switchyard.services.pipeline.sources.arxiv.arxiv_client import (
 from switchyard.services.pipeline.sources.arxiv.arxiv_client import (
     ListingCursor as ListingCursor,
 )
-from switchyard.services.pipeline.sources.source_client import backfill_errors
+from switchyard.services.pipeline.sources.paged_backfill import backfill_errors
 
 PAGE_SIZE = 200
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from switchyard.broker import patterns
-from switchyard.services.engine.backfill.sources import Cursor, Item, Source, Unusable
+from switchyard.services.engine.backfill.sources import Cursor, Item, Unusable
 from switchyard.services.pipeline.sources.document_source import mapping
 from switchyard.services.pipeline.sources.github import github_server, repository_name
-from switchyard.services.pipeline.sources.source_client import SourceClient, backfill_client
-from switchyard.services.pipeline.sources.source_errors import InvalidSourceResponse
+from switchyard.services.pipeline.sources.paged_backfill import PagedSource, backfill_client
+from switchyard.services.pipeline.sources.source_client import SourceClient, SourceServer
 
 PAGE_SIZE = 100
 MAX_SEARCH_RESULTS = 1000
@@ -42,13 +43,14 @@ class GithubOptions(BaseModel):
         return self
 
 
-class GithubBackfill(Source):
-    """Repositories by creation, oldest first. The cursor is a page and a place in it."""
+class GithubBackfill(PagedSource):
+    """Repositories by creation, oldest first. A page is its number."""
 
     name: ClassVar[str] = "github"
     Options = GithubOptions
     options: GithubOptions
     job_type: ClassVar[str | None] = "ingest_github"
+    first_page: ClassVar[int] = 1
 
     @property
     def title(self) -> str:
@@ -60,7 +62,7 @@ class GithubBackfill(Source):
     async def total(self) -> int | None:
         if self.options.repositories is not None:
             return len(self.options.repositories)
-        async with backfill_client(github_server(self.context.settings), self.context) as client:
+        async with backfill_client(self.server, self.context) as client:
             if self.options.query is not None:
                 results = await self._page(client, 1, 1)
                 count = results.get("total_count")
@@ -70,40 +72,37 @@ class GithubBackfill(Source):
                 count = mapping(about.json(), "organisation", "GitHub").get("public_repos")
             return min(count, MAX_SEARCH_RESULTS) if isinstance(count, int) else None
 
-    async def items(self, cursor: Cursor | None) -> AsyncIterator[Item | Unusable]:
-        page, done = (cursor["page"], cursor["done"]) if cursor else (1, 0)
+    @property
+    def server(self) -> SourceServer:
+        return github_server(self.context.settings)
+
+    async def pages(self, client: SourceClient, page: int) -> AsyncIterator[tuple[int, object]]:
         if self.options.repositories is not None:
-            for number, name in enumerate(self.options.repositories[done:], start=done + 1):
-                yield _item(name, {"page": 1, "done": number})
+            yield page, [{"full_name": name} for name in self.options.repositories]
             return
-        async with backfill_client(github_server(self.context.settings), self.context) as client:
-            while True:
-                results = await self._page(client, page, PAGE_SIZE)
-                listed = results.get("items")
-                if not isinstance(listed, list):
-                    raise InvalidSourceResponse(
-                        "GitHub returned something other than a list of repositories"
-                    )
-                for number, each in enumerate(listed[done:], start=done + 1):
-                    place = {"page": page, "done": number}
-                    try:
-                        name = repository_name(each["full_name"])
-                    except (ValueError, KeyError, TypeError, AttributeError):
-                        yield Unusable(f"page {page}, {number}", "a repository without name", place)
-                        continue
-                    yield _item(name, place)
-                total = results.get("total_count", 0)
-                if len(listed) < PAGE_SIZE:
-                    return
-                if self.options.query is not None and page * PAGE_SIZE >= MAX_SEARCH_RESULTS:
-                    if isinstance(total, int) and total > MAX_SEARCH_RESULTS:
-                        why = (
-                            f"GitHub gives the first {MAX_SEARCH_RESULTS:,} results of {total:,}: "
-                            "divide it"
-                        )
-                        yield Unusable("the rest of the search", why, place)
-                    return
-                page, done = page + 1, 0
+        while True:
+            results = await self._page(client, page, PAGE_SIZE)
+            entries, total = results.get("items"), results.get("total_count", 0)
+            if not isinstance(entries, list) or len(entries) < PAGE_SIZE:
+                yield page, entries
+                return
+            is_last = self.options.query is not None and page * PAGE_SIZE >= MAX_SEARCH_RESULTS
+            if is_last and isinstance(total, int) and total > MAX_SEARCH_RESULTS:
+                entries = [*entries, _RestOfSearch(total)]
+            yield page, entries
+            if is_last:
+                return
+            page += 1
+
+    def item_of(self, entry: Any, cursor: Cursor) -> Item | Unusable:
+        if isinstance(entry, _RestOfSearch):
+            why = (
+                f"GitHub gives the first {MAX_SEARCH_RESULTS:,} results of {entry.total:,}: "
+                "divide it"
+            )
+            return Unusable("the rest of the search", why, cursor)
+        name = repository_name(entry["full_name"])
+        return Item(name.lower(), {"repository": name}, cursor)
 
     async def _page(self, client: SourceClient, page: int, size: int) -> dict[str, Any]:
         numbers = {"per_page": str(size), "page": str(page)}
@@ -118,5 +117,9 @@ class GithubBackfill(Source):
         return {"items": answer.json()}
 
 
-def _item(name: str, cursor: Cursor) -> Item:
-    return Item(name.lower(), {"repository": name}, cursor)
+@dataclass(frozen=True, slots=True)
+class _RestOfSearch:
+    """Stands for the results that GitHub does not give."""
+
+    total: int
+    """Results of the whole search."""

@@ -19,20 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.libraries import load
-from switchyard.services.engine.backfill.sources import (
-    SourceContext,
-    SourceFailed,
-    SourceUnreachable,
-)
 from switchyard.services.pipeline.sources.rate_headers import nothing_left, refused_for_now
 from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
@@ -174,7 +168,7 @@ class SourceClient:
         """
         url = asked_for = self._url(path, params)
         stored = await self._kept.find(asked_for, accept) if conditional else None
-        headers = {"Accept": accept, **conditions(stored)}
+        headers = {"Accept": accept, **conditions(stored.headers if stored else {})}
         for _ in range(MAX_REDIRECTS + 1):
             answer = await self._in_turn(url, headers)
             target = answer.headers.get("location", "")
@@ -287,30 +281,6 @@ class SourceClient:
         for name in self.server.secret_params:
             bare = bare.copy_remove_param(name)
         return str(bare)
-
-
-@contextmanager
-def backfill_errors() -> Iterator[None]:
-    """Raise errors as those of a backfill's source: SourceUnreachable for a request that can be
-    repeated later, SourceFailed for any other."""
-    try:
-        yield
-    except PermanentError as error:
-        raise SourceFailed(str(error)) from error
-    except RetryableError as error:
-        raise SourceUnreachable(str(error)) from error
-
-
-@asynccontextmanager
-async def backfill_client(
-    server: SourceServer, context: SourceContext
-) -> AsyncIterator[SourceClient]:
-    """Open a client for a backfill's source, with its errors (`backfill_errors`)."""
-    with backfill_errors():
-        async with SourceClient.connect(
-            server, context.settings, context.ledger, patience=context.patience
-        ) as client:
-            yield client
 
 
 def _join_url(url: str, target: str) -> str:
