@@ -18,7 +18,7 @@ from switchyard.broker.errors import ForeignCopy
 from switchyard.broker.lanes import HOT, LANES, Lane
 from switchyard.broker.message import JobMessage
 from switchyard.services.common.durations import MAX_RETRY_DELAY
-from switchyard.services.engine.jobs.retry import Delayed, Died, Failure
+from switchyard.services.engine.jobs.retry import Delayed, Failure
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import RowRejected
 from switchyard.services.engine.records.requests import ClaimRequest
@@ -26,7 +26,7 @@ from switchyard.services.engine.records.results import UNKNOWN_TYPE, Claimed, He
 from switchyard.services.engine.runtime.attempt_writer import Recorder
 from switchyard.services.engine.runtime.events import Counters
 from switchyard.services.engine.runtime.followups import FollowUpPublisher
-from switchyard.services.engine.runtime.outcomes import begun_too_often, expired, joined_died
+from switchyard.services.engine.runtime.outcomes import expired
 from switchyard.services.engine.runtime.running_job import DeliveredJob
 
 MAX_WAIT = timedelta(seconds=MAX_RETRY_DELAY)
@@ -77,18 +77,7 @@ class Claims:
         try:
             claim = await self._claim_in_ledger(delivery, request)
             if claim is not None:
-                message = claim.message or message
-                job = DeliveredJob(
-                    delivery.lane,
-                    message,
-                    request.claim_id,
-                    request.now,
-                    claim.crashes,
-                    claim.has_checkpoint,
-                    claim.join_id,
-                    await verdict_of_claim(self.ledger, message, claim),
-                    delivery=delivery,
-                )
+                job = await DeliveredJob.from_claim(self.ledger, request, claim, delivery=delivery)
                 if job.verdict is None:
                     self._judge(job, moment, is_known=is_known)
                 self.running[message.job_id] = job
@@ -257,10 +246,3 @@ class Claims:
             counts=False,
             ages=True,
         )
-
-
-async def verdict_of_claim(ledger: Ledger, message: JobMessage, claim: Claimed) -> Died | None:
-    """Return the end of a claimed job that is not to run, whatever its age: too many of its runs
-    have had no end, or jobs that it has waited for are dead; else None. Raises LedgerError."""
-    join = await ledger.joins.join(message.job_id) if claim.joins else None
-    return begun_too_often(message, claim.crashes, claim.unended) or joined_died(message, join)

@@ -40,7 +40,6 @@ from switchyard.services.engine.records.results import Claimed, Existing, HeldBy
 from switchyard.services.engine.records.states import FINISHED, State
 from switchyard.services.engine.runtime.attempt_metrics import AttemptMetrics
 from switchyard.services.engine.runtime.attempt_writer import Recorder
-from switchyard.services.engine.runtime.claims import verdict_of_claim
 from switchyard.services.engine.runtime.events import Reporter
 from switchyard.services.engine.runtime.execution import Executor
 from switchyard.services.engine.runtime.followups import record_stages
@@ -319,20 +318,9 @@ class InlineRunner(AsyncCloseable):
             claim = await self._ledger.jobs.claim(request)
         if not isinstance(claim, Claimed):
             return None
-        message = claim.message or job.message
-        running = InlineJob(
-            job.lane,
-            message,
-            request.claim_id,
-            request.now,
-            claim.crashes,
-            claim.has_checkpoint,
-            claim.join_id,
-            await verdict_of_claim(self._ledger, message, claim),
-            waited=waited,
-        )
-        if running.verdict is None and _time_left(message, self._ledger) <= 0:
-            running.verdict = expired(message)
+        running = await InlineJob.from_claim(self._ledger, request, claim, waited=waited)
+        if running.verdict is None and _time_left(running.message, self._ledger) <= 0:
+            running.verdict = expired(running.message)
         return running
 
     async def _recorded_jobs(self, job_ids: Sequence[str]) -> list[NewJob]:

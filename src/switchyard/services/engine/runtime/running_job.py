@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 from switchyard.broker.consume.delivery import Delivery
 from switchyard.broker.message import JobMessage
 from switchyard.services.engine.jobs.context import Usage
 from switchyard.services.engine.jobs.retry import Delayed, Died
-from switchyard.services.engine.runtime.outcomes import CancelledWhileRunning
+from switchyard.services.engine.ledger import Ledger
+from switchyard.services.engine.records.requests import ClaimRequest
+from switchyard.services.engine.records.results import Claimed
+from switchyard.services.engine.runtime.outcomes import (
+    CancelledWhileRunning,
+    begun_too_often,
+    joined_died,
+)
 
 
 class ClaimLost(Exception):
@@ -54,6 +62,28 @@ class RunningJob:
     """What the handler says that it used."""
     called_off: bool = False
     """Somebody asked for the job to be cancelled."""
+
+    @classmethod
+    async def from_claim(
+        cls, ledger: Ledger, request: ClaimRequest, claim: Claimed, **fields: Any
+    ) -> Self:
+        """Return the attempt that a claim allows; with a verdict where the job is not to run,
+        whatever its age: too many of its runs have had no end, or jobs that it has waited for are
+        dead. `fields` are those of the subclass. Raises LedgerError."""
+        message = claim.message or request.message
+        join = await ledger.joins.join(message.job_id) if claim.joins else None
+        crashed = begun_too_often(message, claim.crashes, claim.unended)
+        return cls(
+            lane=request.lane,
+            message=message,
+            claim_id=request.claim_id,
+            started_at=request.now,
+            crashes=claim.crashes,
+            has_checkpoint=claim.has_checkpoint,
+            join_id=claim.join_id,
+            verdict=crashed or joined_died(message, join),
+            **fields,
+        )
 
 
 @dataclass(slots=True)
