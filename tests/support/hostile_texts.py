@@ -12,7 +12,7 @@ import time
 
 from switchyard.services.engine.dead.causes import cause_of
 from switchyard.services.pipeline.index.hashed import HashedEmbedder
-from switchyard.services.pipeline.index.words import words_query
+from switchyard.services.pipeline.index.words import full_text_query
 from switchyard.services.pipeline.text.chunks import split
 from switchyard.services.pipeline.text.extractive import summarize
 from switchyard.services.pipeline.text.plain import (
@@ -68,7 +68,7 @@ def read(text: str) -> None:
     count_words(cleaned)
     words(cleaned)
     content_words(text)
-    words_query(text)
+    full_text_query(text)
     shorten(text, 300)
     chunks = split("d", [{"page": 1, "text": cleaned}])
     summarize([cleaned], "A title")

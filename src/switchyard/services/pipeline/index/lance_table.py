@@ -36,8 +36,8 @@ from switchyard.services.pipeline.index.native_memory import trim_heap
 from switchyard.services.pipeline.index.words import (
     STEMMED_FROM,
     add_word_index,
+    full_text_query,
     has_word_index,
-    words_query,
 )
 from switchyard.services.pipeline.text.chunks import Chunk
 from switchyard.services.pipeline.text.plain import normalised
@@ -219,7 +219,7 @@ class LanceTable:
     ) -> Any | None:
         """A query for the rows with words of a text; None where there can be none. A table from
         before there was an index of words gets one."""
-        query = words_query(text, has_stems=self._has_stems)
+        query = full_text_query(text, has_stems=self._has_stems)
         if query is None or (within is not None and not within):
             return None
         if not await has_word_index(self._table, self._words):

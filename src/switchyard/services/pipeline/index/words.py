@@ -31,7 +31,7 @@ _WORDS = re.compile(r"[^\W_]+(?:['’.-][^\W_]+)*")
 
 
 async def has_word_index(table: Any, column: str) -> bool:
-    """Whether the table can be searched by the words of that column."""
+    """Tell whether the table can be searched by the words of that column."""
     return any(list(index.columns) == [column] for index in await table.list_indices())
 
 
@@ -46,17 +46,18 @@ async def add_word_index(table: Any, column: str) -> None:
 
 
 def query_terms(text: str, *, has_stems: bool = True) -> list[tuple[str, ...]]:
-    """The words of a query as chunks have them, each in all forms that count as this word; as they
-    are written for an index without stems."""
+    """Return the words of a query as PostgreSQL's index and the ranking compare them: each with all
+    forms that count as this word; as they are written for an index without stems."""
     if has_stems:
         return query_words(text, MAX_QUERY_WORDS, language_of(text))
     found = dict.fromkeys(content_words(text) or words(text))
     return [(word,) for word in islice(found, MAX_QUERY_WORDS)]
 
 
-def words_query(text: str, *, has_stems: bool = True) -> str | None:
-    """The words of a query that say something; all of them where none does; None without any.
-    Where spaces are written, in all forms of each, but for an index without stems."""
+def full_text_query(text: str, *, has_stems: bool = True) -> str | None:
+    """Return a query as the text that LanceDB's full-text index cuts into words itself: the words
+    that say something, or all of them where none does; None without any. Where spaces are written,
+    all forms of each word, but for an index without stems."""
     # One by one: what is behind the last word that counts is not looked at.
     plain = normalised(text)
     telling = islice(filter(content_words, _words(plain)), MAX_QUERY_WORDS)
@@ -70,7 +71,7 @@ def words_query(text: str, *, has_stems: bool = True) -> str | None:
 
 
 def _forms_of(run: str, language: str | None) -> list[str]:
-    """What finds the stems of a run of letters."""
+    """Return the forms that find the stems of a run of letters."""
     if is_in_pairs(run) or has_marks(run):
         return [run]
     return [form for word in query_words(run, MAX_QUERY_WORDS, language) for form in word]

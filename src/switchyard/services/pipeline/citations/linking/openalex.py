@@ -46,26 +46,26 @@ class OpenAlex(Catalogue):
             "/works",
             **{"filter": "doi:" + "|".join(asked), "per-page": "100", "select": self._FIELDS},
         )
-        works = [_openalex(each) for each in self._records(told, "results")]
+        works = [_work_from_record(each) for each in self._records(told, "results")]
         return by_key(works, asked)
 
     async def search(self, question: WorkQuestion) -> list[CitedWork]:
         # A comma would begin another filter; the words have no signs.
         params = {"filter": f"title.search:{question.value}", "per-page": str(MAX_RESULTS)}
         told = await self._get("/works", **params, select=self._FIELDS)
-        works = [_openalex(each) for each in self._records(told, "results")[:MAX_RESULTS]]
+        works = [_work_from_record(each) for each in self._records(told, "results")[:MAX_RESULTS]]
         return [work for work in works if work is not None]
 
 
-def _openalex(told: Mapping[str, Any]) -> CitedWork | None:
-    location = dict_in(told.get("primary_location"))
-    authorships = [dict_in(each) for each in list_in(told.get("authorships"))]
+def _work_from_record(record: Mapping[str, Any]) -> CitedWork | None:
+    location = dict_in(record.get("primary_location"))
+    authorships = [dict_in(each) for each in list_in(record.get("authorships"))]
     names = [text_in(dict_in(each.get("author")).get("display_name")) for each in authorships]
     return work_of(
-        title=text_in(told.get("title")),
+        title=text_in(record.get("title")),
         authors=tuple(person_of(name) for name in names[:MAX_AUTHORS] if name),
-        year=year_in(told.get("publication_year")),
+        year=year_in(record.get("publication_year")),
         container=text_in(dict_in(location.get("source")).get("display_name")),
-        doi=doi_in(told.get("doi")),
-        openalex=last_part(told.get("id"), r"W\d{1,20}"),
+        doi=doi_in(record.get("doi")),
+        openalex=last_part(record.get("id"), r"W\d{1,20}"),
     )

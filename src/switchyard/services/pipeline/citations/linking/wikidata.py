@@ -76,7 +76,7 @@ class Wikidata(Catalogue):
         }
         people = await self._items(list(unnamed), "labels")
         names = {last_part(each.get("id"), _ITEM): _label(each) for each in people}
-        works = (_work(item, names) for item in items)
+        works = (_work_from_item(item, names) for item in items)
         return [work for work in works if work is not None]
 
     async def _items(self, ids: Sequence[str], props: str) -> list[dict[str, Any]]:
@@ -125,24 +125,24 @@ def _place(claim: Any) -> float:
     return int(said) if re.fullmatch(r"[0-9]{1,6}", said) else math.inf
 
 
-def _work(told: Mapping[str, Any], names: Mapping[str, str]) -> CitedWork | None:
-    claims = dict_in(told.get("claims"))
+def _work_from_item(item: Mapping[str, Any], names: Mapping[str, str]) -> CitedWork | None:
+    claims = dict_in(item.get("claims"))
     title = next((text_in(dict_in(each).get("text")) for each in _values(claims, "P1476")), "")
     date = next((text_in(dict_in(each).get("time")) for each in _values(claims, "P577")), "")
     people = [each.name or names.get(each.item, "") for each in _authors(claims)]
     digits = re.match(r"\+?(\d{4})-", date)
     return work_of(
-        title=title or _label(told),
+        title=title or _label(item),
         authors=tuple(person_of(name) for name in people if name),
         year=int(digits[1]) if digits else None,
         doi=next((doi_in(each) for each in _values(claims, "P356")), ""),
         arxiv_id=next((text_in(each).lower() for each in _values(claims, "P818")), ""),
-        wikidata=last_part(told.get("id"), _ITEM),
+        wikidata=last_part(item.get("id"), _ITEM),
     )
 
 
-def _label(told: Mapping[str, Any]) -> str:
-    labels = dict_in(told.get("labels"))
+def _label(item: Mapping[str, Any]) -> str:
+    labels = dict_in(item.get("labels"))
     said = (text_in(dict_in(labels.get(language)).get("value")) for language in _LANGUAGES)
     return next(filter(None, said), "")
 
