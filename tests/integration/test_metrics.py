@@ -54,7 +54,7 @@ async def test_a_worker_counts_its_jobs_by_type_lane_and_end(system: System) -> 
         """Each is counted a moment after its end is recorded."""
         scrape = await scraped(metrics)
         counts = (
-            scrape.value("switchyard_deliveries_not_run_total", why="buried"),
+            scrape.value("switchyard_deliveries_not_run_total", why="malformed"),
             scrape.value(attempts, lane="hot", job_type="noop", outcome="succeeded"),
             scrape.value(attempts, lane="backfill", job_type="scripted", outcome="dead"),
         )

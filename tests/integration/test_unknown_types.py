@@ -112,7 +112,7 @@ async def test_jobs_that_an_older_worker_did_not_accept_go_back_as_they_were(
         ids = [await system.publish("hot.noop", {"n": n}) for n in range(40)]
         await system.publish_raw("hot.noop", b"garbage")
         await system.wait_until_all(ids, State.DEAD)
-        await eventually(lambda: older.worker.counters.buried == 41)
+        await eventually(lambda: older.worker.counters.malformed == 41)
         await older.stop()
         dead = await system.record(ids[0])
         assert (dead.reason, dead.error_type) == ("invalid_payload", "InvalidPayload")

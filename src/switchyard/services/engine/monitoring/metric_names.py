@@ -104,8 +104,8 @@ NOT_RUN = Metric(
     "switchyard_deliveries_not_run_total",
     "counter",
     "Deliveries that were not run; `why`: skipped (already ended, or an older copy), "
-    "returned to the queue, put_off (no room in a named limit), or buried (no job, or an invalid "
-    "payload).",
+    "returned to the queue, put_off (no room in a named limit), or malformed (no job, or an "
+    "invalid payload).",
     ("why",),
 )
 LOOP_BLOCKS = Metric(

@@ -155,7 +155,7 @@ class CountersLike(Protocol):
     @property
     def put_off(self) -> int: ...
     @property
-    def buried(self) -> int: ...
+    def malformed(self) -> int: ...
 
 
 class ShareLike(Protocol):
@@ -202,7 +202,7 @@ class WorkerGauges:
                     ("skipped",): float(counters.skipped),
                     ("returned",): float(counters.returned),
                     ("put_off",): float(counters.put_off),
-                    ("buried",): float(counters.buried),
+                    ("malformed",): float(counters.malformed),
                 },
             ),
         ]

@@ -28,7 +28,7 @@ class Counters:
     retried: int = 0
     snoozed: int = 0
     dead: int = 0
-    buried: int = 0
+    malformed: int = 0
     """Of these, messages that could not be read, were no copy of the job whose id they had, or had
     a payload that did not fit their type."""
     cancelled: int = 0
@@ -43,7 +43,7 @@ class Counters:
     def count_malformed(self) -> None:
         """Count a message that has gone to the dead letters as it came, without a run."""
         self.dead += 1
-        self.buried += 1
+        self.malformed += 1
 
 
 @dataclass

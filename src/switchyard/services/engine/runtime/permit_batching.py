@@ -29,42 +29,44 @@ class PermitRequestBatcher:
     def __init__(self, slots: int) -> None:
         self._max_waiting = slots // SHARE
         self._waiting = 0
-        self._leave: asyncio.Event | None = None
+        self._released: asyncio.Event | None = None
         """Set when the jobs that wait here are to ask."""
         self._full: dict[tuple[str, str], float] = {}
         """Until when a limit counts as full, on the monotonic clock."""
 
-    async def join(self, needs: Sequence[PermitDemand]) -> None:
+    async def wait_to_ask(self, needs: Sequence[PermitDemand]) -> None:
         """Wait until it is time to ask: not at all where the limits may have a permit left."""
         moment = time.monotonic()
         if not any(self._full.get((each.name, each.key), 0.0) > moment for each in needs):
-            self.leave()
+            self.release_waiting()
             return
         self._waiting += 1
         if self._waiting >= self._max_waiting:
-            self.leave()
+            self.release_waiting()
             return
-        if self._leave is None:
-            self._leave = asyncio.Event()
-            asyncio.get_running_loop().call_later(MAX_BATCH_WAIT, self._leave_if, self._leave)
-        await self._leave.wait()
+        if self._released is None:
+            self._released = asyncio.Event()
+            asyncio.get_running_loop().call_later(MAX_BATCH_WAIT, self._release_if, self._released)
+        await self._released.wait()
 
-    def leave(self) -> None:
+    def release_waiting(self) -> None:
         """Let all jobs that wait here ask now."""
         self._waiting = 0
-        if self._leave is not None:
-            self._leave.set()
-            self._leave = None
+        if self._released is not None:
+            self._released.set()
+            self._released = None
 
-    def _leave_if(self, mine: asyncio.Event) -> None:
-        if self._leave is mine:
-            self.leave()
+    def _release_if(self, mine: asyncio.Event) -> None:
+        if self._released is mine:
+            self.release_waiting()
 
-    def found_full(self, name: str, key: str) -> None:
+    def note_full(self, name: str, key: str) -> None:
+        """Let jobs of that limit wait for others from now on."""
         if len(self._full) >= MAX_KNOWN:
             self._full.clear()  # then they ask at once, once
         self._full[name, key] = time.monotonic() + REFUSAL_MEMORY_SECONDS
 
-    def found_room(self, needs: Iterable[PermitDemand]) -> None:
+    def note_room(self, needs: Iterable[PermitDemand]) -> None:
+        """Let jobs of these limits ask at once again."""
         for each in needs:
             self._full.pop((each.name, each.key), None)

@@ -79,7 +79,7 @@ class PermitClient:
     counters: Counters
     numbers: Mapping[str, LimitNumbers]
     """JOBS_LIMITS."""
-    gathering: PermitRequestBatcher
+    batcher: PermitRequestBatcher
 
     def __post_init__(self) -> None:
         self._log = structlog.get_logger("worker")
@@ -107,10 +107,10 @@ class PermitClient:
             return Permit()
         permit = Permit(needs, expires_at=expires_at)
         if not _was_woken(delivery):
-            await self.gathering.join(needs)
+            await self.batcher.wait_to_ask(needs)
         answer = await self._request(permit, message, delivery.queue, delivery.body)
         if isinstance(answer, PermitRefused):
-            self.gathering.found_full(answer.name, answer.key)
+            self.batcher.note_full(answer.name, answer.key)
             self._log.info(
                 "permit refused", limit=answer.name, key=answer.key, delay=answer.seconds
             )
@@ -148,7 +148,7 @@ class PermitClient:
         if hold is None:
             return
         self._held.discard(hold)
-        self.gathering.leave()
+        self.batcher.release_waiting()
         try:
             released = await self.ledger.limits.return_permits(
                 hold, permit.needs, permit.usage.tokens
@@ -157,7 +157,7 @@ class PermitClient:
             self._log.warning("permits not released", error=str(error))
             return
         if not released.waited_for:
-            self.gathering.found_room(permit.needs)
+            self.batcher.note_room(permit.needs)
         await self._wake(released.woken)
 
     async def _request(

@@ -154,8 +154,8 @@ class Worker:
         recorder = Recorder(ledger, self._on_ledger_away)
         policy = RetryPolicy.over(settings.retry_delays)
         follow_up = FollowUpPublisher(self._publisher, recorder, policy, self.worker_id)
-        gathering = PermitRequestBatcher(min((share.slots for share in self._shares), default=1))
-        self._limits = PermitClient(ledger, follow_up, self.counters, settings.limits, gathering)
+        batcher = PermitRequestBatcher(min((share.slots for share in self._shares), default=1))
+        self._limits = PermitClient(ledger, follow_up, self.counters, settings.limits, batcher)
         self._executors = [executor(_processes(share, registry)) for share in self._shares]
         self._runners = [
             Runner(

@@ -11,10 +11,10 @@ FULL = [PermitDemand("openai", "", LimitSize(concurrency=1))]
 OTHER = [PermitDemand("account", "acme", LimitSize(concurrency=1))]
 
 
-def gathering(slots: int = 16) -> PermitRequestBatcher:
+def batcher(slots: int = 16) -> PermitRequestBatcher:
     """Of which four may gather; the limit of FULL is known to be full."""
     made = PermitRequestBatcher(slots)
-    made.found_full("openai", "")
+    made.note_full("openai", "")
     return made
 
 
@@ -22,7 +22,7 @@ async def joined(
     crowd: PermitRequestBatcher, *all_needs: Sequence[PermitDemand]
 ) -> list[asyncio.Task[None]]:
     """Each of these, as far as it comes without waiting for a time."""
-    tasks = [asyncio.create_task(crowd.join(needs)) for needs in all_needs]
+    tasks = [asyncio.create_task(crowd.wait_to_ask(needs)) for needs in all_needs]
     for _ in range(5):
         await asyncio.sleep(0)
     return tasks
@@ -33,11 +33,11 @@ def gone(tasks: Sequence[asyncio.Task[None]]) -> list[bool]:
 
 
 async def test_who_may_have_room_asks_at_once() -> None:
-    assert gone(await joined(gathering(), OTHER)) == [True]
+    assert gone(await joined(batcher(), OTHER)) == [True]
 
 
 async def test_those_without_hope_wait_until_there_are_some_of_them() -> None:
-    crowd = gathering()
+    crowd = batcher()
     first = await joined(crowd, FULL, FULL, FULL)
     assert gone(first) == [False] * 3
     assert gone([*first, *await joined(crowd, FULL)]) == [True] * 4
@@ -45,29 +45,29 @@ async def test_those_without_hope_wait_until_there_are_some_of_them() -> None:
 
 
 async def test_whoever_asks_takes_the_others_along() -> None:
-    crowd = gathering()
+    crowd = batcher()
     assert gone(await joined(crowd, FULL, OTHER)) == [True, True]
 
 
 async def test_one_that_stays_alone_asks_after_a_moment() -> None:
-    crowd = gathering()
+    crowd = batcher()
     (alone,) = await joined(crowd, FULL)
     assert not alone.done()
     await asyncio.wait_for(alone, PATIENCE)
 
 
 async def test_one_that_gives_up_keeps_nobody_waiting() -> None:
-    crowd = gathering()
+    crowd = batcher()
     first, second = await joined(crowd, FULL, FULL)
     first.cancel()
     await asyncio.wait_for(second, PATIENCE)
 
 
 async def test_a_worker_of_few_slots_gives_none_of_them_to_waiting() -> None:
-    assert gone(await joined(gathering(slots=7), FULL)) == [True]
+    assert gone(await joined(batcher(slots=7), FULL)) == [True]
 
 
 async def test_a_limit_with_room_again_is_asked_at_once() -> None:
-    crowd = gathering()
-    crowd.found_room(FULL)
+    crowd = batcher()
+    crowd.note_room(FULL)
     assert gone(await joined(crowd, FULL)) == [True]
