@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def status(as_json: JsonOption = False) -> None:
     """Show model servers, time limits, budgets and batches.
 
-    That is: calls in progress, limits, pauses, how long requests may take, money left.
+    Lists calls in progress, limits, pauses, how long requests may take, and the money left.
     """
     settings = load_settings()
     limits = _time_limits(settings)
@@ -172,7 +172,7 @@ def _print_budgets(found: list[BudgetState], currency: str) -> None:
 
 def resume(
     server: Annotated[
-        str, typer.Argument(metavar="SERVER", help="Its name in `jobctl llm status`.")
+        str, typer.Argument(metavar="SERVER", help="Name of the server, from `jobctl llm status`.")
     ],
     as_json: JsonOption = False,
 ) -> None:

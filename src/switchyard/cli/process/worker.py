@@ -54,7 +54,7 @@ def worker(
         int | None,
         typer.Option(
             min=0,
-            help="How many of these only the lane with the highest priority may use. "
+            help="Slots of --concurrency that only the lane with the highest priority may use. "
             "Default: JOBS_WORKER_RESERVE.",
         ),
     ] = None,

@@ -40,12 +40,12 @@ LEAST_SECONDS = 1.0
 
 def migrate(
     to: Annotated[
-        Literal["classic", "quorum"], typer.Option(help="Profile that the queues will have.")
+        Literal["classic", "quorum"], typer.Option(help="Type that the queues will have.")
     ],
     include: IncludeOption = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Change nothing; list the queues that would be remade."),
+        typer.Option("--dry-run", help="Change nothing; list the queues that would be changed."),
     ] = False,
     timeout: Annotated[
         str,

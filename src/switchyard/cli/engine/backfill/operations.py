@@ -43,7 +43,7 @@ add_commands(app, VIEW)
 
 @app.command()
 def resume(operation_id: IdArgument, as_json: JsonOption = False) -> None:
-    """Continue a backfill that was paused, or that failed and has been fixed."""
+    """Continue a backfill that was paused, or that failed and whose cause is fixed."""
 
     async def work(ledger: Ledger) -> BulkOperation:
         from switchyard.services.engine.backfill.spec import KIND

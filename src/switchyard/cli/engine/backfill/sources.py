@@ -71,7 +71,7 @@ def arxiv(
     *,
     common: CommonOptions,
 ) -> None:
-    r"""Papers of arXiv, by date of first submission, oldest first.
+    r"""Publish a job for each paper of arXiv, by date of first submission, oldest first.
 
     Example:
 
@@ -113,7 +113,7 @@ def github(
     *,
     common: CommonOptions,
 ) -> None:
-    """Repositories of GitHub: of an organisation, of a search, or of a list.
+    """Publish a job for each GitHub repository of an organisation, a search, or a list.
 
     Give --org, --query or --repository. Example:
 
@@ -146,7 +146,7 @@ def huggingface(
     *,
     common: CommonOptions,
 ) -> None:
-    """Models or data sets of the Hugging Face hub.
+    """Publish a job for each model or data set of the Hugging Face hub.
 
     Give --search, --author or both. Example:
 
@@ -186,7 +186,7 @@ def file(
     *,
     common: CommonOptions,
 ) -> None:
-    r"""One job for each line of JSON, row of CSV, or line of text.
+    r"""Publish a job for each line of JSON, row of CSV, or line of text.
 
     The file is first copied into the storage. In the payload template, {name} is a field of the
     JSON object or a column of the CSV; {item} is a line of text, or a JSON value
@@ -223,7 +223,7 @@ def documents(
     *,
     common: CommonOptions,
 ) -> None:
-    """Documents that are already stored, to run a stage again or a new one.
+    """Publish a job for each stored document, to run a stage again or a new one.
 
     Without --payload each job gets {"document_id": …, "force": true}.
 
@@ -259,7 +259,7 @@ def source(
     *,
     common: CommonOptions,
 ) -> None:
-    """Your own source: a class in one of your modules (docs/backfills.md).
+    """Publish a job for each item of your own source: a class in your module (docs/backfills.md).
 
     Example:
 

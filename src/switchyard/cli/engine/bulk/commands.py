@@ -31,7 +31,7 @@ IdArgument = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="Id, as printed at the start or by `list`; up to its sixth digit is enough.",
+        help="Id, as printed at the start or by `list`; its first six digits are enough.",
     ),
 ]
 WATCH_INTERVAL = 1.0

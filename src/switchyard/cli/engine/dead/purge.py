@@ -176,10 +176,10 @@ class PurgeListing(BulkListing["BulkOperation"]):
 
 
 def index(include: IncludeOption = None, as_json: JsonOption = False) -> None:
-    """Go through jobs.dead and make the ledger list what is there, no more and no less.
+    """Read jobs.dead, and make the ledger list exactly the dead letters that are there.
 
-    For a ledger that was set back to an older copy while the broker stayed. Nothing is taken out
-    of jobs.dead. Letters that the broker has no longer are listed as dropped.
+    Use it after the ledger was restored to an older copy while the broker kept its messages.
+    Nothing is removed from jobs.dead. Letters that are no longer there are listed as dropped.
     """
     from switchyard.services.engine.dead.indexing import Reindexed, reindex
     from switchyard.services.engine.identity.broker import require_same_system

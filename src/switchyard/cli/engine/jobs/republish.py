@@ -31,10 +31,10 @@ def republish(
     ] = None,
     yes: YesOption = False,
 ) -> None:
-    """Publish again all jobs that the ledger has as waiting: after the broker was lost or restored.
+    """Publish all waiting jobs of the ledger again, after the broker was lost or restored.
 
-    Safe to use: a job that is still on the broker runs only once. The scheduler publishes them as
-    fast as the lanes have room.
+    A job that is still on the broker runs only once. The scheduler publishes the jobs as fast as
+    the lanes have room.
     """
     known_lane(lane)
     quiet_logs()
