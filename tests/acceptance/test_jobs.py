@@ -76,7 +76,7 @@ def test_show_says_how_to_go_on_with_a_dead_job(jobctl: CommandLine) -> None:
 
 def test_unknown_ids_are_told(jobctl: CommandLine) -> None:
     for command in ("show", "watch", "cancel"):
-        assert "the ledger has no job 'nope'" in jobctl.fails("jobs", command, "nope")
+        assert "there is no job 'nope'" in jobctl.fails("jobs", command, "nope")
 
 
 def test_cancel_a_waiting_job(jobctl: CommandLine) -> None:

@@ -48,4 +48,4 @@ def test_it_is_shown_found_and_let_go(jobctl: CommandLine) -> None:
 def test_only_what_waits_is_let_go(jobctl: CommandLine) -> None:
     job_id = jobctl.publish()
     assert f"job {job_id} waits for no other" in jobctl.fails("jobs", "release", job_id)
-    assert "the ledger has no job 'nothing'" in jobctl.fails("jobs", "release", "nothing")
+    assert "there is no job 'nothing'" in jobctl.fails("jobs", "release", "nothing")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from switchyard.api.client.errors import (
 )
 from switchyard.api.client.operations import Operations
 from switchyard.api.client.sse import SILENCE_TIMEOUT
+from switchyard.services.common.durations import PollPauses
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 FIRST_POLL_INTERVAL, MAX_POLL_INTERVAL = 0.1, 2.0
@@ -161,12 +161,9 @@ def _fits_header(text: str) -> bool:
 
 
 def poll_intervals(what: str, timeout: float | None) -> Iterator[float]:
-    """Seconds to wait after each look. Raises WaitTimeout."""
-    until = None if timeout is None else time.monotonic() + timeout
-    pause = FIRST_POLL_INTERVAL
-    while True:
-        left = pause if until is None else until - time.monotonic()
-        yield max(0.0, min(pause, left))
-        if until is not None and time.monotonic() >= until:
-            raise WaitTimeout(f"{what} has not ended within {timeout:g} s")
-        pause = min(pause * 1.5, MAX_POLL_INTERVAL)
+    """Yield the seconds to wait after each look. Raises WaitTimeout."""
+    pauses = PollPauses(FIRST_POLL_INTERVAL, MAX_POLL_INTERVAL, timeout)
+    while (pause := pauses.next()) is not None:
+        yield pause
+    yield 0.0  # a last look at the end of the time
+    raise WaitTimeout(f"{what} has not ended within {timeout:g} s")

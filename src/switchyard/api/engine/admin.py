@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 
-from switchyard.api.http.problems import Problem, responses, try_later
+from switchyard.api.http.problems import responses, try_later
 from switchyard.api.http.routing import Cursor, Limit, Routes
 from switchyard.api.middleware.access import needs
 from switchyard.api.models.dead import DeadLetterDetails, DeadLetterPage
@@ -101,9 +101,7 @@ async def list_dead(
 @router.get("/dead/{letter_id}", responses=responses("not-found"))
 async def show_dead(letter_id: LetterId, state: Shared) -> DeadLetterDetails:
     """Show a dead letter with its headers and body."""
-    letter = await state.ledger.dead_letters.get_dead(letter_id)
-    if letter is None:
-        raise Problem("not-found", f"there is no dead letter {letter_id}")
+    letter = await state.ledger.dead_letters.require_dead(letter_id)
     job = None if letter.job_id is None else await state.ledger.job_reads.get(letter.id)
     return view_letter_details(
         letter, job, await state.ledger.redrives.letter_edits(letter_id=letter.id)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import Header, Query, Request
 
-from switchyard.api.engine.jobs import JobIdInPath, known_job
+from switchyard.api.engine.jobs import JobIdInPath
 from switchyard.api.http.event_stream import (
     HEARTBEAT,
     MEDIA_TYPE,
@@ -95,7 +95,7 @@ async def follow_job(
     the connection then, because a browser would reconnect.
     """
     broker = state.require_broker()
-    await known_job(state, job_id)
+    await state.ledger.job_reads.require(job_id)
     frames = _one(state, broker, job_id, last_event_id)
     return EventStream(frames, closing=Place(request).leave)
 

@@ -40,6 +40,7 @@ from switchyard.services.engine.publishing.requests import (
     refused,
     routing_key_of,
 )
+from switchyard.services.engine.records.errors import UnknownJob
 from switchyard.services.engine.records.requests import JobFilter, NewJob
 from switchyard.services.engine.records.results import (
     AlreadyFinished,
@@ -177,7 +178,7 @@ async def list_jobs(
 @router.get("/{job_id}", dependencies=[needs(Scope.READ)], responses=responses("not-found"))
 async def show(job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf) -> models.JobDetails:
     """Show a job with its payload, its result and its failed or interrupted attempts."""
-    record = await known_job(state, job_id)
+    record = await state.ledger.job_reads.require(job_id)
     return await view_job_details(
         state.ledger, record, await _stages(record, desk), await desk.output(record)
     )
@@ -188,7 +189,7 @@ async def show_status(
     job_id: JobIdInPath, state: Shared, desk: ReferenceDeskOf
 ) -> models.JobProgress:
     """Show the state of a job."""
-    record = await known_job(state, job_id)
+    record = await state.ledger.job_reads.require(job_id)
     return view_job_progress(record, await _stages(record, desk))
 
 
@@ -221,7 +222,7 @@ async def cancel(job_id: JobIdInPath, state: Shared, response: Response) -> mode
     """
     answer = await state.ledger.jobs.cancel(job_id, state.ledger.clock.time())
     if isinstance(answer, NoSuchJob):
-        raise _unknown(job_id)
+        raise UnknownJob(job_id)
     if isinstance(answer, AlreadyFinished):
         if answer.state is not JobState.CANCELLED:
             raise Problem("already-ended", f"the job is {answer.state}", state=answer.state)
@@ -256,14 +257,6 @@ async def _stages(record: JobRecord, desk: ReferenceService) -> dict[str, Any]:
     if stages is None:
         return {}
     return {"current_stage": stages.current, "completed_stages": list(stages.completed)}
-
-
-async def known_job(state: Shared, job_id: str) -> JobRecord:
-    """Return the job's record. Raises Problem (404), LedgerError."""
-    record = await state.ledger.job_reads.get(job_id)
-    if record is None:
-        raise _unknown(job_id)
-    return record
 
 
 def _request(
@@ -346,7 +339,3 @@ async def _announce_cancelled(state: Shared, job_id: str) -> None:
             lane=record.lane,
             attempt=record.attempts + 1,
         )
-
-
-def _unknown(job_id: str) -> Problem:
-    return Problem("not-found", f"there is no job {job_id}")

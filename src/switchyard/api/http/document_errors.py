@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from switchyard.api.http.problems import Problem, responses
+from switchyard.api.http.problems import POLL_AFTER, Problem, responses
 from switchyard.services.engine.records.states import State
 from switchyard.services.pipeline.documents.document_service import NotFinished
 from switchyard.services.pipeline.documents.document_status import DocumentStatus
 from switchyard.services.pipeline.documents.extractions import ExtractionNotFinished
 from switchyard.services.pipeline.records.documents import FAILED
-
-POLL_AFTER = 0.5
-"""Seconds after which a result that is not there yet may be."""
 
 UPLOAD_PROBLEMS = responses(
     "malformed-request",
@@ -57,7 +54,7 @@ def _without_result(status: DocumentStatus) -> Problem:
     }
     if status.state != FAILED or failure is None:
         said = f"the document is {status.state}: ask again"
-        return Problem("not-finished", said, retry_after=POLL_AFTER, **extra)
+        return Problem("not-finished", said, headers=POLL_AFTER, **extra)
     extra |= {"reason": failure.reason, "error_type": failure.error_type}
     said = f"it failed at {status.current_stage}: {failure.message or failure.reason}"
     return Problem("document-failed", said, **extra)
@@ -67,6 +64,6 @@ def _without_text(error: ExtractionNotFinished) -> Problem:
     record = error.record
     extra: dict[str, Any] = {"job_id": record.id, "state": str(record.state)}
     if record.state not in (State.DEAD, State.CANCELLED):
-        return Problem("not-finished", str(error), retry_after=POLL_AFTER, **extra)
+        return Problem("not-finished", str(error), headers=POLL_AFTER, **extra)
     extra |= {"reason": record.reason, "error_type": record.error_type}
     return Problem("document-failed", record.error_message or str(error), **extra)

@@ -4,6 +4,7 @@ problems: `api.models.problems`."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import ceil
 from typing import Any
 
 from fastapi import HTTPException
@@ -19,6 +20,8 @@ from switchyard.services.engine.publishing.requests import RequestFieldError
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER = 5
 """Seconds after which a client should come again when something is away or full."""
+POLL_AFTER = {"Retry-After": "1"}
+"""The header, in seconds, of an answer whose result is not there yet."""
 
 
 class JsonResponse(JSONResponse):
@@ -47,7 +50,7 @@ class Problem(HTTPException):
         self.extra = extra
         more = dict(headers or {})
         if retry_after is not None:
-            more["Retry-After"] = str(max(1, round(retry_after + 0.5)))
+            more["Retry-After"] = str(max(1, ceil(retry_after)))
         super().__init__(self.kind.status, detail, more or None)
 
 

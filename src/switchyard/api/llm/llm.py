@@ -16,7 +16,6 @@ from switchyard.api.engine.jobs import (
     IdempotencyKey,
     JobIdInPath,
     check_same,
-    known_job,
     prepared,
     published,
     tell_pressure,
@@ -173,7 +172,7 @@ async def answer(
     ] = 0,
 ) -> models.AnswerOfModel:
     """Get the answer to an earlier request; with `wait`, wait for it."""
-    record = await known_job(state, job_id)
+    record = await state.ledger.job_reads.require(job_id)
     with Place(request) if wait else nullcontext():
         if wait and state.direct is not None:
             return _answer_or_accepted(await state.direct.result(job_id, timeout=wait), response)

@@ -104,7 +104,7 @@ async def _pressure_with_room(state: ApiState) -> Pressure | None:
         raise Problem(
             "lane-full",
             "the backfill lane is full: no crawl was started; try again later",
-            retry_after=FULL_RETRY_AFTER - 0.5,
+            retry_after=FULL_RETRY_AFTER,
         )
     return pressure
 

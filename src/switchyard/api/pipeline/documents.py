@@ -14,7 +14,7 @@ from switchyard.api.http.document_errors import (
     UPLOAD_PROBLEMS,
     unreadable,
 )
-from switchyard.api.http.problems import responses
+from switchyard.api.http.problems import POLL_AFTER, responses
 from switchyard.api.http.reference_formats import FORMATS, FormatOf, in_format
 from switchyard.api.http.routing import Cursor, Limit, Routes
 from switchyard.api.middleware.access import may, may_be_told, needs, receipt, source_of
@@ -45,9 +45,6 @@ from switchyard.services.pipeline.documents.upload_intake import (
 router = Routes(tags=["documents"])
 
 PICTURE: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
-
-POLL_AFTER = "1"
-"""Seconds, as `Retry-After` of a document that is on its way."""
 
 DocumentIdOf = Annotated[
     str,
@@ -137,7 +134,7 @@ async def send_document(
     if submitted.duplicate:
         response.status_code = 200
     if not status.has_ended:
-        response.headers["Retry-After"] = POLL_AFTER
+        response.headers.update(POLL_AFTER)
     return view
 
 
@@ -183,7 +180,7 @@ async def document_status(
     """Show the state of a document; if it failed, also the error and the job to redrive."""
     status = await documents.status(document_id)
     if not status.has_ended:
-        response.headers["Retry-After"] = POLL_AFTER
+        response.headers.update(POLL_AFTER)
     return DocumentView.from_record(status)
 
 

@@ -13,10 +13,11 @@ from switchyard.api.http.document_errors import (
     UPLOAD_PROBLEMS,
     unreadable,
 )
+from switchyard.api.http.problems import POLL_AFTER
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import needs
 from switchyard.api.models.documents import ExtractionView
-from switchyard.api.pipeline.documents import FORM, POLL_AFTER, receive_upload
+from switchyard.api.pipeline.documents import FORM, receive_upload
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.pipeline.documents.extractions import ExtractionNotFinished
 
@@ -45,7 +46,7 @@ async def order_text(
     if extraction.result is not None:
         response.status_code = 200
     else:
-        response.headers["Retry-After"] = POLL_AFTER
+        response.headers.update(POLL_AFTER)
     response.headers["Location"] = f"/extract/text/{extraction.job_id}"
     return ExtractionView(job_id=extraction.job_id, result=extraction.result)
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from switchyard.api.dependencies import ReferenceDeskOf
 from switchyard.api.http.document_errors import UPLOAD_PROBLEMS, unreadable
-from switchyard.api.http.problems import Problem
+from switchyard.api.http.problems import POLL_AFTER, Problem
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import may_be_told, needs, source_of
 from switchyard.api.models.references import (
@@ -21,7 +21,7 @@ from switchyard.api.models.references import (
     ReferencesToParse,
     TextWithReferences,
 )
-from switchyard.api.pipeline.documents import FORM, POLL_AFTER, receive_upload
+from switchyard.api.pipeline.documents import FORM, receive_upload
 from switchyard.services.common.files.charsets import charset_of
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.pipeline.documents.extractions import ExtractionNotFinished
@@ -144,7 +144,7 @@ async def _answer(
     job_id = ordered.job_id
     response.headers["Location"] = f"/jobs/{job_id}"
     if not desk.inbox.is_inline:
-        response.headers["Retry-After"] = POLL_AFTER
+        response.headers.update(POLL_AFTER)
         return OrderedReferences(job_id=job_id)
     response.status_code = 200
     if not may_be_told(request, is_own=ordered.is_own):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from fastapi import Request, Response
 
 from switchyard.api.dependencies import DocumentsOf
-from switchyard.api.http.problems import responses
+from switchyard.api.http.problems import POLL_AFTER, responses
 from switchyard.api.http.routing import Routes
 from switchyard.api.middleware.access import needs, source_of
 from switchyard.api.models.documents import GenerateBody, SamplesView, SampleView
-from switchyard.api.pipeline.documents import POLL_AFTER
 from switchyard.api.state import Shared
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.pipeline.documents.sample_orders import order_samples
@@ -50,7 +49,7 @@ async def generate_documents(
     )
     response.headers["Location"] = f"/jobs/{ordered.job_id}"
     if ordered.documents is None:
-        response.headers["Retry-After"] = POLL_AFTER
+        response.headers.update(POLL_AFTER)
         return SamplesView(job_id=ordered.job_id)
     response.status_code = 201
     made = [SampleView.model_validate(each) for each in ordered.documents]

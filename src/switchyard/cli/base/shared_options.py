@@ -13,7 +13,7 @@ from uuid import UUID
 import typer
 
 from switchyard.cli.base.durations import DURATION_HELP, parse_duration
-from switchyard.cli.base.errors import CommandFailed, WrongUsage
+from switchyard.cli.base.errors import WrongUsage
 
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
@@ -104,10 +104,6 @@ async def full_job_id(ledger: Ledger, given: str) -> str:
     from switchyard.services.engine.ledger.short_ids import Among
 
     return await ledger.short_ids.full_id(Among.JOBS, given)
-
-
-def unknown_job(job_id: str) -> CommandFailed:
-    return CommandFailed(f"the ledger has no job {job_id!r}: `jobctl jobs list` shows those it has")
 
 
 def refuse_id(file: Path, instead: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from switchyard.cli.base.errors import CommandFailed
+from switchyard.services.common.durations import PollPauses
 
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
@@ -38,10 +38,9 @@ async def wait_for_end(
     """
     from switchyard.services.engine.records.states import FINISHED
 
-    deadline = None if timeout is None else time.monotonic() + timeout
+    pauses = PollPauses(FIRST_POLL_INTERVAL, MAX_POLL_INTERVAL, timeout)
     seen: dict[str, State] = {}
     heard: dict[str, ProgressRecord] = {}
-    pause = FIRST_POLL_INTERVAL
     while True:
         open_ids = [job_id for job_id in job_ids if seen.get(job_id) not in FINISHED]
         for start in range(0, len(open_ids), BATCH_SIZE):
@@ -53,7 +52,7 @@ async def wait_for_end(
                 if seen.get(job_id) is not state:
                     seen[job_id] = state
                     on_change(job_id, state)
-                    pause = FIRST_POLL_INTERVAL
+                    pauses.restart()
             for job_id, progress in said.items():
                 if on_progress is not None and heard.get(job_id) != progress:
                     heard[job_id] = progress
@@ -61,10 +60,9 @@ async def wait_for_end(
         left = [job_id for job_id in open_ids if seen.get(job_id) not in FINISHED]
         if not left:
             return seen
-        if deadline is not None and time.monotonic() >= deadline:
+        if (pause := pauses.next()) is None:
             raise _too_late(timeout, left[0], seen.get(left[0]), len(left))
         await asyncio.sleep(pause)
-        pause = min(pause * 1.5, MAX_POLL_INTERVAL)
 
 
 async def wait_for_pipelines(
@@ -77,9 +75,8 @@ async def wait_for_pipelines(
     """
     from switchyard.services.engine.records.states import FINISHED
 
-    deadline = None if timeout is None else time.monotonic() + timeout
+    pauses = PollPauses(FIRST_POLL_INTERVAL, MAX_POLL_INTERVAL, timeout)
     ended: dict[str, list[JobSummary]] = {}
-    pause = FIRST_POLL_INTERVAL
     while True:
         left = [job_id for job_id in job_ids if job_id not in ended]
         unfinished: JobSummary | None = None
@@ -93,10 +90,10 @@ async def wait_for_pipelines(
                     unfinished = unfinished or open_jobs[0]
                 else:
                     ended[job_id] = jobs
-                    pause = FIRST_POLL_INTERVAL
+                    pauses.restart()
         if len(ended) == len(set(job_ids)):
             return ended
-        if deadline is not None and time.monotonic() >= deadline:
+        if (pause := pauses.next()) is None:
             raise _too_late(
                 timeout,
                 unfinished.id if unfinished else left[0],
@@ -104,7 +101,6 @@ async def wait_for_pipelines(
                 max(count, 1),
             )
         await asyncio.sleep(pause)
-        pause = min(pause * 1.5, MAX_POLL_INTERVAL)
 
 
 def _too_late(

@@ -30,7 +30,7 @@ from switchyard.cli.base.output import (
     table,
 )
 from switchyard.cli.base.payloads import read_argument
-from switchyard.cli.base.shared_options import JobIdArgument, full_job_id, unknown_job
+from switchyard.cli.base.shared_options import JobIdArgument, full_job_id
 from switchyard.cli.llm.status import resume, status
 from switchyard.services.llm.ledger import LlmLedger
 
@@ -161,7 +161,7 @@ def ask(
 def show(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     """Show the answer to an earlier request.
 
-    If neither answer of the model matches the schema, it prints both. Exit code 1: there is no
+    If neither answer of the model matches the schema, prints both. Exit code 1: there is no
     answer, or not yet.
     """
     result, raw = run(_read_answer(load_settings(), job_id))
@@ -193,9 +193,7 @@ async def _read_answer(settings: Settings, job_id: str) -> tuple[LlmResult, list
     from switchyard.services.llm.llm_queue import result_of
 
     async with open_ledger(settings) as ledger:
-        record = await ledger.job_reads.get(await full_job_id(ledger, job_id))
-        if record is None:
-            raise unknown_job(job_id)
+        record = await ledger.job_reads.require(await full_job_id(ledger, job_id))
         now = ledger.clock.time()
     return result_of(record, now), await raw_answers(Storage(settings.files_url), record)
 
@@ -238,7 +236,7 @@ app.command()(resume)
 
 @app.command()
 def spend(
-    by: Annotated[SpendBy, typer.Option(help="Group the calls by this.")] = SpendBy.DAY,
+    by: Annotated[SpendBy, typer.Option(help="How the calls are grouped.")] = SpendBy.DAY,
     since: Annotated[
         datetime | None,
         typer.Option(

@@ -1,9 +1,10 @@
-"""Lengths of time as people write them (`10s`, `5m`, `2h30m`, `7d`), and as servers do
-(`Retry-After`)."""
+"""Lengths of time: as people write them (`10s`, `5m`, `2h30m`, `7d`), as servers do
+(`Retry-After`), and between looks at something that is waited for."""
 
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
@@ -67,3 +68,25 @@ def parse_retry_after(value: str) -> float | None:
         return bounded_delay((when - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError, IndexError, OverflowError):
         return None  # what the standard library raises for one nonsense or another
+
+
+class PollPauses:
+    """The pauses between looks at something that is waited for, in seconds: from `first` to
+    `longest`, half as many again each time, until `timeout` is over; None: never."""
+
+    def __init__(self, first: float, longest: float, timeout: float | None = None) -> None:
+        self._first, self._longest = first, longest
+        self._until = float("inf") if timeout is None else time.monotonic() + timeout
+        self._pause = first
+
+    def restart(self) -> None:
+        """Begin with the shortest pause again: something has happened."""
+        self._pause = self._first
+
+    def next(self) -> float | None:
+        """Return the pause until the next look; None once the timeout is over."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            return None
+        pause, self._pause = self._pause, min(self._pause * 1.5, self._longest)
+        return min(pause, left)

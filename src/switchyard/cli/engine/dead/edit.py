@@ -87,9 +87,7 @@ async def _edit(
     async with open_ledger(settings) as ledger:
         await bring_up_to_date(settings, ledger, registry)
         letter_id = await full_letter_id(ledger, letter_id)
-        letter = await ledger.dead_letters.get_dead(letter_id)
-        if letter is None:
-            raise CommandFailed(f"there is no dead letter {letter_id!r}: see `jobctl dead list`")
+        letter = await ledger.dead_letters.require_dead(letter_id)
         payload = _edited(letter, registry, yes=yes)
         if payload is None:
             say("nothing was changed")

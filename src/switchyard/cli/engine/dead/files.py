@@ -216,9 +216,8 @@ def replay(
         async with open_ledger(settings) as ledger:
             if settings.amqp_url is not None:
                 await bring_up_to_date(settings, ledger, registry)
-            letter = await ledger.dead_letters.get_dead(await full_letter_id(ledger, letter_id))
-        if letter is None:
-            raise CommandFailed(f"there is no dead letter {letter_id!r}: see `jobctl dead list`")
+            full_id = await full_letter_id(ledger, letter_id)
+            letter = await ledger.dead_letters.require_dead(full_id)
         message, routing_key = changed(stored_letter(letter), change, registry)
         return await run_handler(settings, registry, message, routing_key)
 

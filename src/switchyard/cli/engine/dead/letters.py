@@ -19,7 +19,7 @@ from switchyard.cli.base.common import (
     run,
 )
 from switchyard.cli.base.durations import age
-from switchyard.cli.base.errors import CommandFailed, WrongUsage, one_line
+from switchyard.cli.base.errors import WrongUsage, one_line
 from switchyard.cli.base.output import (
     JsonOption,
     add_row,
@@ -120,19 +120,16 @@ def show(
 
     async def read(
         settings: Settings, registry: Registry
-    ) -> tuple[DeadLetter | None, JobRecord | None, list[LetterEdit]]:
+    ) -> tuple[DeadLetter, JobRecord | None, list[LetterEdit]]:
         async with open_ledger(settings) as ledger:
             await bring_up_to_date(settings, ledger, registry)
             full_id = await full_letter_id(ledger, letter_id)
-            letter = await ledger.dead_letters.get_dead(full_id)
-            known = letter is not None and letter.job_id is not None
-            job = await ledger.job_reads.get(full_id) if known else None
+            letter = await ledger.dead_letters.require_dead(full_id)
+            job = None if letter.job_id is None else await ledger.job_reads.get(full_id)
             return letter, job, await ledger.redrives.letter_edits(letter_id=full_id)
 
     settings = load_settings()
     letter, job, edits = run(read(settings, load_registry(settings, include)))
-    if letter is None:
-        raise CommandFailed(f"there is no dead letter {letter_id!r}: see `jobctl dead list`")
     if as_json:
         from switchyard.api.views.dead import view_letter_details
 

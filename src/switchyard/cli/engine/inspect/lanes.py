@@ -29,6 +29,8 @@ from switchyard.cli.base.output import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from rich.table import Table
 
     from switchyard.services.common.settings import Settings
@@ -72,59 +74,57 @@ def lanes(
 async def _show_lanes(
     settings: Settings, registry: Registry, *, watch: bool, as_json: bool
 ) -> None:
-    import asyncio
-
     from rich.live import Live
+
+    async with open_ledger(settings) as ledger:
+        reports = _reports(settings, registry, ledger, watch=watch)
+        if as_json:
+            await _print_json(settings, registry, ledger, reports, watch=watch)
+            return
+        screen = console()
+        if not (watch and screen.is_terminal):
+            async for report in reports:
+                screen.print(lanes_table(report))
+                if watch:
+                    echo()
+            return
+        with Live(console=screen, auto_refresh=False) as live:
+            async for report in reports:
+                live.update(lanes_table(report), refresh=True)
+
+
+async def _reports(
+    settings: Settings, registry: Registry, ledger: Ledger, *, watch: bool
+) -> AsyncIterator[Report]:
+    """Yield the lanes' report once, or again every WATCH_INTERVAL."""
+    import asyncio
 
     from switchyard.services.engine.monitoring.lane_report import lane_report
 
-    async with open_ledger(settings) as ledger:
-        if as_json:
-            await _print_json(settings, registry, ledger, watch=watch)
-            return
-        report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
-        _warn_missing(report)
-        if not watch:
-            console().print(lanes_table(report))
-            return
-        screen = console()
-        if not screen.is_terminal:
-            while True:
-                screen.print(lanes_table(report))
-                echo()
-                await asyncio.sleep(WATCH_INTERVAL)
-                report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
-        with Live(lanes_table(report), console=screen, auto_refresh=False) as live:
-            while True:
-                live.update(lanes_table(report), refresh=True)
-                await asyncio.sleep(WATCH_INTERVAL)
-                report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
+    report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
+    if report.management:
+        say(f"unacknowledged, age and limits in force are not known: {report.management}")
+    yield report
+    while watch:
+        await asyncio.sleep(WATCH_INTERVAL)
+        yield await lane_report(settings, registry, ledger, clock=ledger.clock.time)
 
 
 async def _print_json(
-    settings: Settings, registry: Registry, ledger: Ledger, *, watch: bool
+    settings: Settings,
+    registry: Registry,
+    ledger: Ledger,
+    reports: AsyncIterator[Report],
+    *,
+    watch: bool,
 ) -> None:
-    import asyncio
-
     from switchyard.api.views.system import view_lane_reports
     from switchyard.services.engine.monitoring.lane_pressure import LanePressure
-    from switchyard.services.engine.monitoring.lane_report import lane_report
 
+    show = print_json_line if watch else print_json
     async with LanePressure(settings, registry, ledger=ledger) as pressure:
-        while True:
-            report = await lane_report(settings, registry, ledger, clock=ledger.clock.time)
-            lanes = view_lane_reports(report, await pressure.snapshot())
-            if not watch:
-                _warn_missing(report)
-                print_json(lanes)
-                return
-            print_json_line(lanes)
-            await asyncio.sleep(WATCH_INTERVAL)
-
-
-def _warn_missing(report: Report) -> None:
-    if report.management:
-        say(f"unacknowledged, age and limits in force are not known: {report.management}")
+        async for report in reports:
+            show(view_lane_reports(report, await pressure.snapshot()))
 
 
 def lanes_table(report: Report) -> Table:

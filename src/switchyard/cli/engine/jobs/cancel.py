@@ -13,7 +13,7 @@ from switchyard.cli.base.common import (
 )
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import JsonOption, echo, print_json, say
-from switchyard.cli.base.shared_options import JobIdArgument, full_job_id, unknown_job
+from switchyard.cli.base.shared_options import JobIdArgument, full_job_id
 
 if TYPE_CHECKING:
     from switchyard.services.common.settings import Settings
@@ -27,7 +27,7 @@ STOP_TIMEOUT = 5.0
 def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
     """Cancel a job. A running job is stopped by its worker.
 
-    Exit code 1: the job has already ended, or has not stopped within 5 s. The request is kept.
+    Exit code 1: the job has already ended, or has not stopped within 5 s; it is not run again.
     """
     quiet_logs()
     from switchyard.services.engine.records.states import FINISHED
@@ -47,6 +47,7 @@ def cancel(job_id: JobIdArgument, as_json: JsonOption = False) -> None:
 
 
 async def _cancel(settings: Settings, job_id: str) -> tuple[str, State]:
+    from switchyard.services.engine.records.errors import UnknownJob
     from switchyard.services.engine.records.results import AlreadyFinished, NoSuchJob, Running
     from switchyard.services.engine.records.states import State
 
@@ -54,7 +55,7 @@ async def _cancel(settings: Settings, job_id: str) -> tuple[str, State]:
         job_id = await full_job_id(ledger, job_id)
         answer = await ledger.jobs.cancel(job_id, ledger.clock.time())
         if isinstance(answer, NoSuchJob):
-            raise unknown_job(job_id)
+            raise UnknownJob(job_id)
         if isinstance(answer, AlreadyFinished):
             if answer.state is State.CANCELLED:
                 return job_id, answer.state
@@ -76,7 +77,4 @@ async def _stop_running(settings: Settings, ledger: Ledger, job_id: str, worker_
     try:
         return (await wait_for_end(ledger, [job_id], timeout=STOP_TIMEOUT))[job_id]
     except CommandFailed:
-        states = await ledger.job_reads.states([job_id])
-    if job_id not in states:
-        raise unknown_job(job_id)
-    return states[job_id]
+        return (await ledger.job_reads.require(job_id)).state

@@ -41,7 +41,6 @@ from switchyard.cli.base.shared_options import (
     LimitOption,
     full_job_id,
     known_lane,
-    unknown_job,
 )
 from switchyard.cli.engine.jobs import cancel, republish
 
@@ -215,8 +214,7 @@ async def _watch(settings: Settings, job_id: str, *, as_json: bool) -> None:
 
     async with open_ledger(settings) as ledger:
         job_id = await full_job_id(ledger, job_id)
-        if await ledger.job_reads.get(job_id) is None:
-            raise unknown_job(job_id)
+        await ledger.job_reads.require(job_id)
         ends = await wait_for_end(
             ledger, [job_id], on_change=show_change, on_progress=show_progress
         )
@@ -230,9 +228,7 @@ async def _read_details(settings: Settings, job_id: str) -> JobDetails:
     from switchyard.api.views.jobs import view_job_details
 
     async with open_ledger(settings) as ledger:
-        job = await ledger.job_reads.get(await full_job_id(ledger, job_id))
-        if job is None:
-            raise unknown_job(job_id)
+        job = await ledger.job_reads.require(await full_job_id(ledger, job_id))
         return await view_job_details(ledger, job)
 
 
@@ -245,9 +241,7 @@ async def _read_job(
 
     async with open_ledger(settings) as ledger:
         job_id = await full_job_id(ledger, job_id)
-        job = await ledger.job_reads.get(job_id)
-        if job is None:
-            raise unknown_job(job_id)
+        job = await ledger.job_reads.require(job_id)
         pipeline = await ledger.job_reads.pipeline(job.pipeline or job.id)
         wait = await ledger.limits.limit_wait(job_id)
         if not job.joins:

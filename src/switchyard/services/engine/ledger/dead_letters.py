@@ -22,7 +22,7 @@ from switchyard.services.engine.ledger.sql.dialect import (
 from switchyard.services.engine.ledger.sql.job_content import JobContent, load_edits, load_works
 from switchyard.services.engine.ledger.sql.paging import fetch_page
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
-from switchyard.services.engine.records.errors import RowRejected
+from switchyard.services.engine.records.errors import RowRejected, UnknownDeadLetter
 from switchyard.services.engine.records.requests import (
     DeadLetterFilter,
     DeadLetterRecord,
@@ -202,6 +202,13 @@ class DeadLetterReads(Repository):
         query = select(dead_letters).where(dead_letters.c.id == letter_id)
         row = connection.execute(query).one_or_none()
         return None if row is None else to_letter(row)
+
+    async def require_dead(self, letter_id: str) -> DeadLetter:
+        """Return one dead letter. Raises UnknownDeadLetter."""
+        letter = await self.get_dead(letter_id)
+        if letter is None:
+            raise UnknownDeadLetter(letter_id)
+        return letter
 
     async def mark_dead_state(
         self, letter_ids: Sequence[str], state: DeadLetterState, now: float

@@ -30,6 +30,7 @@ from switchyard.services.engine.ledger.sql.tables import (
     jobs,
     workers,
 )
+from switchyard.services.engine.records.errors import UnknownJob
 from switchyard.services.engine.records.progress import ProgressRecord
 from switchyard.services.engine.records.requests import JobFilter
 from switchyard.services.engine.records.results import (
@@ -75,6 +76,13 @@ class JobReads(Repository):
             select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.id)
         )
         return to_record(row, tuple(_attempt(each) for each in ended))
+
+    async def require(self, job_id: str) -> JobRecord:
+        """Return the job with its timeline. Raises UnknownJob."""
+        job = await self.get(job_id)
+        if job is None:
+            raise UnknownJob(job_id)
+        return job
 
     @read
     def states(self, connection: Connection, job_ids: Sequence[str]) -> dict[str, State]:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from switchyard.services.common.errors import ConflictError, NotFoundError
+from switchyard.services.common.errors import ConflictError
 
 if TYPE_CHECKING:
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.records.joins import JoinRecord
-
-
-class NothingToRelease(NotFoundError):
-    """There is no such job."""
 
 
 class WaitsForNone(ConflictError):
@@ -23,14 +19,11 @@ async def release(ledger: Ledger, job_id: str) -> JoinRecord:
     """Let a job run without those dead jobs that it waits for, as soon as the others have ended;
     return its join. Calling it again changes nothing as long as the job waits.
 
-    Raises NothingToRelease, WaitsForNone, LedgerError.
+    Raises UnknownJob, WaitsForNone, LedgerError.
     """
     before = await ledger.joins.join(job_id)
     if before is None:
-        if await ledger.job_reads.get(job_id) is None:
-            raise NothingToRelease(
-                f"the ledger has no job {job_id!r}: `jobctl jobs list` shows those it has"
-            )
+        await ledger.job_reads.require(job_id)
         raise WaitsForNone(f"job {job_id} waits for no other")
     if before.held:
         raise WaitsForNone(f"job {job_id} waits for a backfill that goes on: cancel that one")

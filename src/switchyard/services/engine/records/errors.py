@@ -23,6 +23,7 @@ from switchyard.services.common.errors import (
     ConflictError,
     InvalidInput,
     Misconfigured,
+    NotFoundError,
     PermanentFailure,
     SwitchyardError,
     TemporarilyUnavailable,
@@ -103,6 +104,20 @@ class IdempotencyConflict(LedgerError, ConflictError):
             f"idempotency key {plain_key(idempotency_key)!r} belongs to job {job_id}, which has "
             "another type or payload: choose another key"
         )
+
+
+class UnknownJob(NotFoundError):
+    """The ledger has no job with that id."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"there is no job {job_id!r}: `jobctl jobs list` shows those there are")
+
+
+class UnknownDeadLetter(NotFoundError):
+    """The ledger has no dead letter with that id."""
+
+    def __init__(self, letter_id: str) -> None:
+        super().__init__(f"there is no dead letter {letter_id!r}: see `jobctl dead list`")
 
 
 class InvalidCursor(InvalidInput):
