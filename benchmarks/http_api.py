@@ -17,7 +17,7 @@ import httpx
 from benchmarks.common import end_group, environment, module_command, resident_memory, run_json
 from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
-from switchyard.cli.system.ports import free_port
+from switchyard.cli.system.free_ports import free_port
 from switchyard.services.engine.access.api_keys import Scope, create_key
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.wings import job_modules

@@ -25,7 +25,7 @@ from benchmarks.common import (
 )
 from benchmarks.contenders import with_switchyard
 from benchmarks.stage import Stage
-from switchyard.cli.system.ports import free_port
+from switchyard.cli.system.free_ports import free_port
 
 PEERS = ("celery", "dramatiq", "taskiq", "faststream")
 SLOTS = 500

@@ -17,7 +17,7 @@ from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.management.model import Policy
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.reconcile import apply
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import upgrade
 from tests.support.postgres import PostgresServer

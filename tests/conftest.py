@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import structlog
 
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from tests.support import time_limits
 from tests.support.brokers import Profile, TestBroker, new_node
 from tests.support.cluster import LocalCluster

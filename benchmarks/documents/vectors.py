@@ -22,10 +22,10 @@ from benchmarks.measurements import Measurement, Row
 from benchmarks.stage import Stage
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.embedder import Embedder
 from switchyard.services.pipeline.index.modes import Mode
 from switchyard.services.pipeline.index.opening import OpenIndex, open_index
-from switchyard.services.pipeline.index.ranking import search
 from switchyard.services.pipeline.index.wordllama import TOKENIZER, WORD_BEGINS
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.missing import MissingError

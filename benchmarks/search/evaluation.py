@@ -15,12 +15,12 @@ from benchmarks.search.collection import Collection, collections_in, documents, 
 from benchmarks.stage import Stage
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.embedder import Embedder, embedder_for
 from switchyard.services.pipeline.index.generations import FIRST_TABLE
 from switchyard.services.pipeline.index.lance_store import LanceStore
 from switchyard.services.pipeline.index.modes import Mode
 from switchyard.services.pipeline.index.opening import generation_of
-from switchyard.services.pipeline.index.ranking import search
 from switchyard.services.pipeline.text.chunks import Chunk, split
 from switchyard.services.pipeline.text.plain import content_words
 from switchyard.services.pipeline.text.stems import forms

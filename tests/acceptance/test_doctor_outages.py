@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from switchyard.broker.wire.connection import connected
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.engine.ledger import Ledger
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
 from tests.acceptance.doctor import PATIENCE, commands, findings, until_found, until_gone

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from switchyard.services.common.instance import process_mark
+from switchyard.services.common.instance_ids import process_mark
 from tests.acceptance.conftest import JOBS_MODULE, CommandLine
 from tests.acceptance.doctor import commands, findings, until_found
 from tests.support.eventually import eventually

@@ -2,7 +2,7 @@
 
 import pytest
 
-from switchyard.cli.system.ports import free_port
+from switchyard.cli.system.free_ports import free_port
 from tests.acceptance.conftest import CommandLine
 
 

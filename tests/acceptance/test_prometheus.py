@@ -23,8 +23,8 @@ import yaml
 from pydantic import SecretStr
 from sqlalchemy import Connection, text
 
-from switchyard.cli.system.node import LocalNode
-from switchyard.cli.system.ports import free_port
+from switchyard.cli.system.free_ports import free_port
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.bulk import BulkState

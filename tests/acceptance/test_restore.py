@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from switchyard import Client
-from switchyard.cli.system.node import LocalNode
-from switchyard.cli.system.ports import free_port
+from switchyard.cli.system.free_ports import free_port
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.pipeline.samples.articles import sample
 from tests.acceptance.conftest import ROOT, CommandLine
 from tests.support.brokers import TestBroker, fresh_vhost

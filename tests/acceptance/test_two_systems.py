@@ -9,8 +9,8 @@ from pydantic import SecretStr
 
 from switchyard.broker.errors import WrongSystem
 from switchyard.broker.management.client import ManagementClient
-from switchyard.cli.system.assembly import assemble, prepare
-from switchyard.cli.system.brokers import FoundBroker
+from switchyard.cli.system.local_broker import FoundBroker
+from switchyard.cli.system.local_system import assemble, prepare
 from switchyard.cli.system.vhosts import own_vhost, permanent_vhost
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.broker import mark_broker

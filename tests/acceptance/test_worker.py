@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from switchyard.cli.system.ports import free_port
+from switchyard.cli.system.free_ports import free_port
 from tests.acceptance.conftest import CommandLine
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from switchyard.broker.errors import Blocked, BrokerUnavailable
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.engine.publishing.preparing import JobRequest, job_id_of
 from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.records.states import State

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.common.files.keys import links_key, references_key, stage_key
+from switchyard.services.common.files.storage_keys import links_key, references_key, stage_key
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules

@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.broker.publish.publisher import Publisher
-from switchyard.cli.system.ports import LOOPBACK
+from switchyard.cli.system.free_ports import LOOPBACK
 from switchyard.services.engine.publishing.preparing import job_id_of
 from switchyard.services.engine.publishing.publisher import JobPublisher
 from tests.support.brokers import TestBroker

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.common.files.keys import page_key, stage_key
+from switchyard.services.common.files.storage_keys import page_key, stage_key
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.cli.system.ports import LOOPBACK
+from switchyard.cli.system.free_ports import LOOPBACK
 from switchyard.services.engine.bulk.control import require_bulk
 from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.engine.ledger import Ledger

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.cli.system.ports import LOOPBACK
+from switchyard.cli.system.free_ports import LOOPBACK
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker
 from tests.support.chaos import (

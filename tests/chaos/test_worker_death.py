@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from switchyard.cli.system.ports import LOOPBACK
+from switchyard.cli.system.free_ports import LOOPBACK
 from switchyard.services.engine.publishing.preparing import job_id_of
 from switchyard.services.engine.records.states import State
 from tests.support.brokers import TestBroker

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.cli.system.assembly import System
 from switchyard.cli.system.autoscale import Autoscaler, Span
+from switchyard.cli.system.local_system import System
 from switchyard.cli.system.supervisor import Child, Supervisor
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.jobs.registry import Registry

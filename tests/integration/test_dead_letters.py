@@ -18,7 +18,7 @@ from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.task_supervisor import end_tasks
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.cli.system.ports import LOOPBACK
+from switchyard.cli.system.free_ports import LOOPBACK
 from switchyard.services.engine.dead.indexing import DeadLetterIndexer, index_waiting
 from switchyard.services.engine.ledger.dead_groups import DeadLetterRepository
 from switchyard.services.engine.publishing.preparing import JobRequest

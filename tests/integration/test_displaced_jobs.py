@@ -14,7 +14,7 @@ from switchyard.broker.errors import LaneFull
 from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import envelope_of
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.engine.dead.indexing import index_waiting
 from switchyard.services.engine.dead.letters import LetterFilter

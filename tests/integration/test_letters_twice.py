@@ -11,7 +11,7 @@ from switchyard.broker.lanes import DEAD_EXCHANGE
 from switchyard.broker.message import JobMessage
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.wire.envelope import Envelope
-from switchyard.cli.system.ports import LOOPBACK
+from switchyard.cli.system.free_ports import LOOPBACK
 from switchyard.services.engine.bulk.runner import BulkRunner
 from switchyard.services.engine.dead.files import exported
 from switchyard.services.engine.dead.indexing import index_waiting

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 
 from switchyard.broker.message import now
-from switchyard.cli.system.ports import LOOPBACK
+from switchyard.cli.system.free_ports import LOOPBACK
 from switchyard.services.engine.ledger import to_message
 from switchyard.services.engine.ledger.leases import SCHEDULER
 from switchyard.services.engine.publishing.preparing import JobRequest, prepare

@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from switchyard.broker.topology.build import build
-from switchyard.cli.system.node import CommandError, LocalNode, StartError
-from switchyard.cli.system.ports import free_port
+from switchyard.cli.system.free_ports import free_port
+from switchyard.cli.system.rabbitmq_node import CommandError, LocalNode, StartError
 from switchyard.services.engine.ledger import Ledger
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually
@@ -228,7 +228,7 @@ def test_a_node_ends_with_its_owner_even_if_that_is_killed(
     owner = f"""
 import os, signal
 from pathlib import Path
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 LocalNode(base_dir=Path({str(tmp_path)!r}), amqp_port={port}).start()
 os.kill(os.getpid(), signal.SIGKILL)
 """

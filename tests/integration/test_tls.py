@@ -15,8 +15,8 @@ from switchyard.broker.errors import BrokerUnavailable
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.connection import connected
-from switchyard.cli.system.node import LocalNode
-from switchyard.cli.system.ports import LOOPBACK, free_port
+from switchyard.cli.system.free_ports import LOOPBACK, free_port
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.engine.ledger import Ledger, upgrade
 from switchyard.services.engine.publishing.preparing import JobRequest
 from switchyard.services.engine.publishing.publisher import JobPublisher

@@ -19,7 +19,7 @@ from switchyard.broker.topology.build import build
 from switchyard.broker.topology.definitions import render
 from switchyard.broker.topology.differences import diff
 from switchyard.broker.topology.reconcile import ApplyReport, apply
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.engine.jobs.registry import Registry
 from tests.support.brokers import TestBroker
 from tests.support.management import Management

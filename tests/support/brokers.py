@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from switchyard.broker.management.model import Topology
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from tests.support.foreign_root import BrokenRootError, ForeignRootNode, scripts_under
 from tests.support.management import Management
 from tests.support.missing import MissingError

@@ -26,8 +26,8 @@ from urllib.parse import quote
 from switchyard.broker.management.client import ManagementClient
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.reconcile import apply
-from switchyard.cli.system.node import LocalNode, end_with_this_process
-from switchyard.cli.system.ports import LOOPBACK, free_port
+from switchyard.cli.system.free_ports import LOOPBACK, free_port
+from switchyard.cli.system.rabbitmq_node import LocalNode, end_with_this_process
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.wings import job_modules
 from tests.support.brokers import CONFIG, TestBroker, fresh_vhost, new_node

@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 import yaml
 
-from switchyard.cli.system.ports import free_port
+from switchyard.cli.system.free_ports import free_port
 from switchyard.services.pipeline.samples.articles import write_samples
 from switchyard.services.pipeline.samples.generated_samples import generate
 

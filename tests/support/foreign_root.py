@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from switchyard.cli.system.node import SCRIPTS, LocalNode
-from switchyard.cli.system.node_setup import NodeSetup
+from switchyard.cli.system.rabbitmq_config import NodeSetup
+from switchyard.cli.system.rabbitmq_node import SCRIPTS, LocalNode
 
 ERLANG = Path("usr/lib/erlang")
 SHELL_SCRIPTS = frozenset({"erl", "start", "start_erl"})

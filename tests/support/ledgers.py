@@ -19,7 +19,7 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from switchyard.services.engine.ledger import Ledger, upgrade
-from switchyard.services.engine.ledger.sql.servers import servers_of
+from switchyard.services.engine.ledger.sql.postgres_servers import servers_of
 from switchyard.services.engine.ledger.sql.upgrade import ID_BYTES
 from switchyard.services.engine.records.errors import LedgerError
 from tests.support.postgres import LEDGERS

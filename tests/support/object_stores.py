@@ -16,8 +16,8 @@ from pathlib import Path
 
 import httpx
 
-from switchyard.cli.system.node import end_with_this_process
-from switchyard.cli.system.ports import LOOPBACK, free_port
+from switchyard.cli.system.free_ports import LOOPBACK, free_port
+from switchyard.cli.system.rabbitmq_node import end_with_this_process
 from tests.support.missing import MissingError
 
 CONTAINER = "switchyard"

@@ -12,8 +12,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from switchyard.cli.system.node import end_with_this_process
-from switchyard.cli.system.ports import LOOPBACK, free_port
+from switchyard.cli.system.free_ports import LOOPBACK, free_port
+from switchyard.cli.system.rabbitmq_node import end_with_this_process
 from switchyard.services.engine.ledger import upgrade
 from switchyard.services.engine.ledger.sql.upgrade import ID_BYTES
 from tests.support.missing import MissingError

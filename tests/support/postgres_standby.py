@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from switchyard.cli.system.ports import LOOPBACK
+from switchyard.cli.system.free_ports import LOOPBACK
 from tests.support.missing import MissingError, skip_or_fail
 from tests.support.postgres import PostgresServer
 

@@ -14,7 +14,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from tests.support.brokers import SMALL_MESSAGES, new_node
 from tests.support.commands import Template
 from tests.support.postgres import PostgresServer

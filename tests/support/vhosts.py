@@ -18,8 +18,8 @@ from urllib.parse import quote
 
 from switchyard.broker.management.model import Topology
 from switchyard.broker.topology.definitions import render
-from switchyard.cli.system.node import LocalNode
-from switchyard.cli.system.ports import LOOPBACK
+from switchyard.cli.system.free_ports import LOOPBACK
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from tests.support.raw_amqp import RawChannel
 
 MOST_KEPT = 4

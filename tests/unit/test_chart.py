@@ -13,9 +13,9 @@ import yaml
 
 from switchyard.broker.topology.build import build
 from switchyard.broker.topology.users import ROLES
-from switchyard.cli.system.assembly import PROCESSES, kinds_of
+from switchyard.cli.system.local_system import PROCESSES, kinds_of
 from switchyard.services.engine.jobs.registry import Registry
-from switchyard.services.engine.ledger.sql.users import DATABASE_ROLES
+from switchyard.services.engine.ledger.sql.database_users import DATABASE_ROLES
 from switchyard.services.engine.wings import job_modules
 from tests.support.chart import CHART, of_kind, pods, render, rendered, values
 

@@ -7,7 +7,8 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.system import brokers, node
+from switchyard.cli.system import local_broker as brokers
+from switchyard.cli.system import rabbitmq_node as node
 from switchyard.services.common.settings import Settings
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from switchyard.cli.process.up import NodeWatchdog
-from switchyard.cli.system.node import StartError
+from switchyard.cli.system.rabbitmq_node import StartError
 from switchyard.cli.system.supervisor import FIRST_BACKOFF, Child, Supervisor
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from switchyard.cli.process.up import ApiStart, _await_api, _print_addresses
-from switchyard.cli.system.assembly import assemble
-from switchyard.cli.system.brokers import FoundBroker
+from switchyard.cli.system.local_broker import FoundBroker
+from switchyard.cli.system.local_system import assemble
 from switchyard.cli.system.supervisor import Supervisor
 
 AMQP = "amqp://me:s3cret@a:5672,b:5673/jobs"

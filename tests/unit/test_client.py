@@ -20,7 +20,7 @@ from switchyard.api.client import (
     UnexpectedResponse,
 )
 from switchyard.api.client.calls import jobs, llm, service
-from switchyard.api.client.common import DEFAULT_URL
+from switchyard.api.client.client_base import DEFAULT_URL
 from switchyard.api.client.errors import error_of
 from switchyard.api.client.operations import Listing, Operations
 from switchyard.api.client.sse import EventReader, ReconnectBackoff

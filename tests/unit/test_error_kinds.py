@@ -34,7 +34,7 @@ from switchyard.services.common.files.errors import (
     StorageError,
     UnsupportedDocument,
 )
-from switchyard.services.common.files.quota import StorageFull
+from switchyard.services.common.files.storage_quota import StorageFull
 from switchyard.services.engine.backfill.sources import InvalidBackfill, SourceUnreachable
 from switchyard.services.engine.bulk.control import BulkConflict, UnknownBulkOperation
 from switchyard.services.engine.dead.changes import InvalidRedrive
@@ -65,7 +65,7 @@ SIGNALS = {
     "services.pipeline.index.rebuilding._NotBuilding": "ends a build that another process ended",
     "services.pipeline.workers.figures._TimeBudgetExceeded": "ends a job's turn at pictures",
     "services.engine.ledger.sql.database._CutBeforeCommit": "begins a transaction again",
-    "services.engine.redrive.run.Halted": "ends a pass of a redrive that pauses itself",
+    "services.engine.redrive.redrive_progress.Halted": "ends a pass of a paused redrive",
     "services.engine.runtime.process_pool.ProcessEnded": "becomes a failure or ProcessCrashed",
     "services.engine.runtime.running_job.ClaimLost": "ends the run of a job that is another's",
     "services.common.toml_file.InvalidToml": "becomes the error of the setting that names the file",

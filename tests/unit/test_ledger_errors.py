@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import exc
 from sqlalchemy.pool import QueuePool
 
-from switchyard.services.engine.ledger.sql.errors import translate
+from switchyard.services.engine.ledger.sql.driver_errors import translate
 from switchyard.services.engine.records.errors import LedgerUnavailable
 
 

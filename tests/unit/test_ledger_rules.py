@@ -9,8 +9,8 @@ from switchyard.services.engine.ledger.sql.job_content import (
     EditedContent,
     JobContent,
 )
-from switchyard.services.engine.ledger.sql.rows import JobRow
-from switchyard.services.engine.ledger.sql.rules import (
+from switchyard.services.engine.ledger.sql.job_rows import JobRow
+from switchyard.services.engine.ledger.sql.job_rules import (
     decide_claim,
     is_held,
     is_held_by,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.common.libraries import is_loaded, load
+from switchyard.services.common.library_loading import is_loaded, load
 from switchyard.services.engine.monitoring.metrics import Metrics
 from tests.support.eventually import eventually
 from tests.support.loop_guard import PRODUCT, REPORTS, guard_process, is_product

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from switchyard.cli.system.node_setup import write_private
+from switchyard.cli.system.rabbitmq_config import write_private
 
 
 def mode(path: Path) -> str:

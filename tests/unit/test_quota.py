@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.common.files import quota as quotas
-from switchyard.services.common.files.quota import Quota, StorageFull
+from switchyard.services.common.files import storage_quota as quotas
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_quota import Quota, StorageFull
 
 
 async def parts(*sizes: int) -> AsyncIterator[bytes]:

@@ -3,7 +3,7 @@
 import pytest
 
 from switchyard.cli.base.errors import WrongUsage
-from switchyard.cli.system.assembly import MAX_PROCESSES, read_scale
+from switchyard.cli.system.local_system import MAX_PROCESSES, read_scale
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.wings import job_modules
 

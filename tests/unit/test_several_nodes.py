@@ -20,7 +20,7 @@ from switchyard.broker.publish.session import Session
 from switchyard.broker.settings import BrokerSettings
 from switchyard.broker.wire.connection import CONNECT_TIMEOUT, connect, connected
 from switchyard.broker.wire.link import Link
-from switchyard.cli.system.ports import free_port
+from switchyard.cli.system.free_ports import free_port
 from tests.support.peers import (
     Peer,
     closes,

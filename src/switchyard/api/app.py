@@ -29,7 +29,7 @@ from switchyard.api.middleware.bodies import BodyLimits
 from switchyard.api.middleware.edge import RequestMiddleware
 from switchyard.api.pipeline import crawls, documents, extract, graph, references, samples, search
 from switchyard.api.state import open_state
-from switchyard.services.common.instance import new_instance_id
+from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.common.settings import Settings
 from switchyard.services.common.tracing import tracer
 from switchyard.services.engine.access.rate_limit import RateLimiter

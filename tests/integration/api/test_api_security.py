@@ -14,8 +14,8 @@ from switchyard.api import app
 from switchyard.api.app import create_app
 from switchyard.api.middleware import access
 from switchyard.api.middleware.access import KeysMissing
-from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.engine.access.api_keys import CACHE_TTL, Scope, create_key, hash_of
 from switchyard.services.engine.records.errors import LedgerUnavailable
 from switchyard.services.pipeline.ledger import PipelineLedger

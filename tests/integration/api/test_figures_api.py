@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from switchyard.services.common.files.keys import content_hash, figure_key, figures_key
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import content_hash, figure_key, figures_key
 from switchyard.services.common.settings import Settings
 from tests.integration.api.document_server import serving
 

@@ -11,9 +11,9 @@ from pydantic import SecretStr
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.index import rebuilding
 from switchyard.services.pipeline.index.chunk_index import IndexMismatch
+from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.generations import Generation, Generations, decoded, encoded
 from switchyard.services.pipeline.index.opening import open_index
-from switchyard.services.pipeline.index.ranking import search
 from switchyard.services.pipeline.index.rebuilding import (
     RETIRED_RETENTION,
     AnotherRebuild,

@@ -16,11 +16,11 @@ import pytest
 
 from switchyard.services.pipeline.index import rebuilding
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.embedder import Embedder
 from switchyard.services.pipeline.index.lance_table import LanceTable
 from switchyard.services.pipeline.index.modes import Mode
 from switchyard.services.pipeline.index.postgres_table import PostgresTable
-from switchyard.services.pipeline.index.ranking import search
 from switchyard.services.pipeline.index.rebuilding import begin, build
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.eventually import eventually

@@ -15,12 +15,12 @@ from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.pipeline.index import lance_table
 from switchyard.services.pipeline.index.checking import index as look_at_index
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex
+from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.embedder import embedder_for
 from switchyard.services.pipeline.index.hashed import HashedEmbedder
 from switchyard.services.pipeline.index.lance_table import LanceTable
 from switchyard.services.pipeline.index.modes import Mode
 from switchyard.services.pipeline.index.opening import open_index
-from switchyard.services.pipeline.index.ranking import search
 from switchyard.services.pipeline.index.rebuilding import begin, build
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support.chunk_tables import DIMENSIONS, chunks, opened, put, vector

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from switchyard.cli.system.db import app
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.ledger.sql import users
+from switchyard.services.engine.ledger.sql import database_users as users
 from switchyard.services.engine.ledger.sql.database import connect
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import Created

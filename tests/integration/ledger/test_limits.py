@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from switchyard.services.engine.ledger import Ledger, upgrade
-from switchyard.services.engine.ledger.sql.limiting import PermitBatch, PermitChange
+from switchyard.services.engine.ledger.sql.permit_batch import PermitBatch, PermitChange
 from switchyard.services.engine.records.limits import (
     LimitSize,
     NotRunnable,

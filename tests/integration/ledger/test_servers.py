@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from switchyard.broker.wire.tcp_timeout import TCP_OPTIONS
 from switchyard.services.engine.identity.postgres import dsn
 from switchyard.services.engine.ledger.sql.database import connect
-from switchyard.services.engine.ledger.sql.servers import connection_options, open_one
+from switchyard.services.engine.ledger.sql.postgres_servers import connection_options, open_one
 from switchyard.services.pipeline.index.chunk_index import IndexUnavailable
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.postgres_store import PostgresStore

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from switchyard import LLMQueue
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.llm.llm_queue import LlmStatus
 from tests.support.brokers import TestBroker
 from tests.support.eventually import eventually

@@ -9,9 +9,9 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from switchyard.services.common.files.keys import result_key
+from switchyard.services.common.files.storage_keys import result_key
+from switchyard.services.pipeline.index.chunk_search import Hit, search
 from switchyard.services.pipeline.index.opening import open_index
-from switchyard.services.pipeline.index.ranking import Hit, search
 from switchyard.services.pipeline.ledger import PipelineLedger
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support import llm_server

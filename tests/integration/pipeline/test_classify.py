@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.common.files.keys import result_key
+from switchyard.services.common.files.storage_keys import result_key
 from switchyard.services.engine.jobs.outcomes import Next
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import DocumentFilter

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.common.files.keys import content_hash, stage_key
+from switchyard.services.common.files.storage_keys import content_hash, stage_key
 from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import NewJob

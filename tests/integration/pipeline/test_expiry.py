@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.common.files.expiry import Expiry, clean
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_cleanup import Expiry, clean
 from switchyard.services.engine.jobs.outcomes import Done, Next
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import NewJob

@@ -15,7 +15,7 @@ from PIL import Image
 
 from switchyard.services.common.errors import RetryableError
 from switchyard.services.common.files.errors import UnsupportedDocument
-from switchyard.services.common.files.keys import figures_key
+from switchyard.services.common.files.storage_keys import figures_key
 from switchyard.services.engine.jobs.outcomes import Next
 from switchyard.services.llm.vision_model import VisionNotSet
 from switchyard.services.pipeline.samples.generated_samples import generate

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from switchyard.services.common.files.keys import references_key
+from switchyard.services.common.files.storage_keys import references_key
 from switchyard.services.engine.jobs.context import ProcessCrashed
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.runtime.execution import Executor

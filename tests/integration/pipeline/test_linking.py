@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from switchyard.services.common.files.keys import links_key, references_key
+from switchyard.services.common.files.storage_keys import links_key, references_key
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.outcomes import Done, Snooze
 from switchyard.services.engine.jobs.registry import Registry

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.common.files.keys import page_key
+from switchyard.services.common.files.storage_keys import page_key
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.engine.records.progress import ReportedProgress

@@ -20,14 +20,14 @@ from switchyard.services.common.files.errors import (
     NotStored,
     StorageAuthError,
 )
-from switchyard.services.common.files.keys import result_key
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import result_key
 from switchyard.services.engine.identity.storage_identity import WrongStorage, claim_places
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.pipeline.index.chunk_index import IndexUnavailable
+from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.generations import Generation, IndexStore
 from switchyard.services.pipeline.index.opening import index_store_at, open_index
-from switchyard.services.pipeline.index.ranking import search
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.integration.pipeline.conftest import Pipeline
 from tests.support.ledgers import make_ledger

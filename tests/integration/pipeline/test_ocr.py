@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from switchyard.services.common.files.errors import UnsupportedDocument
-from switchyard.services.common.files.keys import page_key, result_key, stage_key
+from switchyard.services.common.files.storage_keys import page_key, result_key, stage_key
+from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.opening import open_index
-from switchyard.services.pipeline.index.ranking import search
 from switchyard.services.pipeline.ledger import PipelineLedger
 from switchyard.services.pipeline.ledger.documents import DocumentRepository
 from switchyard.services.pipeline.text.ocr import OcrNotInstalled, UnknownLanguage

@@ -21,7 +21,7 @@ from switchyard.services.common.files.errors import (
     DocumentTooLarge,
     EncryptedDocument,
 )
-from switchyard.services.common.files.media import (
+from switchyard.services.common.files.media_types import (
     MARKDOWN,
     PDF,
     PLAIN_TEXT,

@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from switchyard.services.common.errors import RetryableError
-from switchyard.services.common.files.keys import references_key
+from switchyard.services.common.files.storage_keys import references_key
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.citations.engines import choice
 from switchyard.services.pipeline.citations.engines import grobid as grobid_engine

@@ -10,7 +10,7 @@ from typing import Any
 import pymupdf
 import pytest
 
-from switchyard.services.common.files.keys import references_key, stage_key, upload_key
+from switchyard.services.common.files.storage_keys import references_key, stage_key, upload_key
 from switchyard.services.engine.jobs.outcomes import Done
 from switchyard.services.pipeline.citations.engines import choice
 from switchyard.services.pipeline.ledger import PipelineLedger

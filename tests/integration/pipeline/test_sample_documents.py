@@ -64,7 +64,7 @@ async def test_samples_without_text_go_to_ocr(pipeline: Pipeline, tmp_path: Path
 
 
 def _id_of(content: bytes) -> str:
-    from switchyard.services.common.files.keys import content_hash
+    from switchyard.services.common.files.storage_keys import content_hash
     from switchyard.services.pipeline.workers.stages import document_id_of
 
     return document_id_of(content_hash(content))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from switchyard.services.common.files.keys import result_key
+from switchyard.services.common.files.storage_keys import result_key
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.outcomes import Done, Next, Snooze
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry

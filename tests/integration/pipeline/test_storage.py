@@ -18,8 +18,8 @@ from switchyard.services.common.files.errors import (
     NotStored,
     UnsupportedDocument,
 )
-from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.common.files.uploads import receive
 from tests.support.pdfs import pdf
 

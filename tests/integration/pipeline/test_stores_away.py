@@ -16,12 +16,12 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from switchyard.cli.system.ports import LOOPBACK, free_port
+from switchyard.cli.system.free_ports import LOOPBACK, free_port
 from switchyard.services.common.errors import RetryableError
 from switchyard.services.common.files import storage as storing
 from switchyard.services.common.files.errors import StorageUnavailable
-from switchyard.services.common.files.quota import Quota
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_quota import Quota
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.storage_identity import claim_places
 from switchyard.services.engine.jobs.retry import Delayed, Failure, RetryPolicy, decide

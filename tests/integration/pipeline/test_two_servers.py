@@ -9,12 +9,12 @@ from switchyard.services.common.settings import Settings
 from switchyard.services.engine.monitoring.check import Finding
 from switchyard.services.pipeline.index.checking import index as look_at_index
 from switchyard.services.pipeline.index.chunk_index import ChunkIndex, IndexMismatch
+from switchyard.services.pipeline.index.chunk_search import search
 from switchyard.services.pipeline.index.embedder import Embedder, embedder_for
 from switchyard.services.pipeline.index.generations import Generation
 from switchyard.services.pipeline.index.modes import Mode
 from switchyard.services.pipeline.index.opening import OpenIndex, open_index
 from switchyard.services.pipeline.index.probing import VERIFICATION_TTL
-from switchyard.services.pipeline.index.ranking import search
 from switchyard.services.pipeline.index.rebuilding import begin, build
 from switchyard.services.pipeline.text.chunks import Chunk, chunk_id
 from tests.support import llm_server as server

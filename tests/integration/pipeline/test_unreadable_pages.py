@@ -12,7 +12,7 @@ from typing import Any
 import pymupdf
 import pytest
 
-from switchyard.services.common.files.keys import result_key
+from switchyard.services.common.files.storage_keys import result_key
 from switchyard.services.pipeline.text.ocr import OcrNotInstalled, read_picture
 from switchyard.services.pipeline.text.pdf import ExtractorName, read_pdf
 from tests.integration.pipeline.conftest import Pipeline

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from switchyard.services.common.files.errors import UnsupportedDocument
-from switchyard.services.common.files.keys import result_key
+from switchyard.services.common.files.storage_keys import result_key
 from switchyard.services.engine.jobs.outcomes import Done, Next, Snooze
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry
 from switchyard.services.engine.records.results import Document

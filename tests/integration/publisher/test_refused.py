@@ -25,7 +25,7 @@ from switchyard.broker.message import MAX_BODY_BYTES, JobMessage
 from switchyard.broker.publish.outcome import CONFIRM_TIMEOUT, Accepted, Outgoing
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.wire.envelope import Envelope, Forwarded
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from tests.support.brokers import SMALL, TestBroker
 from tests.support.eventually import eventually
 from tests.support.publishing import (

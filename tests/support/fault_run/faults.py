@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from random import Random
 
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from tests.support.fault_run.chronicle import Chronicle
 from tests.support.fault_run.keeper import Keeper, Kept
 from tests.support.postgres import PostgresServer

@@ -13,8 +13,8 @@ from typing import Literal
 from pydantic import SecretStr
 
 from switchyard.broker.lanes import LANES
-from switchyard.cli.system.node import LocalNode
-from switchyard.cli.system.ports import LOOPBACK, free_port
+from switchyard.cli.system.free_ports import LOOPBACK, free_port
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger

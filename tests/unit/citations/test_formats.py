@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pybtex.database import BibliographyData, parse_string
 
 from switchyard.services.pipeline.citations.formats.bibtex import bibtex
+from switchyard.services.pipeline.citations.formats.citation_keys import keys_of
 from switchyard.services.pipeline.citations.formats.csl import csl
 from switchyard.services.pipeline.citations.formats.export import Format, exported
 from switchyard.services.pipeline.citations.formats.kinds import WorkKind, kind_of
-from switchyard.services.pipeline.citations.formats.names import keys_of
 from switchyard.services.pipeline.citations.formats.tei import TEI
 from switchyard.services.pipeline.citations.reference import Person, Reference
 from switchyard.services.pipeline.citations.works import CitedWork, LinkStatus, WorkLink

@@ -8,8 +8,8 @@ import sys
 import pymupdf
 import pytest
 
-from switchyard.services.common.files.keys import content_hash
-from switchyard.services.common.files.media import media_type_of
+from switchyard.services.common.files.media_types import media_type_of
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.pipeline.samples.generated_samples import UnknownSample, generate, kinds
 from switchyard.services.pipeline.samples.phrases import languages
 from switchyard.services.pipeline.text.pdf import read_pdf
@@ -34,7 +34,7 @@ def test_what_a_document_says_is_what_the_truth_says(language: str):
 def test_a_seed_gives_the_same_bytes_in_every_run():
     program = (
         "from switchyard.services.pipeline.samples.generated_samples import generate\n"
-        "from switchyard.services.common.files.keys import content_hash\n"
+        "from switchyard.services.common.files.storage_keys import content_hash\n"
         "print([(s.filename, content_hash(s.content)) for s in generate(12, seed=7)])"
     )
     other = subprocess.run(

@@ -7,7 +7,7 @@ import codecs
 import pytest
 
 from switchyard.services.common.files.errors import UnsupportedDocument
-from switchyard.services.common.files.media import (
+from switchyard.services.common.files.media_types import (
     JPEG,
     MARKDOWN,
     PDF,

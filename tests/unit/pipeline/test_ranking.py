@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from switchyard.services.pipeline.index.chunk_index import ChunkCandidate, ChunkIndex, Key
-from switchyard.services.pipeline.index.ranking import (
+from switchyard.services.pipeline.index.chunk_search import (
     _fitting,
     _ranked,
     _snippet,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.services.common.files.keys import content_hash
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.pipeline.samples.article_texts import ARTICLES
 from switchyard.services.pipeline.samples.articles import sample, samples, write_samples
 from switchyard.services.pipeline.text.pdf import read_pdf
@@ -28,7 +28,7 @@ def test_a_sample_says_what_its_article_says(number: int):
 def test_samples_have_the_same_bytes_in_every_run():
     program = (
         "from switchyard.services.pipeline.samples.articles import samples\n"
-        "from switchyard.services.common.files.keys import content_hash\n"
+        "from switchyard.services.common.files.storage_keys import content_hash\n"
         "print([content_hash(made.content) for made in samples()])"
     )
     done = subprocess.run(

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import InvalidKey
-from switchyard.services.common.files.keys import (
+from switchyard.services.common.files.safe_http import FetchRefused, fetching
+from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import (
     check_key,
     content_hash,
     extraction_key,
     result_key,
     upload_key,
 )
-from switchyard.services.common.files.safe_http import FetchRefused, fetching
-from switchyard.services.common.files.storage import Storage
 from switchyard.services.common.files.uploads import read_path
 from switchyard.services.engine.jobs.retry import Failure
 

@@ -47,15 +47,15 @@ class Call(Generic[T]):
     """Statuses beside 2xx whose body is an answer, no problem."""
 
     def can_repeat(self, *, refused: bool) -> bool:
-        """Whether it may be made again: after a refusal, or else without an answer, after which a
-        file may have been taken in. A file must be at a path, or one that can be wound back."""
+        """Tell whether the call may be made again: after a refusal, or else after no answer, when a
+        file may already have been stored. A file must be at a path, or be seekable."""
         if self.file is None or not self.repeatable:
             return self.repeatable
         return refused and (isinstance(self.file, str | Path) or self.file.seekable())
 
     def opened(self) -> AbstractContextManager[IO[bytes] | None]:
-        """The file, open; one that was given open stays so. Raises OSError, also for a pipe: its
-        size, which is sent first, is not known."""
+        """Open the file within the context; a file object that was passed stays open. Raises
+        OSError, also for a pipe, whose size is unknown: the size is sent first."""
         if not isinstance(self.file, str | Path):
             return nullcontext(self.file)
         path = Path(self.file)
@@ -64,7 +64,7 @@ class Call(Generic[T]):
         return path.open("rb")
 
     def name(self) -> str:
-        """The file's name, for people to read."""
+        """Return the file's name, for people to read."""
         if self.filename is not None:
             return self.filename
         named = self.file if isinstance(self.file, str | Path) else getattr(self.file, "name", "")
@@ -85,7 +85,7 @@ class Sender(Protocol):
     is_async: Literal[False]
 
     def send(self, call: Call[T], /) -> T:
-        """Raises ApiError."""
+        """Send the call and return its answer. Raises ApiError."""
         ...
 
 
@@ -95,7 +95,7 @@ class AsyncSender(Protocol):
     is_async: Literal[True]
 
     async def send(self, call: Call[T], /) -> T:
-        """Raises ApiError."""
+        """Send the call and return its answer. Raises ApiError."""
         ...
 
 
@@ -109,25 +109,25 @@ def operation(name: str) -> Callable[[Callable[P, Call[T]]], Operation[P, T]]:
 
 
 def get(path: str, answer: type[M], **query: Any) -> Call[M]:
-    """A GET whose answer is of that model; of the query what is not None."""
+    """Make a GET call whose answer is of that model; query values that are None are left out."""
     return Call("GET", path, answer.model_validate_json, query, repeatable=True)
 
 
 def act(path: str, answer: type[M], json: Any = None, *, method: str = "POST") -> Call[M]:
-    """A change that is the same when it is made twice; its answer is of that model."""
+    """Make a call of a change that may be repeated; its answer is of that model."""
     return Call(method, path, answer.model_validate_json, json=json, repeatable=True)
 
 
 def get_json(path: str, **query: Any) -> Call[dict[str, Any]]:
-    """A GET whose answer is any JSON object."""
+    """Make a GET call whose answer is any JSON object."""
     return Call("GET", path, _JSON.validate_json, query, repeatable=True)
 
 
 def in_path(name: str) -> str:
-    """A name as one segment of a path."""
+    """Quote a name as one segment of a path."""
     return quote(name, safe="")
 
 
 def without_none(values: Mapping[str, T | None]) -> dict[str, T]:
-    """The values that are not None."""
+    """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}

@@ -13,7 +13,7 @@ import httpx
 
 from switchyard.api.client import calls
 from switchyard.api.client.call import Call, Upload, in_path
-from switchyard.api.client.common import Common, poll_intervals
+from switchyard.api.client.client_base import ClientBase, poll_intervals
 from switchyard.api.client.errors import ApiError, away, error_of
 from switchyard.api.client.operations import streams
 from switchyard.api.client.sse import Event, EventReader, ReconnectBackoff, check_stream
@@ -31,7 +31,7 @@ MAX_RECONNECTS = 8
 T = TypeVar("T")
 
 
-class Client(Common):
+class Client(ClientBase):
     """The API, for programs without an event loop. Safe to use from several threads."""
 
     is_async: Literal[False] = False
@@ -86,7 +86,7 @@ class Client(Common):
     # --- waiting and following ----------------------------------------------------------------
 
     def wait(self, job_id: str, *, timeout: float | None = None) -> JobDetails:
-        """The job as soon as it has ended, well or not. Raises WaitTimeout after `timeout`
+        """Return the job as soon as it has ended, well or not. Raises WaitTimeout after `timeout`
         seconds; None waits for ever."""
         for pause in poll_intervals(f"job {job_id}", timeout):
             if self.job_status(job_id).state in FINISHED:
@@ -104,7 +104,7 @@ class Client(Common):
         raise AssertionError
 
     def text_of(self, file: Upload, *, timeout: float | None = None) -> dict[str, Any]:
-        """The text of a file, page by page. Raises Conflict or Invalid when it can't be read,
+        """Return the text of a file, page by page. Raises Conflict or Invalid if it can't be read,
         WaitTimeout."""
         ordered = self.extract_text(file)
         if ordered.result is not None:
@@ -121,7 +121,7 @@ class Client(Common):
         last_event_id: str | None = None,
         reconnects: int = MAX_RECONNECTS,
     ) -> Generator[Event, None, None]:
-        """What happens to all jobs, or to those of a lane or type, without an end.
+        """Yield what happens to all jobs, or to those of a lane or type, without an end.
 
         A stream that is cut is opened again after the last event that came.
         """
@@ -132,8 +132,8 @@ class Client(Common):
     def job_events(
         self, job_id: str, *, last_event_id: str | None = None, reconnects: int = MAX_RECONNECTS
     ) -> Generator[Event, None, None]:
-        """What happens to one job: from `state` to `end`; `state` comes again where the stream
-        was cut."""
+        """Yield what happens to one job: from `state` to `end`; `state` is repeated after the
+        stream was cut."""
         path = f"/jobs/{in_path(job_id)}/events"
         return self._follow(path, {}, last_event_id, reconnects)
 
@@ -194,7 +194,7 @@ class Client(Common):
             raise away(error, self.base_url) from error
 
 
-class AsyncClient(Common):
+class AsyncClient(ClientBase):
     """The API, for programs with an event loop. Close what it iterates with `aclosing` where you
     leave it early."""
 

@@ -105,7 +105,7 @@ _BY_STATUS: Mapping[int, type[ApiError]] = {
 
 
 def error_of(answer: httpx.Response) -> ApiError:
-    """The error that an answer is; its body must have been read."""
+    """Return the error that an answer stands for; its body must have been read."""
     try:
         problem = ProblemDetails.model_validate_json(answer.content)
     except ValidationError:
@@ -131,14 +131,14 @@ def error_of(answer: httpx.Response) -> ApiError:
 
 
 def away(error: httpx.RequestError, url: httpx.URL) -> ApiUnavailable:
-    """The error for a call that got no answer."""
+    """Return the error of a call that got no answer."""
     place = f"{url.host}:{url.port}" if url.port else url.host
     reason = str(error) or type(error).__name__
     return ApiUnavailable(f"the API at {place} can't be reached: {reason}")
 
 
 def shown_url(url: httpx.URL) -> str:
-    """An address without its password."""
+    """Return an address without its password."""
     return str(url.copy_with(userinfo=b""))
 
 

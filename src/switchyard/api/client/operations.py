@@ -44,7 +44,8 @@ class Method(_OfOperation[P, T]):
     def each(
         self: Method[P, PageT], items: Callable[[PageT], Sequence[Item]]
     ) -> Listing[P, PageT, Item]:
-        """The operation, whose answer is a page, as a method that gives the items of all pages."""
+        """Return the operation, whose answer is a page, as a method that yields the items of all
+        pages."""
         return Listing(self._operation, items)
 
     @overload
@@ -217,7 +218,7 @@ class Operations:
 
 
 def operations_of(client: type[Operations]) -> set[str]:
-    """The ids of the operations of the API that a client covers."""
+    """Return the ids of the API's operations that a client covers."""
     members = (getattr(client, name) for name in dir(client))
     return {each for member in members for each in getattr(member, "operations", ())}
 

@@ -62,7 +62,7 @@ class EventReader:
 
 
 def check_stream(answer: httpx.Response) -> None:
-    """Raises UnexpectedResponse for a success that is no stream of events: it would be opened for
+    """Raise UnexpectedResponse for a success that is no event stream: it would be opened again for
     ever."""
     if not answer.headers.get("content-type", "").startswith("text/event-stream"):
         raise UnexpectedResponse(
@@ -106,6 +106,6 @@ class ReconnectBackoff:
         return wait
 
     def restore(self) -> None:
-        """The stream works."""
+        """Note that the stream works: the next reconnection is the first again."""
         self.failures = 0
         self.opened = True

@@ -15,17 +15,17 @@ Day = date | timedelta | str
 
 
 def ago(name: str, value: Time | None) -> str | None:
-    """A time to look back to, as the API takes it. Raises ValueError, naming the argument."""
+    """Return a past time as the API takes it. Raises ValueError, naming the argument."""
     return None if value is None else _moment(name, value, -1).isoformat()
 
 
 def ahead(name: str, value: Time | None) -> str | None:
-    """A time to come, as the API takes it. Raises ValueError, naming the argument."""
+    """Return a future time as the API takes it. Raises ValueError, naming the argument."""
     return None if value is None else _moment(name, value, 1).isoformat()
 
 
 def day(name: str, value: Day | None) -> str | None:
-    """A day, as the API takes it. Raises ValueError, naming the argument."""
+    """Return a day as the API takes it. Raises ValueError, naming the argument."""
     if value is None:
         return None
     if isinstance(value, str):

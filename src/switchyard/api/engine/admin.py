@@ -22,8 +22,8 @@ from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.ledger.short_ids import Among
 from switchyard.services.engine.records.requests import DeadLetterFilter
 from switchyard.services.engine.records.states import DeadLetterState
+from switchyard.services.pipeline.index.document_search import answered_soon
 from switchyard.services.pipeline.index.opening import report
-from switchyard.services.pipeline.index.searching import answered_soon
 
 router = Routes(prefix="/admin", tags=["admin"], dependencies=[needs(Scope.ADMIN)])
 

@@ -29,7 +29,7 @@ from switchyard.api.state import ApiState, Shared
 from switchyard.api.views.backfills import view_counted_backfill, view_preview
 from switchyard.broker import patterns
 from switchyard.broker.message import describe
-from switchyard.services.common.files.quota import Quota
+from switchyard.services.common.files.storage_quota import Quota
 from switchyard.services.engine.access.api_keys import Principal, Scope
 from switchyard.services.engine.backfill.files import format_of, store_input
 from switchyard.services.engine.backfill.formats import FileFormat

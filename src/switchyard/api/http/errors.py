@@ -52,7 +52,7 @@ from switchyard.services.common.files.errors import (
     StorageUnavailable,
     UnsupportedDocument,
 )
-from switchyard.services.common.files.quota import StorageFull
+from switchyard.services.common.files.storage_quota import StorageFull
 from switchyard.services.engine.backfill.sources import InvalidBackfill, SourceUnreachable
 from switchyard.services.engine.bulk.control import InvalidLimits
 from switchyard.services.engine.dead.changes import InvalidRedrive

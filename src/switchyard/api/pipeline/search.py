@@ -15,7 +15,11 @@ from switchyard.services.common.errors import PermanentError, RetryableError
 from switchyard.services.engine.access.api_keys import Scope
 from switchyard.services.engine.publishing.requests import RequestFieldError
 from switchyard.services.pipeline.index.chunk_index import IndexMismatch, IndexUnavailable
-from switchyard.services.pipeline.index.searching import Filters, UnknownWork, search_documents
+from switchyard.services.pipeline.index.document_search import (
+    Filters,
+    UnknownWork,
+    search_documents,
+)
 
 router = Routes(tags=["search"])
 

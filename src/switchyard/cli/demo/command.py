@@ -17,8 +17,8 @@ from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import echo, say
 
 if TYPE_CHECKING:
-    from switchyard.cli.system.assembly import System
-    from switchyard.cli.system.brokers import FoundBroker
+    from switchyard.cli.system.local_broker import FoundBroker
+    from switchyard.cli.system.local_system import System
     from switchyard.services.common.settings import Settings
 
 VHOST = "switchyard-demo"
@@ -75,8 +75,8 @@ def demo(
 @contextmanager
 def _system(settings: Settings, directory: Path) -> Iterator[System]:
     """The system on a virtual host of its own, set up; what was started ends with the context."""
-    from switchyard.cli.system.assembly import prepare
-    from switchyard.cli.system.brokers import any_broker
+    from switchyard.cli.system.local_broker import any_broker
+    from switchyard.cli.system.local_system import prepare
     from switchyard.cli.system.vhosts import temporary_vhost
 
     with any_broker(settings, directory / "broker", say) as found:
@@ -96,7 +96,7 @@ def _system(settings: Settings, directory: Path) -> Iterator[System]:
 
 
 def _assemble(found: FoundBroker, amqp_url: str, directory: Path) -> System:
-    from switchyard.cli.system.assembly import assemble
+    from switchyard.cli.system.local_system import assemble
 
     return assemble(
         amqp_url=amqp_url,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.demo.story import DemoDocument, DemoRun, has_ended
 from switchyard.cli.demo.view import View, demo_view
-from switchyard.cli.system.assembly import System, start_all
+from switchyard.cli.system.local_system import System, start_all
 from switchyard.cli.system.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -198,9 +198,9 @@ async def _collect(ledger: Ledger, story: DemoRun) -> None:
 
 async def _search(system: System, story: DemoRun) -> None:
     from switchyard.services.common.errors import PermanentError, RetryableError
+    from switchyard.services.pipeline.index.chunk_search import search
     from switchyard.services.pipeline.index.modes import Mode
     from switchyard.services.pipeline.index.opening import open_index
-    from switchyard.services.pipeline.index.ranking import search
 
     titles = [
         str((document.records["extract_text"].result or {}).get("title", document.name))

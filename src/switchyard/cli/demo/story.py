@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from switchyard.services.engine.records.results import JobRecord, JobSummary
     from switchyard.services.engine.redrive.spec import RedriveProgress
-    from switchyard.services.pipeline.index.ranking import Hit
+    from switchyard.services.pipeline.index.chunk_search import Hit
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from switchyard.cli.demo.story import DemoRun
-    from switchyard.cli.system.assembly import System
+    from switchyard.cli.system.local_system import System
     from switchyard.services.engine.ledger import Ledger
     from switchyard.services.engine.monitoring.lane_report import Report
 

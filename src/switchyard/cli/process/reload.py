@@ -95,7 +95,7 @@ class Reloader:
         self.worker = subprocess.Popen([*JOBCTL, *self.arguments], start_new_session=True)
 
     def _ended(self) -> int | None:
-        """The exit code of a worker that has just ended by itself."""
+        """Return the exit code of a worker that has just ended by itself."""
         if self.worker is None or (code := self.worker.poll()) is None:
             return None
         self.worker = None
@@ -119,7 +119,7 @@ class Reloader:
 
 
 def times_of(files: Iterable[Path]) -> Times:
-    """When each was changed last, in nanoseconds; 0 for one that is not there."""
+    """Return when each file was last changed, in nanoseconds; 0 for a missing one."""
     return {path: _time_of(path) for path in files}
 
 
@@ -144,7 +144,7 @@ def probe(modules: Sequence[str]) -> Probed:
 
 
 def main(modules: Sequence[str]) -> None:
-    """The process of `probe`: says what it has found as one line of JSON."""
+    """Print what `probe` reads as one line of JSON, in the process that `probe` starts."""
     from switchyard.cli.base.lazy_command import find_modules_here
     from switchyard.services.engine.jobs.registry import Registry, RegistryError
     from switchyard.services.engine.wings import job_modules
@@ -165,7 +165,7 @@ def main(modules: Sequence[str]) -> None:
 
 
 def _origins(modules: Iterable[str]) -> Iterable[str]:
-    """Files of the modules themselves, also of those that can't be imported."""
+    """Return the files of the modules themselves, also of those that can't be imported."""
     for name in modules:
         try:
             found = importlib.util.find_spec(name.partition(".")[0])

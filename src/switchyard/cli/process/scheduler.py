@@ -82,7 +82,8 @@ async def _schedule(settings: Settings, registry: Registry, modules: Sequence[st
             bulk.stop()
 
         async def schedule() -> WrongSystem | None:
-            """What ends it before anybody has asked for that; operations end with it in order."""
+            """Run the scheduler until it is stopped. Bulk operations end with it in order when it
+            finds the wrong system, which is returned."""
             try:
                 await scheduling.run()
             except WrongSystem as error:

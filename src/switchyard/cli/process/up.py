@@ -24,10 +24,10 @@ from switchyard.cli.base.errors import CommandFailed
 from switchyard.cli.base.output import echo, say
 
 if TYPE_CHECKING:
-    from switchyard.cli.system.assembly import System
     from switchyard.cli.system.autoscale import Autoscaler
-    from switchyard.cli.system.brokers import FoundBroker
-    from switchyard.cli.system.node import LocalNode
+    from switchyard.cli.system.local_broker import FoundBroker
+    from switchyard.cli.system.local_system import System
+    from switchyard.cli.system.rabbitmq_node import LocalNode
     from switchyard.cli.system.supervisor import Supervisor
     from switchyard.services.common.settings import Settings
 
@@ -94,7 +94,7 @@ def up(
     ```
     """
     from switchyard.cli.base.stopping import stop_by_interrupt
-    from switchyard.cli.system.node_setup import make_private
+    from switchyard.cli.system.rabbitmq_config import make_private
 
     quiet_logs("critical")
     stop_by_interrupt()
@@ -113,7 +113,7 @@ def up(
 
 @contextmanager
 def _alone_in(directory: Path) -> Iterator[None]:
-    """Raises CommandFailed when another `up` runs in that directory."""
+    """Raise CommandFailed if another `up` runs in that directory."""
     with (directory / "up.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,8 +125,8 @@ def _alone_in(directory: Path) -> Iterator[None]:
 
 
 def _port(wanted: int) -> int:
-    """A port of loopback for the API. Raises CommandFailed for one that is taken."""
-    from switchyard.cli.system.ports import LOOPBACK
+    """Return a loopback port for the API. Raises CommandFailed for one that is taken."""
+    from switchyard.cli.system.free_ports import LOOPBACK
 
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -150,7 +150,10 @@ def _run_until_interrupted(
     adopt: bool,
 ) -> None:
     from switchyard.broker.errors import WrongSystem
-    from switchyard.cli.system.assembly import (
+    from switchyard.cli.system.autoscale import Autoscaler, read_spans
+    from switchyard.cli.system.free_ports import LOOPBACK
+    from switchyard.cli.system.local_broker import any_broker
+    from switchyard.cli.system.local_system import (
         MAX_PROCESSES,
         PROCESSES,
         assemble,
@@ -159,9 +162,6 @@ def _run_until_interrupted(
         read_scale,
         start_all,
     )
-    from switchyard.cli.system.autoscale import Autoscaler, read_spans
-    from switchyard.cli.system.brokers import any_broker
-    from switchyard.cli.system.ports import LOOPBACK
     from switchyard.cli.system.supervisor import Supervisor
     from switchyard.cli.system.vhosts import own_vhost
 
@@ -213,7 +213,7 @@ class ApiStart:
     is_done: bool = False
 
     def look(self) -> bool:
-        """Whether it has started since the last look."""
+        """Tell whether the API has started since the last look."""
         if self.is_done:
             return False
         with socket.socket() as probe:
@@ -235,9 +235,9 @@ def _await_api(api: ApiStart, supervisor: Supervisor) -> None:
 
 
 def _node_settings(directory: Path) -> Settings:
-    """The settings from the environment, but for the broker that the last `up` here made: it is
-    gone, and a shell that has read `env` still names it."""
-    from switchyard.cli.system.node import NodeFile
+    """Return the settings from the environment without the broker that the last `up` here started:
+    it is gone, and a shell that has read `env` still names it."""
+    from switchyard.cli.system.rabbitmq_node import NodeFile
 
     given = load_settings()
     password = NodeFile(directory / "broker" / "node.json").read().get("password")
@@ -257,8 +257,8 @@ class NodeWatchdog:
     again_at: float = float("-inf")
 
     def look(self, now: float) -> None:
-        """Seconds by a clock that only goes on."""
-        from switchyard.cli.system.node import LocalNodeError
+        """Start the node again if it has ended; `now` is in seconds, by a monotonic clock."""
+        from switchyard.cli.system.rabbitmq_node import LocalNodeError
 
         if self.node.is_running or now < self.again_at:
             return
@@ -290,9 +290,9 @@ def _watch(
 
 
 def _exported(system: System) -> dict[str, str]:
-    """What another terminal needs to mean the same system, by the names of the variables: places,
-    and what commands there go by, as prices, budgets, servers and limits."""
-    from switchyard.cli.system.assembly import variable
+    """Return, by variable, what another terminal needs to use the same system: addresses, and what
+    commands there depend on, such as prices, budgets, servers and limits."""
+    from switchyard.cli.system.local_system import variable
 
     found = {}
     for name in type(system.settings).model_fields:
@@ -306,7 +306,7 @@ def _exported(system: System) -> dict[str, str]:
 
 def _print_addresses(found: FoundBroker, system: System, directory: Path) -> None:
     from switchyard.broker.addresses import address_of, without_login
-    from switchyard.cli.system.node_setup import write_private
+    from switchyard.cli.system.rabbitmq_config import write_private
 
     settings = system.settings
     lines = [f"export {name}={shlex.quote(value)}" for name, value in _exported(system).items()]

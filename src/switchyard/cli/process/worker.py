@@ -114,7 +114,7 @@ def shares_of(
     concurrency: int | None = None,
     reserve: int | None = None,
 ) -> list[WorkerPlan]:
-    """One share for each kind, once. Raises UnknownWorker."""
+    """Return one share for each kind. Raises UnknownWorker."""
     from switchyard.services.engine.runtime.worker import plan_for
 
     if ALL in kinds:

@@ -17,7 +17,7 @@ from switchyard.cli.base.errors import WrongUsage
 from switchyard.services.llm.ledger import LlmLedger
 
 if TYPE_CHECKING:
-    from switchyard.cli.system.assembly import System
+    from switchyard.cli.system.local_system import System
     from switchyard.cli.system.supervisor import Supervisor
 
 LLM = "llm"
@@ -86,7 +86,7 @@ class Verdict:
 def decide(
     seen: KindLoad, span: Span, memory: Memory, patience: ScalingCooldowns, now: float
 ) -> Verdict:
-    """How many processes there are to be: at most one more or one less than there are, but for the
+    """Return how many processes there should be: at most one more or one less than now, within the
     bounds."""
     most = _most(seen, span)
     if not span.least <= seen.processes <= max(span.least, most):
@@ -124,7 +124,7 @@ def _most(seen: KindLoad, span: Span) -> int:
 
 
 def read_spans(texts: Iterable[str], kinds: Sequence[str], most_of_all: int) -> dict[str, Span]:
-    """What `--autoscale llm=1..6` says; `all=1..4` is of every kind that is not named itself.
+    """Parse `--autoscale llm=1..6`; `all=1..4` stands for every kind that is not named itself.
     Raises WrongUsage."""
     found: dict[str, Span] = {}
     for text in texts:
@@ -157,8 +157,8 @@ class Autoscaler:
         """Jobs in each process, at the last look."""
 
     async def look(self, now: float) -> list[str]:
-        """What was changed, in lines; nothing before it is time. A ledger that is away changes
-        nothing."""
+        """Change the numbers of processes if it is time, and return the changes as lines. A ledger
+        that is away changes nothing."""
         from switchyard.services.engine.records.errors import LedgerError
 
         if now < self._next_look:
@@ -180,7 +180,7 @@ class Autoscaler:
         return news
 
     async def _seen(self) -> dict[str, KindLoad]:
-        """Raises LedgerError."""
+        """Read the load of each kind. Raises LedgerError."""
         from switchyard.cli.base.common import open_ledger
 
         settings = self._system.settings
@@ -208,13 +208,13 @@ class Autoscaler:
         return seen
 
     def _names(self, kind: str) -> list[str]:
-        """Of its processes that take jobs, in the order of their start."""
+        """Return the names of a kind's processes that take jobs, in the order of their start."""
         own = ("worker", kind)
         children = self._supervisor.children
         return [each.name for each in children if each.arguments == own and not each.retires]
 
     def _set(self, kind: str, wanted: int) -> None:
-        from switchyard.cli.system.assembly import worker_name
+        from switchyard.cli.system.local_system import worker_name
 
         there = self._names(kind)
         for name in idlest(there, self._running, len(there) - wanted):

@@ -8,7 +8,7 @@ import typer
 
 from switchyard.cli.base.common import load_settings, run
 from switchyard.cli.base.output import JsonOption, echo
-from switchyard.cli.system.made_users import RenewOption, print_users
+from switchyard.cli.system.printed_users import RenewOption, print_users
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,7 +19,7 @@ app = typer.Typer(
 @app.callback()
 def _group() -> None:
     # Without it, typer would make the only command of the group the group itself.
-    """The ledger's tables."""
+    """Make a group of the commands."""
 
 
 @app.command()
@@ -51,7 +51,7 @@ def users(
     A password from JOBS_APPLICATION_PASSWORD or JOBS_READER_PASSWORD is used as it is, and not
     printed. JOBS_DATABASE_URL must name the owner of the tables, with the right CREATEROLE.
     """
-    from switchyard.services.engine.ledger.sql.users import make_database_users
+    from switchyard.services.engine.ledger.sql.database_users import make_database_users
 
     settings = load_settings()
     url, given = settings.ledger_url, settings.database_passwords

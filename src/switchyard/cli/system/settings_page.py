@@ -25,7 +25,7 @@ BOUNDS = {"ge": "≥ ", "gt": "> ", "le": "≤ ", "lt": "< "}
 
 
 def page() -> str:
-    """The page's text: a table for each subject, in the order of the settings' classes."""
+    """Return the page's text: a table for each subject, in the order of the settings' classes."""
     from switchyard.services.common.settings import Settings
 
     parts = [HEAD]
@@ -41,7 +41,7 @@ def page() -> str:
 
 
 def _range(info: Any) -> str:
-    """The values that are taken, as far as the field itself says it."""
+    """Return the values that a field accepts, as far as the field itself says it."""
     choices = _choices(info.annotation)
     if choices:
         return ", ".join(f"`{each}`" for each in choices)

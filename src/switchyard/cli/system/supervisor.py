@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from switchyard.cli.base.stopping import RETIRE_SIGNAL
-from switchyard.cli.system.node import end_with_this_process
+from switchyard.cli.system.rabbitmq_node import end_with_this_process
 
 STOP_SECONDS = 35.0
 """How long a child may take to stop: a little more than running jobs are given."""
@@ -142,7 +142,7 @@ class Supervisor:
         return killed
 
     def _spawn(self, child: Child) -> None:
-        """Raises OSError: nothing runs then."""
+        """Start a process. Raises OSError; nothing runs then."""
         _release_reaper(child)
         # -P: what lies in the current directory must not take the place of a module of ours.
         command = [sys.executable, "-P", "-m", "switchyard.cli.main", *child.arguments]

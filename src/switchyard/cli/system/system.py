@@ -61,7 +61,8 @@ def adopt(yes: YesOption = False) -> None:
 
 
 async def _is_settled(settings: Settings) -> bool:
-    """Whether all of it is this ledger's already, so that adopting takes nothing from anybody."""
+    """Tell whether broker, files and index are this ledger's already, so that adopting takes
+    nothing from anybody."""
     from switchyard.broker.errors import WrongSystem
     from switchyard.broker.topology.system_marker import MarkHidden
     from switchyard.services.engine.identity.broker import read_broker, require_same_system
@@ -104,8 +105,8 @@ async def _read_ids(settings: Settings) -> dict[str, str]:
 
 
 async def require_ours(settings: Settings) -> LedgerError | None:
-    """Raises WrongSystem before anything is changed. A host without the ledger can't ask: why it
-    could not is the answer."""
+    """Raise WrongSystem before anything is changed. On a host without the ledger nothing can be
+    checked; returns why."""
     from switchyard.services.engine.identity.broker import require_same_system
     from switchyard.services.engine.records.errors import LedgerError
 

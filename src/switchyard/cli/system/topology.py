@@ -17,9 +17,9 @@ from switchyard.cli.base.common import (
 )
 from switchyard.cli.base.errors import FAILED, CommandFailed
 from switchyard.cli.base.output import JsonOption, console, echo, print_json, say, table
-from switchyard.cli.system.made_users import RenewOption, print_users
-from switchyard.cli.system.migrate import migrate
+from switchyard.cli.system.printed_users import RenewOption, print_users
 from switchyard.cli.system.system import require_ours
+from switchyard.cli.system.topology_migrate import migrate
 
 if TYPE_CHECKING:
     from switchyard.broker.management.client import ManagementClient
@@ -222,6 +222,6 @@ def _print_table(differences: list[Difference]) -> None:
 
 
 def _advice(differences: Iterable[Difference]) -> list[str]:
-    """Each piece of it once, as a line."""
+    """Return each piece of advice once, as a line."""
     found = dict.fromkeys(each.advice for each in differences if each.advice)
     return [f"{text[:1].upper()}{text[1:]}." for text in found]

@@ -13,13 +13,14 @@ from switchyard.cli.base.errors import CommandFailed
 
 if TYPE_CHECKING:
     from switchyard.broker.management.client import ManagementClient
-    from switchyard.cli.system.brokers import FoundBroker
+    from switchyard.cli.system.local_broker import FoundBroker
     from switchyard.services.common.settings import Settings
 
 
 @contextmanager
 def temporary_vhost(found: FoundBroker, name: str) -> Iterator[str | None]:
-    """The AMQP address of a new virtual host, removed at the end; None where we may make none.
+    """Create a virtual host, removed at the end, and return its AMQP address; None if we may not
+    create one.
 
     When there is one of that name already, somebody else's demo runs in it: then it gets another.
     """
@@ -40,8 +41,8 @@ VHOST = "switchyard"
 
 
 async def own_vhost(found: FoundBroker, settings: Settings) -> str:
-    """The AMQP address of the virtual host of the ledger's system, on a broker that others may use
-    as well; it is made where there is none, and so is the ledger.
+    """Return the AMQP address of the virtual host of the ledger's system, on a broker that others
+    may use as well; creates it, and the ledger, if missing.
 
     It is `switchyard-<id>`. A system from before there were ids goes on in `switchyard`, unless
     that is marked as another's. Raises CommandFailed when this user may not make it.
@@ -74,7 +75,7 @@ async def own_vhost(found: FoundBroker, settings: Settings) -> str:
 
 
 async def has_vhost(found: FoundBroker, name: str) -> bool:
-    """Whether the broker has a virtual host of that name that we may see."""
+    """Tell whether the broker has a virtual host of that name that we may see."""
     from switchyard.broker.errors import ManagementForbidden
 
     async with _management(found, name) as client:
@@ -85,7 +86,7 @@ async def has_vhost(found: FoundBroker, name: str) -> bool:
 
 
 async def permanent_vhost(found: FoundBroker, name: str) -> str:
-    """The AMQP address of the virtual host of that name, made where there is none.
+    """Return the AMQP address of the virtual host of that name; creates it if missing.
 
     Raises CommandFailed when this user may not make it.
     """

@@ -18,7 +18,7 @@ DURATION_HELP = "for example 10s, 5m, 2h30m or 7d"
 
 
 def seconds_of(text: str) -> float:
-    """Seconds of `10s`, `5m`, `1h30m`; a bare number is seconds. Raises ValueError."""
+    """Return the seconds of `10s`, `5m`, `1h30m`; a bare number is seconds. Raises ValueError."""
     bare = text[:100].strip().lower()
     if re.fullmatch(r"\d+(\.\d+)?", bare):
         seconds = float(bare)

@@ -94,5 +94,5 @@ KINDS: tuple[type[SwitchyardError], ...] = (
 
 
 def kind_of(error: SwitchyardError) -> type[SwitchyardError] | None:
-    """The kind that an error is of; None for one that has none, which is a defect."""
+    """Return the kind that an error is of; None for an error without a kind, which is a defect."""
     return next((kind for kind in KINDS if isinstance(error, kind)), None)

@@ -133,7 +133,7 @@ class _PrintableFormatter(logging.Formatter):
 
 
 def _traceback_below(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """A traceback that came as text is shown as one, below its line."""
+    """Print a traceback that came as text below its line."""
     if "traceback" in event and "exception" not in event:
         event["exception"] = str(event.pop("traceback")).rstrip()
     return event

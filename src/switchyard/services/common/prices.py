@@ -29,7 +29,7 @@ class ModelPrice(BaseModel):
     """Part of these prices that is paid through a Batch API."""
 
     def cost(self, usage: Mapping[str, int], *, batch: bool = False) -> float:
-        """Of `prompt_tokens`, of which `cached_tokens` were in the cache, and
+        """Return the cost of `prompt_tokens`, of which `cached_tokens` were in the cache, and of
         `completion_tokens`."""
         prompt = usage.get("prompt_tokens", 0)
         cached = min(usage.get("cached_tokens", 0), prompt)
@@ -49,8 +49,8 @@ class ModelPrices(BaseModel):
 
     @classmethod
     def load(cls, path: Path | None) -> Self:
-        """The prices of that file; none where there is no file. Raises ValueError, which says what
-        is wrong with it."""
+        """Load the prices of that file; none if there is no file. Raises ValueError, which says
+        what is wrong with it."""
         if path is None:
             return cls()
         try:
@@ -61,5 +61,5 @@ class ModelPrices(BaseModel):
             raise ValueError(f"prices: {error}") from error
 
     def of(self, *models: str) -> ModelPrice | None:
-        """The price of the first of these names that has one."""
+        """Return the price of the first of these names that has one."""
         return next((self.models[each] for each in models if each in self.models), None)

@@ -24,17 +24,19 @@ _LINE = re.compile(f"[{_STEERING}\t\n]")
 
 
 def printable(text: str) -> str:
-    r"""The text with steering characters as `\x1b` or `\u202e`; its lines and tabs stay."""
+    r"""Return the text with steering characters as `\x1b` or `\u202e`; its line breaks and tabs
+    stay."""
     return text if text.isascii() and text.isprintable() else _TEXT.sub(_escaped, text)
 
 
 def printable_line(text: str) -> str:
-    """The same in one line, whatever breaks are in it: nothing can pretend to be the next line."""
+    """Return the text in one line, without steering characters: nothing in it can look like the
+    next line."""
     return text if text.isascii() and text.isprintable() else _LINE.sub(_escaped, text)
 
 
 def printable_json(text: str) -> str:
-    r"""A JSON document that means the same, its steering characters as `\u202e`.
+    r"""Return a JSON document with the same meaning, its steering characters as `\u202e`.
 
     JSON has them only within strings, where they may stand so.
     """

@@ -15,7 +15,7 @@ class InvalidToml(ValueError):
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What the file says. Raises InvalidToml."""
+    """Read a TOML file. Raises InvalidToml."""
     try:
         if not path.is_file():  # reading a pipe or a device might never end
             raise InvalidToml(f"there is no file {str(path)!r}")

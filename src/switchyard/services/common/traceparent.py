@@ -11,11 +11,11 @@ _TRACEPARENT = re.compile(
 
 
 def valid_traceparent(value: str | None) -> str | None:
-    """The value, where it is one that W3C Trace Context allows; else None."""
+    """Return the value if W3C Trace Context allows it; else None."""
     return value if value is not None and _TRACEPARENT.fullmatch(value) else None
 
 
 def trace_id_of(traceparent: str | None) -> str | None:
-    """The trace that it names: 32 hexadecimal digits. None for what is no traceparent."""
+    """Return the trace id of a traceparent: 32 hexadecimal digits; None if it is invalid."""
     found = _TRACEPARENT.fullmatch(traceparent or "")
     return found[1] if found else None

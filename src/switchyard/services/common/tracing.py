@@ -54,15 +54,15 @@ class SpanHandle(Protocol):
         ...
 
     def failed(self, kind: str) -> None:
-        """It ended badly, in this way."""
+        """Mark the span as failed, with this reason."""
         ...
 
     def rename(self, name: str) -> None:
-        """What it is was known later than that it is."""
+        """Rename the span: its name was known later than its beginning."""
         ...
 
     def end(self) -> None:
-        """It is over; for those of `begin` alone."""
+        """End the span; only for spans from `begin`."""
         ...
 
 
@@ -115,13 +115,14 @@ _tracer: Final[ContextVar[Any]] = ContextVar("tracer", default=None)
 
 
 def tracer() -> Any:
-    """What keeps the spans here, for `tracing_by`; None where nobody traces."""
+    """Return the tracer of this context, for `tracing_by`; None if tracing is off."""
     return _tracer.get()
 
 
 @contextmanager
 def tracing_by(tracer: Any) -> Iterator[None]:
-    """With the tracer of another context: a server's requests come in contexts of their own."""
+    """Trace with the tracer of another context: a server's requests come in contexts of their
+    own."""
     token = _tracer.set(tracer)
     try:
         yield
@@ -137,7 +138,7 @@ def span(
     parent: str | None = None,
     **attributes: Value | None,
 ) -> Iterator[SpanHandle]:
-    """A span around what is done within; whatever begins there is its child.
+    """Open a span around the context's block; spans that begin within it are its children.
 
     Its own parent is `parent`, a traceparent, or else the span around it. An exception that leaves
     it is its error, by its type. In names of attributes, `__` stands for a dot.
@@ -163,14 +164,14 @@ def span(
 def begin(
     name: str, *, kind: Kind = "internal", parent: str | None = None, **attributes: Value | None
 ) -> SpanHandle:
-    """A span that is nobody's surroundings, one of many at once: `end` it."""
+    """Begin a span that does not surround a block, one of many at once; `end` it."""
     keeps = tracer()
     return _NOTHING if keeps is None else _begun(keeps, name, kind, parent, None, attributes)
 
 
 def record(name: str, *, began: float, parent: str | None, **attributes: Value | None) -> None:
-    """A span of what is over now, and has begun then (seconds since the epoch), such as a wait.
-    Nothing without a parent."""
+    """Record a span that is already over and began then (seconds since the epoch), such as a wait.
+    Does nothing without a parent."""
     keeps = tracer()
     if keeps is not None and valid_traceparent(parent) is not None:
         _begun(keeps, name, "internal", parent, began, attributes).end()
@@ -198,7 +199,8 @@ def _begun(
 
 
 def current_traceparent() -> str | None:
-    """That of the span around; None where nobody traces, or outside of any."""
+    """Return the traceparent of the surrounding span; None if tracing is off, or outside of any
+    span."""
     if tracer() is None:
         return None
     from opentelemetry.trace import get_current_span
@@ -271,7 +273,7 @@ def _is_asked_for() -> bool:
 
 
 def _exporter() -> Any:
-    """The one that OTEL_TRACES_EXPORTER names; it reads its own variables."""
+    """Return the exporter that OTEL_TRACES_EXPORTER names; it reads its own variables."""
     name = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
     name = "otlp_proto_http" if name == "otlp" else name
     found = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)

@@ -14,7 +14,7 @@ from typing import Any
 
 from switchyard.broker.lanes import BACKFILL
 from switchyard.services.common.errors import RetryableError
-from switchyard.services.common.files.keys import content_hash
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.ledger import Ledger

@@ -19,7 +19,7 @@ from itertools import count, groupby
 import structlog
 
 from switchyard.broker.lanes import HOT, LANES
-from switchyard.services.common.instance import new_instance_id
+from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.leases import renewing

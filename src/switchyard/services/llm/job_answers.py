@@ -14,8 +14,8 @@ from typing import Any
 from switchyard.broker.message import now
 from switchyard.services.common.errors import Expired, PermanentError, RetryableError
 from switchyard.services.common.files.errors import NotStored
-from switchyard.services.common.files.keys import raw_answers_key
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import raw_answers_key
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.records.results import JobRecord
 from switchyard.services.llm.batch_collector import may_batch

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from switchyard.services.common.libraries import load
+from switchyard.services.common.library_loading import load
 from switchyard.services.common.settings import LlmServer
 from switchyard.services.common.tracing import span
 from switchyard.services.llm.bounded_http import bounded_http

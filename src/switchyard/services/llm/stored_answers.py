@@ -23,9 +23,9 @@ import structlog
 from switchyard.broker.task_supervisor import TaskSupervisor
 from switchyard.services.common.durations import DAY
 from switchyard.services.common.files.errors import DiskFull, NotStored, StorageUnavailable
-from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.instance import new_instance_id
+from switchyard.services.common.files.storage_keys import content_hash
+from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.leases import renewing

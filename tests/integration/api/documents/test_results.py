@@ -7,8 +7,13 @@ import json
 import httpx
 import pytest
 
-from switchyard.services.common.files.keys import page_key, references_key, result_key, stage_key
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import (
+    page_key,
+    references_key,
+    result_key,
+    stage_key,
+)
 from switchyard.services.common.settings import Settings
 from switchyard.services.pipeline.samples.articles import sample
 from tests.integration.api.document_server import Stored, send

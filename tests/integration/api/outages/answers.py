@@ -11,7 +11,7 @@ from functools import partial
 
 import httpx
 
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.engine.scheduler.duties import SchedulerIntervals
 from switchyard.services.engine.scheduler.scheduler import Scheduler
 from tests.support.api_server import RunningApi

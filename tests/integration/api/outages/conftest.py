@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from tests.integration.api.outages.answers import NOOP
 from tests.support.api_server import RunningApi, connected, serving
 from tests.support.brokers import TestBroker

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from switchyard.services.engine.publishing.preparing import JobRequest, prepare
 from switchyard.services.engine.publishing.publisher import Published
 from switchyard.services.engine.records.requests import JobFilter

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from switchyard.cli.system.node import LocalNode
+from switchyard.cli.system.rabbitmq_node import LocalNode
 from tests.integration.api.outages.answers import NOOP, alarm
 from tests.integration.api.standing import MODULES
 from tests.support.api_server import problem, serving

@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from switchyard.services.common.settings import Settings
-from switchyard.services.pipeline.index import searching
+from switchyard.services.pipeline.index import document_search as searching
 from tests.integration.api.document_server import send, serving
 from tests.support.api_server import problem
 from tests.support.eventually import eventually

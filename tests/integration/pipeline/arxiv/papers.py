@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from switchyard.services.common.files.keys import result_key
+from switchyard.services.common.files.storage_keys import result_key
 from switchyard.services.engine.records.results import Document
 from switchyard.services.pipeline.index.opening import open_index
 from switchyard.services.pipeline.ledger import PipelineLedger

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from switchyard.services.common.files.keys import stage_key
+from switchyard.services.common.files.storage_keys import stage_key
 from switchyard.services.engine.jobs.outcomes import Done, Next, Outcome, Snooze
 from switchyard.services.llm.llm_errors import LlmRefused
 from switchyard.services.pipeline.workers.ingest.arxiv_documents import IngestedVersion, takes_over

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from switchyard.broker.dead.certificate import Reason
-from switchyard.services.common.files.keys import result_key
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import result_key
 from switchyard.services.engine.jobs.registry import InvalidPayload
 from switchyard.services.engine.records.states import State
 from switchyard.services.engine.wings import job_modules

@@ -76,7 +76,7 @@ def preview_backfill(
     lane: str | None = None,
     payload: Mapping[str, Any] | None = None,
 ) -> Call[backfill_models.BackfillPreview]:
-    """What a backfill would do: the number of items, and the first jobs."""
+    """Show what a backfill would do: the number of items, and the first jobs."""
     plan = _plan(source, options, job_type=job_type, lane=lane, payload=payload)
     return act("/backfills/preview", backfill_models.BackfillPreview, plan)
 
@@ -105,14 +105,14 @@ def store_backfill_input(
 def backfills_page(
     *, state: str | None = None, limit: int | None = None, cursor: str | None = None
 ) -> Call[backfill_models.BackfillPage]:
-    """A page of the backfills, newest first."""
+    """Return a page of the backfills, newest first."""
     page = backfill_models.BackfillPage
     return get("/backfills", page, state=state, limit=limit, cursor=cursor)
 
 
 @operation("backfills-show")
 def backfill(backfill_id: str) -> Call[backfill_models.BackfillView]:
-    """How far a backfill is, and what came of it."""
+    """Return the progress and results of a backfill."""
     return get(_path(backfill_id), backfill_models.BackfillView)
 
 

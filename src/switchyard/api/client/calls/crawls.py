@@ -39,13 +39,13 @@ def crawl(
 
 @operation("crawls-list_crawls")
 def crawls(*, limit: int | None = None, cursor: str | None = None) -> Call[models.CrawlList]:
-    """Crawls, the newest first."""
+    """List crawls, newest first."""
     return get("/crawl", models.CrawlList, limit=limit, cursor=cursor)
 
 
 @operation("crawls-show")
 def crawl_progress(crawl_id: str) -> Call[models.CrawlView]:
-    """How far a crawl is."""
+    """Return the progress of a crawl."""
     return get(f"/crawl/{in_path(crawl_id)}", models.CrawlView)
 
 
@@ -53,7 +53,7 @@ def crawl_progress(crawl_id: str) -> Call[models.CrawlView]:
 def crawl_pages(
     crawl_id: str, *, limit: int | None = None, cursor: str | None = None
 ) -> Call[models.CrawlPages]:
-    """A crawl's pages with what came of each, the last due first."""
+    """Return a crawl's pages with the result of each, the last due first."""
     return get(f"/crawl/{in_path(crawl_id)}/pages", models.CrawlPages, limit=limit, cursor=cursor)
 
 

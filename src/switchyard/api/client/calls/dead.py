@@ -22,7 +22,7 @@ def dead_page(
     limit: int | None = None,
     cursor: str | None = None,
 ) -> Call[dead_models.DeadLetterPage]:
-    """A page of the dead letters, the latest first."""
+    """Return a page of the dead letters, latest first."""
     return get(
         "/admin/dead",
         dead_models.DeadLetterPage,
@@ -38,7 +38,7 @@ def dead_page(
 
 @operation("admin-show_dead")
 def dead_letter(letter_id: str) -> Call[dead_models.DeadLetterDetails]:
-    """A dead letter with its headers and body."""
+    """Return a dead letter with its headers and body."""
     return get(f"/admin/dead/{in_path(letter_id)}", dead_models.DeadLetterDetails)
 
 
@@ -85,7 +85,7 @@ def plan_redrive(
     limit: int | None = None,
     from_ledger: bool | None = None,
 ) -> Call[dead_models.RedrivePlan]:
-    """What a redrive would do: which letters would go where. Nothing is sent."""
+    """Show what a redrive would do: which letters would go where. Nothing is sent."""
     body = _body(filter, change=change, limit=limit, from_ledger=from_ledger, dry_run=True)
     return act(_REDRIVES, dead_models.RedrivePlan, body)
 
@@ -94,13 +94,13 @@ def plan_redrive(
 def redrives_page(
     *, state: str | None = None, limit: int | None = None, cursor: str | None = None
 ) -> Call[dead_models.RedrivePage]:
-    """A page of the redrives, the newest first."""
+    """Return a page of the redrives, newest first."""
     return get(_REDRIVES, dead_models.RedrivePage, state=state, limit=limit, cursor=cursor)
 
 
 @operation("admin-show_redrive")
 def redrive(redrive_id: str) -> Call[dead_models.RedriveView]:
-    """How far a redrive is, and what has become of its letters by now."""
+    """Return the progress of a redrive, and the results of its letters so far."""
     return get(_path(redrive_id), dead_models.RedriveView)
 
 

@@ -52,8 +52,8 @@ def documents_page(
     limit: int | None = None,
     cursor: str | None = None,
 ) -> Call[document_models.DocumentList]:
-    """A page of the documents, newest first. `classes` are written `privacy:public`; of several
-    labels of one kind any."""
+    """Return a page of the documents, newest first. `classes` are written `privacy:public`; with
+    several labels of one kind, any of them."""
     return get(
         "/documents",
         document_models.DocumentList,
@@ -88,46 +88,46 @@ def generate_documents(
 
 @operation("documents-document_status")
 def document(document_id: str) -> Call[document_models.DocumentView]:
-    """How far a document is."""
+    """Return the state of a document."""
     return get(f"/documents/{in_path(document_id)}", document_models.DocumentView)
 
 
 @operation("documents-document_result")
 def document_result(document_id: str, *, with_text: bool = False) -> Call[dict[str, Any]]:
-    """What was made of a document; with its text, page by page, where that is wanted."""
+    """Return the results of a document; on request also its text, page by page."""
     include = "text" if with_text else None
     return get_json(f"/documents/{in_path(document_id)}/result", include=include)
 
 
 @operation("documents-document_references")
 def document_references(document_id: str) -> Call[dict[str, Any]]:
-    """What a document cites, once the job `process_references` has run for it."""
+    """Return the references of a document, once the job `process_references` has run for it."""
     return get_json(f"/documents/{in_path(document_id)}/references")
 
 
 @operation("documents-document_references")
 def bibliography(document_id: str, format: BibliographyFormat = "bibtex") -> Call[str]:  # noqa: A002
-    """What a document cites, as the text of a file for other programs."""
+    """Return the references of a document as the text of a file for other programs."""
     path = f"/documents/{in_path(document_id)}/references"
     return Call("GET", path, bytes.decode, {"format": format}, repeatable=True)
 
 
 @operation("documents-document_figures")
 def document_figures(document_id: str) -> Call[document_models.FigureList]:
-    """A document's figures, once the job `describe_figures` has run for it."""
+    """Return a document's figures, once the job `describe_figures` has run for it."""
     return get(f"/documents/{in_path(document_id)}/figures", document_models.FigureList)
 
 
 @operation("documents-document_figure")
 def document_figure(document_id: str, number: int) -> Call[bytes]:
-    """The picture of a figure, from 1, as PNG or JPEG."""
+    """Return the picture of a figure (from 1) as PNG or JPEG."""
     path = f"/documents/{in_path(document_id)}/figures/{number}"
     return Call("GET", path, bytes, repeatable=True)
 
 
 @operation("documents-document_page")
 def document_page(document_id: str, number: int) -> Call[document_models.PageView]:
-    """The text of one page, from 1, as Markdown."""
+    """Return the text of one page (from 1) as Markdown."""
     return get(f"/documents/{in_path(document_id)}/pages/{number}", document_models.PageView)
 
 
@@ -146,7 +146,7 @@ def extract_text(
 
 @operation("extraction-extracted_text")
 def extracted_text(job_id: str) -> Call[dict[str, Any]]:
-    """That text, page by page; Conflict as long as it is not there."""
+    """Return the extracted text, page by page; Conflict until the job has ended."""
     return get_json(f"/extract/text/{in_path(job_id)}")
 
 
@@ -165,9 +165,9 @@ def search(
     cites: str | None = None,
     cited_by: str | None = None,
 ) -> Call[document_models.SearchAnswer]:
-    """Places in documents that answer a query, best first; times have a zone. `cites` and
-    `cited_by` name a work of the graph by any key: only documents that cite it, or that it cites.
-    """
+    """Search documents for passages that answer a query, best first; times have a zone. `cites`
+    and `cited_by` name a work of the graph by any key: only documents that cite it, or that it
+    cites."""
     filters = without_none(
         {
             "document_ids": document_ids and list(document_ids),

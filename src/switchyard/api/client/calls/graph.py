@@ -15,13 +15,13 @@ Way = Direction | Literal["in", "out", "both"]
 
 @operation("graph-summary")
 def graph() -> Call[graph_models.GraphView]:
-    """How large the graph is."""
+    """Return the size of the graph."""
     return get("/graph", graph_models.GraphView)
 
 
 @operation("graph-show_node")
 def graph_node(node: str) -> Call[graph_models.NodeDetailView]:
-    """One node, by any of its keys or by the id of its document."""
+    """Return one node, by any of its keys or by the id of its document."""
     return get("/graph/node", graph_models.NodeDetailView, node=node)
 
 
@@ -34,7 +34,7 @@ def neighbours_page(
     limit: int | None = None,
     cursor: str | None = None,
 ) -> Call[graph_models.NeighbourList]:
-    """A page of what hangs together with a node."""
+    """Return a page of the neighbours of a node."""
     query = _followed(kinds, direction) | {"limit": limit, "cursor": cursor}
     return get("/graph/neighbours", graph_models.NeighbourList, node=node, **query)
 
@@ -48,7 +48,7 @@ def neighbourhood(
     direction: Way | None = None,
     limit: int | None = None,
 ) -> Call[graph_models.NeighbourhoodView]:
-    """The part of the graph around a node."""
+    """Return the part of the graph around a node."""
     query = _followed(kinds, direction) | {"depth": depth, "limit": limit}
     return get("/graph/neighbourhood", graph_models.NeighbourhoodView, node=node, **query)
 
@@ -63,20 +63,20 @@ def graph_paths(
     longest: int | None = None,
     limit: int | None = None,
 ) -> Call[graph_models.PathsView]:
-    """The shortest ways from one node to another."""
+    """Return the shortest paths from one node to another."""
     query = _followed(kinds, direction) | {"longest": longest, "limit": limit}
     return get("/graph/paths", graph_models.PathsView, **{"from": start, "to": end}, **query)
 
 
 @operation("graph-cocited")
 def cocited(node: str, *, limit: int | None = None) -> Call[graph_models.RelatedList]:
-    """Works that are cited together with one."""
+    """Return works that are cited together with one."""
     return get("/graph/cocited", graph_models.RelatedList, node=node, limit=limit)
 
 
 @operation("graph-coupled")
 def coupled(node: str, *, limit: int | None = None) -> Call[graph_models.RelatedList]:
-    """Works that cite what one cites."""
+    """Return works that share references with one."""
     return get("/graph/coupled", graph_models.RelatedList, node=node, limit=limit)
 
 
@@ -89,7 +89,7 @@ def most_cited_page(
     limit: int | None = None,
     cursor: str | None = None,
 ) -> Call[graph_models.NodeList]:
-    """A page of the works that most others cite, or of the highest PageRank."""
+    """Return a page of the most cited works, or of those with the highest PageRank."""
     return get(
         "/graph/cited",
         graph_models.NodeList,

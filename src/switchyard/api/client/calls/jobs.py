@@ -68,7 +68,7 @@ def jobs_page(
     limit: int | None = None,
     cursor: str | None = None,
 ) -> Call[models.JobPage]:
-    """A page of the jobs, newest first."""
+    """Return a page of the jobs, newest first."""
     return get(
         "/jobs",
         models.JobPage,
@@ -86,13 +86,13 @@ def jobs_page(
 
 @operation("jobs-show")
 def job(job_id: str) -> Call[models.JobDetails]:
-    """A job with its payload, its result and its timeline."""
+    """Return a job with its payload, its result and its timeline."""
     return get(f"/jobs/{in_path(job_id)}", models.JobDetails)
 
 
 @operation("jobs-show_status")
 def job_status(job_id: str) -> Call[models.JobProgress]:
-    """How things stand with a job."""
+    """Return the state of a job."""
     return get(f"/jobs/{in_path(job_id)}/status", models.JobProgress)
 
 

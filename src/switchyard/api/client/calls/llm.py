@@ -62,7 +62,7 @@ def ask(
 
 @operation("llm-answer")
 def answer(job_id: str, *, wait: float | None = None) -> Call[models.AnswerOfModel]:
-    """The answer to a question that was asked before, or how it stands."""
+    """Return the answer to an earlier question, or its state."""
     return Call(
         "GET",
         f"/llm/requests/{in_path(job_id)}",

@@ -62,13 +62,13 @@ def process_references(
 
 @operation("jobs-references_of_job")
 def job_references(job_id: str) -> Call[dict[str, Any]]:
-    """What a job on references has made; Conflict as long as it is not there."""
+    """Return the result of a job on references; Conflict until there is one."""
     return get_json(f"/jobs/{in_path(job_id)}/references")
 
 
 @operation("jobs-references_of_job")
 def job_bibliography(job_id: str, format: BibliographyFormat = "bibtex") -> Call[str]:  # noqa: A002
-    """The same references as the text of a file for other programs."""
+    """Return the references of a job as the text of a file for other programs."""
     path = f"/jobs/{in_path(job_id)}/references"
     return Call("GET", path, bytes.decode, {"format": format}, repeatable=True)
 

@@ -11,7 +11,7 @@ from switchyard.api.models import schedules as models
 
 @operation("schedules-list_schedules")
 def schedules() -> Call[models.ScheduleList]:
-    """All schedules, by name."""
+    """Return all schedules, by name."""
     return get("/schedules", models.ScheduleList)
 
 

@@ -17,7 +17,7 @@ from switchyard.api.models import service
 
 @operation("lanes-backpressure")
 def backpressure() -> Call[lane_models.PressureView]:
-    """How full each lane is."""
+    """Return how full each lane is."""
     return get("/backpressure", lane_models.PressureView)
 
 
@@ -30,7 +30,7 @@ def limits(*, waiting: bool | None = None) -> Call[service.LimitList]:
 
 @operation("contract-list_schemas")
 def schemas() -> Call[service.JobTypes]:
-    """The job types, with the JSON Schemas of their payloads."""
+    """Return the job types with the JSON Schemas of their payloads."""
     return get("/schemas", service.JobTypes)
 
 
@@ -42,61 +42,62 @@ def schema(job_type: str) -> Call[dict[str, Any]]:
 
 @operation("contract-show_asyncapi")
 def asyncapi() -> Call[dict[str, Any]]:
-    """The AsyncAPI document of the exchange."""
+    """Return the AsyncAPI document of the exchange."""
     return get_json("/asyncapi.json")
 
 
 @operation("contract-list_problems")
 def problems() -> Call[service.ProblemKinds]:
-    """The kinds of problems that the service answers with."""
+    """Return the kinds of problems that the service answers with."""
     return get("/problems", service.ProblemKinds)
 
 
 @operation("contract-show_problem")
 def problem(name: str) -> Call[service.ProblemKind]:
-    """One of them."""
+    """Return one kind of problem."""
     return get(f"/problems/{in_path(name)}", service.ProblemKind)
 
 
 @operation("health-live")
 def live() -> Call[service.Liveness]:
-    """Whether the service's process answers."""
+    """Tell whether the service's process answers."""
     return get("/health/live", service.Liveness)
 
 
 @operation("health-ready")
 def ready() -> Call[service.Readiness]:
-    """What the service stands on; one that is away is in the answer, and no error."""
+    """Return the state of each dependency of the service; one that is away is in the answer, and no
+    error."""
     return _health("/health/ready")
 
 
 @operation("health-health")
 def health_of_all() -> Call[service.Readiness]:
-    """The same as `ready`."""
+    """Return the same as `ready`."""
     return _health("/health")
 
 
 @operation("health-metrics")
 def metrics() -> Call[str]:
-    """The service's metrics, as Prometheus reads them."""
+    """Return the service's metrics, as Prometheus reads them."""
     return Call("GET", "/metrics", bytes.decode, repeatable=True)
 
 
 @operation("admin-lanes")
 def lanes() -> Call[lane_models.LaneList]:
-    """Each lane's queues, and its jobs by state."""
+    """Return each lane's queues, and its jobs by state."""
     return get("/admin/lanes", lane_models.LaneList)
 
 
 @operation("admin-workers")
 def workers() -> Call[lane_models.WorkerList]:
-    """The workers, those that started last first."""
+    """Return the workers, the last started first."""
     return get("/admin/workers", lane_models.WorkerList)
 
 
 @operation("admin-index")
 def index() -> Call[lane_models.IndexView]:
-    """Which embedder's the index of chunks is, and how far another one is built."""
+    """Return the embedder of the index of chunks, and the progress of a rebuild."""
     return get("/admin/index", lane_models.IndexView)
 
 

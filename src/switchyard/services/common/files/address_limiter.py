@@ -18,12 +18,12 @@ class AddressTurns:
     @classmethod
     @asynccontextmanager
     async def opened(cls, at_once: int) -> AsyncIterator[AddressTurns]:
-        """For `Shared.get`."""
+        """Make the limiter that all jobs of a process share (`Shared.get`)."""
         yield cls(at_once)
 
     @contextmanager
     def one(self, address: str) -> Iterator[bool]:
-        """A turn at that address, while within; False where all are taken."""
+        """Hold a turn at that address within the context; False if all are taken."""
         owner = owner_of(address)
         if self._taken[owner] >= self._at_once:
             yield False

@@ -56,12 +56,13 @@ class Charset:
     name: str
 
     def decode(self, data: bytes, errors: str = "replace") -> str:
-        """The text of all the bytes, without a byte order mark; `errors`: `replace` or `strict`.
+        """Decode all the bytes, without a byte order mark; `errors`: `replace` or `strict`.
         Raises UnicodeDecodeError."""
         return self.decoder(errors)(data, True)
 
     def decoder(self, errors: str = "replace") -> Callable[[bytes, bool], str]:
-        """What decodes one piece after the other; with the last, True. Raises as `decode` does."""
+        """Return a function that decodes one piece after the other; with the last, True. Raises as
+        `decode` does."""
         if self.name in ("utf-8", "utf-16le", "utf-16be"):
             return _without_mark(codecs.getincrementaldecoder(self.name)(errors).decode)
         if self.name in _STATEFUL:
@@ -91,24 +92,25 @@ _READABLE_AS = {
 
 
 def charset_named(label: str | None) -> Charset | None:
-    """The encoding that browsers read under a label; None where they know none."""
+    """Return the encoding that browsers use for a label; None for an unknown label."""
     encoding = webencodings.lookup(label) if label and label.isascii() else None
     return None if encoding is None else Charset(encoding.name)
 
 
 def charset_of(content_type: str | None) -> Charset | None:
-    """The encoding that a Content-Type names; None where it names none that browsers know."""
+    """Return the encoding that a Content-Type names; None if it names none that browsers know."""
     found = _PARAMETER.search(content_type or "")
     return charset_named(found[1]) if found else None
 
 
 def marked_charset(data: bytes) -> Charset | None:
-    """The encoding that a byte order mark shows."""
+    """Return the encoding that a byte order mark shows."""
     return next((Charset(name) for mark, name in _BOMS if data.startswith(mark)), None)
 
 
 def charset_in(data: bytes) -> Charset | None:
-    """The encoding that a page or an XML file names itself: in its XML declaration or `meta`."""
+    """Return the encoding that a page or an XML file declares itself: in its XML declaration or
+    `meta`."""
     head = data[:HEAD_BYTES]
     declared = _XML.match(head)
     labels = [declared[1].decode("ascii")] if declared else []
@@ -120,16 +122,16 @@ def charset_in(data: bytes) -> Charset | None:
 
 
 def decode(data: bytes, declared: Charset | None = None) -> str:
-    """The text of bytes: by their byte order mark, as `declared`, else as UTF-8. What does not fit
-    is replaced by U+FFFD."""
+    """Decode the text of bytes: by their byte order mark, as `declared`, else as UTF-8. What does
+    not fit is replaced by U+FFFD."""
     return (marked_charset(data) or declared or UTF_8).decode(data)
 
 
 async def as_utf8(
     parts: AsyncIterable[bytes], charset_for: Callable[[bytes], Charset | None]
 ) -> AsyncIterator[bytes]:
-    """The parts of a file in UTF-8, by the charset that `charset_for` tells of its beginning, of
-    `BEGINNING_BYTES` or all there is. Where that is None or UTF-8, they pass as they are.
+    """Yield the parts of a file in UTF-8. `charset_for` names the charset by the file's first
+    BEGINNING_BYTES; where it returns None or UTF-8, the parts pass unchanged.
 
     Raises UnicodeDecodeError, and what `parts` raises.
     """
@@ -197,8 +199,8 @@ def _unread(data: bytes, errors: str) -> str:
 
 @lru_cache(maxsize=64)
 def _table(name: str) -> str:
-    """The characters of an encoding of one byte each. Controls are where no character is, as the
-    standard has it, and U+FFFE means that there is none."""
+    """Return the characters of a single-byte encoding. Bytes without a character become controls,
+    as the standard has it; U+FFFE stands for none."""
     encoding = webencodings.lookup(name)
     python = encoding.codec_info.decode
     found = [python(bytes([byte]), "replace")[0] for byte in range(256)]
@@ -211,7 +213,7 @@ def _table(name: str) -> str:
 
 
 def _mended(error: UnicodeError) -> tuple[str, int] | None:
-    """What browsers read where Python's codecs of several bytes have no character."""
+    """Return what browsers read where Python's multi-byte codecs have no character."""
     if not isinstance(error, UnicodeDecodeError):
         return None
     pair = error.object[error.start : error.start + 2]

@@ -86,17 +86,17 @@ _NO_BUCKET = ("<Code>NoSuchBucket<", "<Code>ContainerNotFound<")
 
 
 def is_without_bucket(error: Exception) -> bool:
-    """Whether it is not the file that is not there, but all that it would be in."""
+    """Tell whether the bucket itself is missing, and not only the file."""
     return any(each in str(error) for each in _NO_BUCKET)
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether to wait does not help."""
+    """Tell whether the store refuses, so that waiting does not help."""
     return is_without_bucket(error) or any(each in str(error) for each in _REFUSED)
 
 
 def trouble(error: Exception) -> str:
-    """What an error of a store that says nothing of a file is told as, after the store's name."""
+    """Describe an error of a store that is not about one file, after the store's name."""
     said = str(error)
     if is_without_bucket(error):
         return "has no bucket or container there"
@@ -107,7 +107,7 @@ def trouble(error: Exception) -> str:
 
 
 def away(url: str, error: Exception) -> StorageUnavailable:
-    """What is told of an error of obstore that says nothing of a file."""
+    """Return the error for an obstore error that is not about one file."""
     said = f"the file storage at {url} {trouble(error)}"
     return StorageAuthError(said) if is_refusal(error) else StorageUnavailable(said)
 

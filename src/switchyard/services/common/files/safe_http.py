@@ -85,8 +85,8 @@ class FetchFailed(RetryableError):
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is of the open internet: not of this machine, a private network, a
-    link, a metadata service, a group; nor an IPv6 form of such an IPv4 address."""
+    """Tell whether an address is on the open internet: not of this machine, a private network, a
+    link, a metadata service or a group, nor an IPv6 form of such an IPv4 address."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = _embedded(address)
         if inner is not None:
@@ -99,7 +99,7 @@ def is_public(address: Address) -> bool:
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address that a translator would make of it."""
+    """Return the IPv4 address that a translator would make of an IPv6 address."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     if address.sixtofour is not None:
@@ -113,7 +113,7 @@ def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a name, as the system resolves it."""
+    """Return the addresses of a name, as the system resolves it."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(each[4][0]) for each in found))
 
@@ -128,8 +128,8 @@ class SsrfGuard:
     """Hosts and ports that the operator has named in the settings: these may be anywhere."""
 
     async def address_of(self, host: str, port: int) -> str:
-        """A checked address of that name. Raises NotPublic when any of them is none of the
-        open internet: a mixture has no honest reason."""
+        """Return a checked address of that name. Raises NotPublic if any of its addresses is not on
+        the open internet: there is no honest reason for a mixture."""
         try:
             found = await self.resolve(host, port)
         except (OSError, UnicodeError) as error:
@@ -246,7 +246,7 @@ async def _get(
 
 
 def checked_url(url: str, base: httpx.URL | None = None) -> httpx.URL:
-    """The URL, which must be one that may be asked at all; where it leads, the guard says. Raises
+    """Parse a URL, which must be of a kind that is fetched; the guard checks its host later. Raises
     FetchRefused."""
     try:
         parsed = httpx.URL(url) if base is None else base.join(url)
@@ -301,7 +301,7 @@ def _headers(response: httpcore.Response) -> dict[str, str]:
 
 
 def header_of(response: httpcore.Response, name: bytes) -> str:
-    """A header of an answer, by its name in lower case; empty where it is missing."""
+    """Return a header of an answer, by its name in lower case; empty if it is missing."""
     return next(
         (value.decode("latin-1") for key, value in response.headers if key.lower() == name), ""
     )
@@ -314,8 +314,8 @@ def place_of(url: str) -> tuple[str, int]:
 
 
 def uncompressed_client(**options: Any) -> httpx.AsyncClient:
-    """An `httpx.AsyncClient` with these options. It asks for answers that are not packed, and a
-    packed one raises httpx.DecodingError before any of it is read."""
+    """Make an `httpx.AsyncClient` with these options that asks for uncompressed answers; a
+    compressed one raises httpx.DecodingError before any of it is read."""
     headers = {"Accept-Encoding": "identity", **options.pop("headers", {})}
     return httpx.AsyncClient(
         headers=headers,

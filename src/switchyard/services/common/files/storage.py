@@ -27,7 +27,7 @@ from switchyard.services.common.files.errors import (
     is_without_bucket,
     mapping_disk_full,
 )
-from switchyard.services.common.files.keys import check_key
+from switchyard.services.common.files.storage_keys import check_key
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -46,7 +46,7 @@ PARTS_AT_ONCE = 2
 
 
 def directory_of(url: str) -> Path | None:
-    """The directory of this host that an address names; None for what lies elsewhere."""
+    """Return the directory of this host that an address names; None for one elsewhere."""
     parts = urlsplit(url)
     return Path(unquote(parts.path)) if parts.scheme in ("", "file") else None
 
@@ -234,7 +234,7 @@ class Storage:
         return Received(size, digest.hexdigest())
 
     def get(self, key: str) -> bytes:
-        """A whole file. Raises NotStored, InvalidKey."""
+        """Return a whole file. Raises NotStored, InvalidKey."""
         import obstore
 
         try:
@@ -244,7 +244,7 @@ class Storage:
             _not_stored(key, error)
 
     async def get_async(self, key: str, *, max_bytes: int | None = None) -> bytes:
-        """A whole file. Raises NotStored, InvalidKey, FileTooLarge (before reading it)."""
+        """Return a whole file. Raises NotStored, InvalidKey, FileTooLarge (before reading it)."""
         import obstore
 
         try:
@@ -258,7 +258,7 @@ class Storage:
             _not_stored(key, error)
 
     async def stream_async(self, key: str, *, start: int = 0) -> AsyncIterator[bytes]:
-        """A file from that byte on, in parts of about 1 MiB. Raises NotStored, InvalidKey."""
+        """Yield a file from that byte on, in parts of about 1 MiB. Raises NotStored, InvalidKey."""
         import obstore
 
         stored = await self.stat_async(key)
@@ -286,7 +286,7 @@ class Storage:
         return StoredFile(meta["path"], meta["size"], meta["last_modified"])
 
     async def exists_async(self, key: str) -> bool:
-        """Whether there is a file under that key. Raises InvalidKey."""
+        """Tell whether there is a file under that key. Raises InvalidKey."""
         return await self.stat_async(key) is not None
 
     async def rename_async(self, source: str, target: str) -> None:
@@ -357,7 +357,7 @@ class Storage:
         return len(keys)
 
     async def size_async(self, prefix: str = "") -> int:
-        """Bytes below a folder, for quotas and metrics. Raises InvalidKey."""
+        """Count the bytes below a folder, for quotas and metrics. Raises InvalidKey."""
         return sum([stored.size async for stored in self.list_async(prefix)])
 
 

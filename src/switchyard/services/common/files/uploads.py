@@ -15,8 +15,7 @@ from switchyard.services.common.files.errors import (
     NotStored,
     UnsupportedDocument,
 )
-from switchyard.services.common.files.keys import content_hash
-from switchyard.services.common.files.media import (
+from switchyard.services.common.files.media_types import (
     MAX_DOCUMENT_BYTES,
     SNIFF_BYTES,
     charset_to_read,
@@ -25,6 +24,7 @@ from switchyard.services.common.files.media import (
     refuse_unsupported,
 )
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import content_hash
 
 INCOMING = "uploads/incoming/"
 """Where uploads wait for their job."""
@@ -79,7 +79,7 @@ async def receive(
 async def _sniffed(
     parts: AsyncIterable[bytes], filename: Callable[[], str | None]
 ) -> AsyncIterator[bytes]:
-    """The same parts, the first of them long enough to be checked."""
+    """Yield the same parts, the first of them long enough to be checked."""
     head = b""
     checked = False
     async for part in parts:
@@ -99,7 +99,7 @@ async def _sniffed(
 
 
 async def read_upload(storage: Storage, key: str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-    """An uploaded file. Raises PermanentError (it is gone), DocumentTooLarge."""
+    """Return an uploaded file. Raises PermanentError (it is gone), DocumentTooLarge."""
     try:
         return await storage.get_async(key, max_bytes=max_bytes)
     except NotStored as error:
@@ -111,7 +111,7 @@ async def read_upload(storage: Storage, key: str, *, max_bytes: int = MAX_DOCUME
 def read_path(
     path: str, *, max_bytes: int = MAX_DOCUMENT_BYTES, below: Sequence[Path] | None = None
 ) -> bytes:
-    """A file on this machine; with `below`, only of these directories, whatever links say.
+    """Read a file on this machine; with `below`, only from these directories, whatever links say.
 
     Raises PermanentError, DocumentTooLarge.
     """
@@ -145,5 +145,5 @@ class FileIdentity:
 
 
 def identify(data: bytes, filename: str | None) -> FileIdentity:
-    """Raises UnsupportedDocument."""
+    """Return the media type and hash of a file by its content. Raises UnsupportedDocument."""
     return FileIdentity(content_hash(data), media_type_of(data, filename), len(data))

@@ -17,7 +17,7 @@ from switchyard.services.common.settings.jobs import (
     NoticeSettings,
 )
 from switchyard.services.common.settings.llm import LlmServer, LlmSettings
-from switchyard.services.common.settings.places import PlaceSettings, default_data_dir
+from switchyard.services.common.settings.locations import LocationSettings, default_data_dir
 from switchyard.services.common.settings.processes import ProcessSettings
 from switchyard.services.common.settings.sources import SourceSettings
 
@@ -42,7 +42,7 @@ class Settings(
     DocumentSettings,
     LlmSettings,
     JobSettings,
-    PlaceSettings,
+    LocationSettings,
     BrokerSettings,
 ):
     """Settings of workers, scheduler, API and CLI. Secrets never reach a log."""
@@ -69,8 +69,8 @@ class Settings(
         return self
 
     def slots_of(self, worker: str) -> int:
-        """Jobs that this kind of worker runs at once, where nobody says otherwise. Those of the LLM
-        worker wait for servers, which have limits of their own."""
+        """Return how many jobs this kind of worker runs at once by default. Jobs of the LLM worker
+        wait for servers, which have limits of their own."""
         if worker == "llm" and self.llm_servers:
             return max(self.worker_concurrency, self.llm_concurrency_max)
         return self.worker_concurrency

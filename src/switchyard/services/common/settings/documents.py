@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings
 
 from switchyard.broker import patterns
-from switchyard.services.common.settings.values import Listed
+from switchyard.services.common.settings.value_types import Listed
 
 
 class DocumentSettings(BaseSettings):

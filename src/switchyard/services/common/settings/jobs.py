@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import BaseSettings
 
-from switchyard.services.common.settings.values import Hosts, Listed, OrOff
+from switchyard.services.common.settings.value_types import Hosts, Listed, OrOff
 
 
 class LimitRoom(BaseModel):
@@ -21,7 +21,7 @@ class LimitRoom(BaseModel):
     tokens_per_minute: int | None = Field(default=None, ge=1, le=1_000_000_000_000)
 
     def given(self) -> dict[str, int | None]:
-        """Those that are set, to a number or to null."""
+        """Return the limits that are set, to a number or to null."""
         numbers = ("concurrency", "per_minute", "tokens_per_minute")
         return {each: getattr(self, each) for each in numbers if each in self.model_fields_set}
 

@@ -201,7 +201,7 @@ class LlmSettings(BaseSettings):
         return ModelPrices.load(self.llm_prices)
 
     def llm_call_limit(self, attempt: float) -> float:
-        """Seconds that one call may take in an attempt of so many."""
+        """Return the seconds that one call may take in an attempt of that many seconds."""
         return min(self.llm_timeout, CALL_RATIO * attempt)
 
     @property
@@ -227,7 +227,7 @@ class LlmSettings(BaseSettings):
         return (*self.llm_servers, *(vision.llm_servers if vision else ()))
 
     def most_calls(self, server: LlmServer) -> int:
-        """Calls that a server gets at once at most."""
+        """Return how many calls a server gets at once at most."""
         return server.most or self.llm_concurrency_max
 
     @property

@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings
 
 from switchyard.broker import patterns
-from switchyard.services.common.settings.values import Hosts, OrOff
+from switchyard.services.common.settings.value_types import Hosts, OrOff
 
 
 class SourceSettings(BaseSettings):

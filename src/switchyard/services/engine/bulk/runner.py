@@ -17,7 +17,7 @@ import structlog
 
 from switchyard.broker.errors import PublishError
 from switchyard.broker.task_supervisor import TaskSupervisor, end_tasks
-from switchyard.services.common.instance import new_instance_id
+from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.engine.bulk.control import BulkConflict, require_bulk
 from switchyard.services.engine.bulk.session import (
     LEASE_SECONDS,

@@ -26,8 +26,8 @@ from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.ledger.referenced_keys import texts_in
-from switchyard.services.engine.ledger.sql.base import LedgerCore
 from switchyard.services.engine.ledger.sql.database import Database, TransactionBody, connect
+from switchyard.services.engine.ledger.sql.repository import LedgerCore
 from switchyard.services.engine.runtime.attempt import Attempt, attempt_alone
 
 T = TypeVar("T")

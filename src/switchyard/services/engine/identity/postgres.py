@@ -35,7 +35,7 @@ async def claim_database(url: str, told: str, *, take: bool) -> str:
     in the place of whatever there is. Gives the mark that is there then. Raises OSError and
     asyncpg's errors."""
     # Here: job types know addresses, and load no database library.
-    from switchyard.services.engine.ledger.sql.servers import connection_options, open_one
+    from switchyard.services.engine.ledger.sql.postgres_servers import connection_options, open_one
 
     connection: Any = await open_one(dsn(url), **connection_options())
     try:

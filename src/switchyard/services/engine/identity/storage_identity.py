@@ -16,7 +16,7 @@ from switchyard.services.common.files.errors import (
     StorageUnavailable,
 )
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.libraries import load
+from switchyard.services.common.library_loading import load
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.postgres import (
     claim_database,

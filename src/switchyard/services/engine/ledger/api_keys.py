@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, exists, insert, select, update
 
-from switchyard.services.engine.ledger.sql.base import Repository, read, write
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import api_keys
 from switchyard.services.engine.records.system import ApiKeyRecord
 
@@ -67,7 +67,7 @@ class ApiKeyRepository(Repository):
 
     @write
     def note_api_key_used(self, connection: Connection, key_id: str, now: float) -> None:
-        """The key was used at that time."""
+        """Record that the key was used at that time."""
         connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(last_used_at=now))
 
 

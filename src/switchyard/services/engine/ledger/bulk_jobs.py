@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, func, select
 
-from switchyard.services.engine.ledger.sql.base import Repository, read
+from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.bulk import BulkDeaths
 from switchyard.services.engine.records.states import FINISHED, State
@@ -19,8 +19,8 @@ class BulkJobRepository(Repository):
     def count_bulk_jobs(
         self, connection: Connection, operation_id: str
     ) -> tuple[dict[State, int], dict[State, int]]:
-        """Jobs of an operation by state: those that it published, and those that followed from
-        them. Counts each of them: 1 to 2 s for a million."""
+        """Count an operation's jobs by state: those that it published, and those that followed from
+        them. It reads each of them: 1 to 2 s for a million."""
         is_own = jobs.c.parent_id.is_(None)
         query = (
             select(is_own.label("own"), jobs.c.state, func.count())
@@ -34,8 +34,8 @@ class BulkJobRepository(Repository):
         return own, followers
 
     async def count_open_bulk_jobs(self, operation_id: str, *, at_most: int) -> int:
-        """Jobs of an operation that are not finished, those that followed included; `at_most` when
-        there are more. Takes as long as that number makes it, whatever the operation's size."""
+        """Count an operation's unfinished jobs, follow-up jobs included, up to `at_most`. The time
+        depends on that number alone, not on the operation's size."""
         open_states = [state.value for state in State if state not in FINISHED]
         found = (
             select(jobs.c.state)
@@ -48,7 +48,7 @@ class BulkJobRepository(Repository):
     async def count_queued_bulk_jobs(
         self, operation_id: str, lane: str, worker: str, *, at_most: int
     ) -> int:
-        """Jobs of an operation that wait in one queue; `at_most` when there are more."""
+        """Count an operation's jobs that wait in one queue, up to `at_most`."""
         waiting = [State.PENDING.value, State.QUEUED.value]
         found = (
             select(jobs.c.state)
@@ -66,7 +66,7 @@ class BulkJobRepository(Repository):
     async def bulk_jobs(
         self, operation_id: str, states: Collection[State], *, limit: int
     ) -> list[str]:
-        """Ids of jobs of an operation in one of the states."""
+        """Return ids of an operation's jobs in one of the states."""
         query = (
             select(jobs.c.id)
             .where(

@@ -12,11 +12,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, func, or_, select, text, update
 
-from switchyard.services.engine.ledger.sql import operations as ops
-from switchyard.services.engine.ledger.sql.base import Repository, write
+from switchyard.services.engine.ledger.sql import job_operations as ops
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
 from switchyard.services.engine.ledger.sql.dialect import clock
 from switchyard.services.engine.ledger.sql.paging import fetch_page
+from switchyard.services.engine.ledger.sql.repository import Repository, write
 from switchyard.services.engine.ledger.sql.tables import bulk_operations
 from switchyard.services.engine.records.bulk import (
     ACTIVE,
@@ -82,7 +82,7 @@ class BulkRepository(Repository):
         return self._take(connection, operation_id, hold) or _operation(made)
 
     async def get_bulk(self, operation_id: str) -> BulkOperation | None:
-        """One operation."""
+        """Return one operation."""
         return await self._database.read(lambda connection: _fetch(connection, operation_id))
 
     async def list_bulk(
@@ -93,8 +93,8 @@ class BulkRepository(Repository):
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[BulkOperation]:
-        """Operations, newest first; those of a kind, those in one of the states. Raises ValueError
-        for a limit outside 1 to 1,000 or a cursor that is not from a page before."""
+        """List operations, newest first; of one kind, in one of the states. Raises ValueError for a
+        limit outside 1 to 1,000, or a cursor that no earlier page gave."""
         query = select(bulk_operations)
         if kind is not None:
             query = query.where(bulk_operations.c.kind == kind)

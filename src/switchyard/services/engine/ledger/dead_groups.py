@@ -32,7 +32,7 @@ class DeadLetterRepository(DeadLetterReads):
         limit: int = 100,
         now: float | None = None,
     ) -> list[DeadGroup]:
-        """Groups of dead letters in that state (None for any), the largest first. Raises
+        """Group the dead letters in that state (None: in any) by cause, largest group first. Raises
         ValueError for a limit outside 1 to 1,000."""
         if not 1 <= limit <= MAX_GROUPS:
             raise ValueError(f"limit must be 1 to {MAX_GROUPS}")
@@ -119,8 +119,8 @@ class DeadLetterRepository(DeadLetterReads):
         after: tuple[float, str] | None = None,
         limit: int = BATCH,
     ) -> list[DeadLetter]:
-        """Letters that fit, in one of the states, oldest first; those after that time of death
-        and id."""
+        """Return the letters in one of the states, oldest first, from after that time of death and
+        id."""
         at, key = dead_letters.c.dead_at, dead_letters.c.id
         query = filtered(select(dead_letters), wanted, self._database.dialect)
         query = query.where(dead_letters.c.state.in_(sorted(states)))

@@ -9,8 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, case, func, select, text
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.engine.ledger.sql import rules
-from switchyard.services.engine.ledger.sql.base import Repository, read
+from switchyard.services.engine.ledger.sql import job_rules as rules
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
 from switchyard.services.engine.ledger.sql.copy_validation import is_foreign_letter
 from switchyard.services.engine.ledger.sql.dead_letter_ops import MarkDead
@@ -21,6 +20,7 @@ from switchyard.services.engine.ledger.sql.dialect import (
 )
 from switchyard.services.engine.ledger.sql.job_content import JobContent, load_edits, load_works
 from switchyard.services.engine.ledger.sql.paging import fetch_page
+from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
 from switchyard.services.engine.records.errors import RowRejected, UnknownDeadLetter
 from switchyard.services.engine.records.requests import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, func, select
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.repository import Repository
 from switchyard.services.engine.ledger.sql.tables import (
     bulk_operations,
     dead_letters,
@@ -30,8 +30,8 @@ class GaugeReads(Repository):
         return await self._database.read(_gauges)
 
     async def load(self, host: str) -> dict[str, WorkerLoad]:
-        """By kind of worker, what it has to do, and what its processes on that host do. Raises
-        LedgerUnavailable."""
+        """Return, by kind of worker, its waiting jobs, and what its processes on that host do.
+        Raises LedgerUnavailable."""
         return await self._database.read(lambda connection: _load(connection, host))
 
     async def queued_since(self, moment: float) -> dict[tuple[str, str], int]:
@@ -48,7 +48,7 @@ class GaugeReads(Repository):
         )
 
     async def open_by_source(self, lane: str, *, sample: int) -> dict[str, int]:
-        """Jobs in flight in a lane by their source, of the first `sample` that are found. Raises
+        """Count a lane's jobs in flight by source, among the first `sample` of them. Raises
         LedgerUnavailable."""
         found = (
             select(jobs.c.source)

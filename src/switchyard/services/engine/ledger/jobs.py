@@ -7,13 +7,13 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, insert, literal, select, text, update
 
-from switchyard.services.engine.ledger.sql import operations as ops
+from switchyard.services.engine.ledger.sql import job_operations as ops
 from switchyard.services.engine.ledger.sql.attempt_ops import Cancel, Claim, Finish
-from switchyard.services.engine.ledger.sql.base import Repository, write
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.dead_letter_ops import MarkOverflowed
 from switchyard.services.engine.ledger.sql.dialect import keys_condition, keys_parameter
 from switchyard.services.engine.ledger.sql.job_content import JobContent
+from switchyard.services.engine.ledger.sql.repository import Repository, write
 from switchyard.services.engine.ledger.sql.tables import attempts, jobs
 from switchyard.services.engine.records.errors import IdempotencyConflict
 from switchyard.services.engine.records.requests import ClaimRequest, FinishRequest, NewJob
@@ -82,8 +82,8 @@ class JobRepository(Repository):
         return sum(_all_of(answers))
 
     async def _mark_many_queued(self, job_ids: Sequence[str], queued_at: float) -> int:
-        """In one statement, for the rule is simple (`rules.may_queue`): rows that are loaded,
-        changed and written cost three times as much."""
+        """Mark jobs as queued in one statement, as the rule is simple (`rules.may_queue`): to load,
+        change and write their rows costs three times as much."""
         dialect = self._database.dialect
         states = ", ".join(f"'{state}'" for state in sorted(UNCONFIRMED))
         statement = text(

@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, or_, select
 
-from switchyard.services.engine.ledger.sql import operations as ops
-from switchyard.services.engine.ledger.sql.base import Repository, read
+from switchyard.services.engine.ledger.sql import job_operations as ops
+from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.ledger.sql.tables import jobs, joins
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.joins import JoinedJob, JoinRecord, WhenDead

@@ -14,9 +14,9 @@ import structlog
 from sqlalchemy import Connection, text
 
 from switchyard.broker.task_supervisor import TaskSupervisor
-from switchyard.services.common.instance import new_instance_id
-from switchyard.services.engine.ledger.sql.base import Repository, read, write
+from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.engine.ledger.sql.dialect import clock
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.records.errors import LedgerError
 
 Sleep = Callable[[float], Awaitable[None]]

@@ -5,23 +5,22 @@ from __future__ import annotations
 from sqlalchemy import Connection, text
 
 from switchyard.broker.closeable import AsyncCloseable
-from switchyard.services.engine.ledger.alerts import SentAlerts
 from switchyard.services.engine.ledger.api_keys import ApiKeyRepository
 from switchyard.services.engine.ledger.bulk_jobs import BulkJobRepository
 from switchyard.services.engine.ledger.bulk_operations import BulkRepository
 from switchyard.services.engine.ledger.dead_groups import DeadLetterRepository
 from switchyard.services.engine.ledger.gauges import GaugeReads
+from switchyard.services.engine.ledger.job_reads import JobReads
 from switchyard.services.engine.ledger.jobs import JobRepository
 from switchyard.services.engine.ledger.joins import JoinRepository
 from switchyard.services.engine.ledger.leases import LeaseRepository
 from switchyard.services.engine.ledger.limits import LimitRepository
 from switchyard.services.engine.ledger.progress import ProgressRepository
-from switchyard.services.engine.ledger.reads import JobReads
 from switchyard.services.engine.ledger.redrives import RedriveRepository
 from switchyard.services.engine.ledger.referenced_keys import ReferencedKeys
 from switchyard.services.engine.ledger.schedules import ScheduleRepository
+from switchyard.services.engine.ledger.sent_alerts import SentAlerts
 from switchyard.services.engine.ledger.short_ids import ShortIds
-from switchyard.services.engine.ledger.sql.base import LedgerCore
 from switchyard.services.engine.ledger.sql.clock import Clock
 from switchyard.services.engine.ledger.sql.database import connect
 from switchyard.services.engine.ledger.sql.instrumentation import (
@@ -30,6 +29,7 @@ from switchyard.services.engine.ledger.sql.instrumentation import (
     SlowTransactionNotifier,
     TimedDatabase,
 )
+from switchyard.services.engine.ledger.sql.repository import LedgerCore
 from switchyard.services.engine.ledger.sql.tables import SCHEMA_REVISION
 from switchyard.services.engine.ledger.system import DiskSpaceProbe, SystemRepository
 from switchyard.services.engine.ledger.workers import WorkerRepository
@@ -98,8 +98,8 @@ class Ledger(AsyncCloseable):
         self.core.database = TimedDatabase(self.core.database, observe)
 
     async def check(self) -> None:
-        """Raises LedgerUnavailable when the database is away, LedgerMissing when there are no
-        tables in it, SchemaOutdated when they are of another version."""
+        """Check that the tables are there and of this version. Raises LedgerUnavailable,
+        LedgerMissing, SchemaOutdated."""
 
         def work(connection: Connection) -> str | None:
             revision: str | None = connection.scalar(

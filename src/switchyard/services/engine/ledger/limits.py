@@ -11,10 +11,10 @@ from typing import cast
 
 from sqlalchemy import Connection, delete, func, select, update
 
-from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import db_now
-from switchyard.services.engine.ledger.sql.limiting import PermitChange, wake_waiting
-from switchyard.services.engine.ledger.sql.operations import JobChange
+from switchyard.services.engine.ledger.sql.job_operations import JobChange
+from switchyard.services.engine.ledger.sql.permit_batch import PermitChange, wake_waiting
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import limit_holds, limit_waits, limits
 from switchyard.services.engine.records.limits import (
     LimitReport,

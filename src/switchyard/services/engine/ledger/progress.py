@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, select
 
 from switchyard.broker.message import JobMessage
-from switchyard.services.engine.ledger.sql.base import Repository
 from switchyard.services.engine.ledger.sql.codec import fingerprint, to_json
 from switchyard.services.engine.ledger.sql.progress_ops import SaveProgress
+from switchyard.services.engine.ledger.sql.repository import Repository
 from switchyard.services.engine.ledger.sql.tables import job_checkpoints, job_progress, jobs
 from switchyard.services.engine.records.progress import NoteRequest, ProgressRecord
 

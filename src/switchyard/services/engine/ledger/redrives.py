@@ -9,11 +9,11 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select, text, update
 
 from switchyard.broker.lanes import queue_name
-from switchyard.services.engine.ledger.reads import to_record
+from switchyard.services.engine.ledger.job_reads import to_record
 from switchyard.services.engine.ledger.sql import dialect as sql
-from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import to_json
 from switchyard.services.engine.ledger.sql.dead_letter_ops import MarkRedriven, UndoRedrive
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import (
     bulk_operations,
     dead_letters,
@@ -57,8 +57,8 @@ class RedriveRepository(Repository):
         return {row.id: queue_name(row.lane, row.worker) for row in found}
 
     async def note_redriven(self, copies: Sequence[RedrivenCopy], now: float) -> None:
-        """The broker has these copies: their jobs are queued again, unless a worker was faster,
-        and their letters no longer wait, unless they have died again already."""
+        """Record that the broker has these copies: their jobs are queued again unless a worker has
+        already started them, and their letters no longer wait unless the jobs have died again."""
         if not copies:
             return
         redriven = [
@@ -132,8 +132,8 @@ class RedriveRepository(Repository):
     def planned_redrives(
         self, connection: Connection, operation_id: str, letter_ids: Sequence[str]
     ) -> dict[str, int]:
-        """Of these letters those that the operation has sent, or was about to: the redrives of
-        their copies."""
+        """Return, of these letters, those that the operation has sent or was about to send, each
+        with the redrive number of its copy."""
         dialect = self._database.dialect
         query = text(
             sql.select_by_keys(
@@ -206,7 +206,7 @@ class RedriveRepository(Repository):
     async def redriven_letters(
         self, operation_id: str, outcome: RedriveOutcome | None, *, limit: int
     ) -> list[str]:
-        """Ids of an operation's letters with that outcome, None for those still open."""
+        """Return ids of an operation's letters with that outcome; None: those without one yet."""
         query = (
             select(redriven_letters.c.letter_id)
             .where(
@@ -225,7 +225,7 @@ class RedriveRepository(Repository):
     async def letter_edits(
         self, *, letter_id: str | None = None, operation_id: str | None = None, limit: int = 1_000
     ) -> list[LetterEdit]:
-        """Edits of one letter, or of one operation; the latest first."""
+        """Return the edits of one letter, or of one operation, latest first."""
         query = select(letter_edits)
         if letter_id is not None:
             query = query.where(letter_edits.c.letter_id == letter_id)
@@ -271,7 +271,7 @@ class RedriveRepository(Repository):
         return True
 
     async def mark_restored(self, edit: LetterEdit, now: float) -> None:
-        """The original of an edit that was undone is in `jobs.dead` again."""
+        """Record that the original of an undone edit is in `jobs.dead` again."""
         statement = (
             update(letter_edits)
             .where(

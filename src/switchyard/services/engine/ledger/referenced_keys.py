@@ -9,7 +9,7 @@ from functools import partial
 from sqlalchemy import Connection, and_, or_, select, tuple_
 
 from switchyard.broker.lanes import DEAD_TTL_SECONDS
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.repository import Repository
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
 from switchyard.services.engine.records.states import FINISHED, DeadLetterState, State
 

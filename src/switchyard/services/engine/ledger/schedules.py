@@ -21,9 +21,9 @@ from sqlalchemy import (
     update,
 )
 
-from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import clean, to_json
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import schedule_firings, schedules
 from switchyard.services.engine.records.schedules import Firing, FiringOutcome, ScheduleRecord
 
@@ -110,7 +110,8 @@ class ScheduleRepository(Repository):
     def due_schedules(
         self, connection: Connection, limit: int
     ) -> tuple[list[ScheduleRecord], float]:
-        """Those that are due, the longest due first; and the time by which they are."""
+        """Return the schedules that are due, the longest due first; and the time of this
+        reading."""
         now = db_now(connection)
         query = (
             select(schedules)
@@ -160,7 +161,7 @@ class ScheduleRepository(Repository):
     def open_firings(
         self, connection: Connection, limit: int
     ) -> list[tuple[Firing, ScheduleRecord]]:
-        """Those whose jobs are to be published, the longest due first."""
+        """Return the firings whose jobs are still to be published, the longest due first."""
         query = (
             select(schedule_firings, schedules)
             .join(schedules, schedules.c.name == schedule_firings.c.schedule)
@@ -180,7 +181,7 @@ class ScheduleRepository(Repository):
         now: float,
         note: str | None = None,
     ) -> None:
-        """What became of one that was open, or, where that is `due`, why it still is."""
+        """Record the result of an open firing; with the state `due`, only why it is still open."""
         change = (
             update(schedule_firings)
             .where(
@@ -213,7 +214,7 @@ class ScheduleRepository(Repository):
         )
 
     async def waiting_firings(self) -> dict[str, Firing]:
-        """The one that has been open for the longest, of each schedule that has any."""
+        """Return, of each schedule with open firings, the one that has been open longest."""
         return await self._one_of_each(
             func.min(schedule_firings.c.due_at), text("schedule_firings.outcome = 'due'")
         )

@@ -8,7 +8,7 @@ from enum import Enum
 from sqlalchemy import Connection, func, select
 
 from switchyard.services.common.errors import InvalidInput
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.repository import Repository
 from switchyard.services.engine.ledger.sql.tables import bulk_operations, dead_letters, jobs
 
 _SHORT = re.compile(r"(?:[a-z]+-)?[0-9a-f]{6}[0-9a-f-]*")

@@ -6,7 +6,7 @@ import time
 
 from sqlalchemy import Connection, text
 
-from switchyard.services.engine.ledger.sql.base import Repository, read
+from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.records.errors import LedgerFull, LedgerUnavailable
 from switchyard.services.engine.records.system import SystemRecord
 
@@ -49,8 +49,8 @@ class DiskSpaceProbe(Repository):
     """Asks a database server for room. A SQLite file lies on this host, which knows."""
 
     async def require_room(self) -> None:
-        """Raises LedgerFull when PostgreSQL has no room for a temporary file where the ledger's
-        tables are; LedgerUnavailable when it is away."""
+        """Raise LedgerFull if PostgreSQL has no room for a temporary file where the ledger's tables
+        are; LedgerUnavailable if it can't be reached."""
         if self._database.dialect == "sqlite":
             return
 

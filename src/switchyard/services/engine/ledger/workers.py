@@ -11,8 +11,8 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, delete, func, insert, select, text
 
-from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import clock
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import attempts, jobs, loop_blocks, workers
 from switchyard.services.engine.records.results import (
     UNKNOWN_TYPE,

@@ -25,7 +25,11 @@ from switchyard.services.engine.jobs.registry import Registry
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.bulk import BulkState
 from switchyard.services.engine.redrive.redrive_pass import RedrivePass
-from switchyard.services.engine.redrive.run import STATE_POLL_INTERVAL, Halted, RedriveRun
+from switchyard.services.engine.redrive.redrive_progress import (
+    STATE_POLL_INTERVAL,
+    Halted,
+    RedriveRun,
+)
 from switchyard.services.engine.redrive.sending import LetterSender, QueueCapacity
 from switchyard.services.engine.redrive.spec import KIND, RedriveSpec
 

@@ -12,7 +12,7 @@ from switchyard.broker.lanes import HOT, lane_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.services.engine.dead.letters import DeadLetterLike
 from switchyard.services.engine.records.bulk import BulkState
-from switchyard.services.engine.redrive.run import STATE_POLL_INTERVAL, RedriveRun
+from switchyard.services.engine.redrive.redrive_progress import STATE_POLL_INTERVAL, RedriveRun
 from switchyard.services.engine.redrive.sending import (
     BATCH,
     LetterSender,

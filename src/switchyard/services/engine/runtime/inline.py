@@ -21,7 +21,7 @@ import structlog
 from switchyard.broker.closeable import AsyncCloseable
 from switchyard.broker.dead.certificate import Reason
 from switchyard.broker.message import JobMessage
-from switchyard.services.common.instance import new_instance_id
+from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import ProcessResources
 from switchyard.services.engine.jobs.limits import LimitRefused, needs_of

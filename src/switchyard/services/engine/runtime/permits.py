@@ -26,7 +26,7 @@ from switchyard.broker.message import MAX_PRIORITY, JobMessage
 from switchyard.broker.publish.outcome import envelope_of
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.task_supervisor import TaskSupervisor
-from switchyard.services.common.instance import new_instance_id
+from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.common.settings import LimitNumbers
 from switchyard.services.engine.jobs.context import Usage
 from switchyard.services.engine.jobs.limits import LimitRefused, needs_of

@@ -18,7 +18,7 @@ from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.task_supervisor import TaskSupervisor, end_tasks
 from switchyard.broker.wire.link import Link
 from switchyard.services.common.errors import NotFoundError
-from switchyard.services.common.instance import new_instance_id, process_mark
+from switchyard.services.common.instance_ids import new_instance_id, process_mark
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import ProcessResources
 from switchyard.services.engine.jobs.registry import Registry

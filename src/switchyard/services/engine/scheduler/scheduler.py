@@ -17,7 +17,7 @@ from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.broker.lanes import LANES, Lane
 from switchyard.broker.publish.publisher import Publisher
 from switchyard.broker.task_supervisor import TaskSupervisor
-from switchyard.services.common.instance import new_instance_id
+from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.identity.broker import advance_broker
 from switchyard.services.engine.jobs.registry import Registry

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, delete, func, or_, select, text, update
 
-from switchyard.services.engine.ledger.sql.base import Repository, write
 from switchyard.services.engine.ledger.sql.dialect import clock, db_now, insert_into
+from switchyard.services.engine.ledger.sql.repository import Repository, write
 from switchyard.services.llm.ledger.llm_tables import llm_answers
 from switchyard.services.llm.records.llm_servers import (
     AnswerClaim,

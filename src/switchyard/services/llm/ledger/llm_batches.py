@@ -26,9 +26,9 @@ from sqlalchemy import (
     update,
 )
 
-from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import among, db_now, insert_into
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.states import FINISHED, State
 from switchyard.services.llm.ledger.llm_tables import (

@@ -13,8 +13,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, select, update
 
-from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import jobs
 from switchyard.services.engine.records.states import State
 from switchyard.services.llm.ledger.llm_tables import llm_servers, llm_slots

@@ -15,9 +15,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, case, delete, func, select, update
 
 from switchyard.services.common.durations import DAY
-from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import bulk_operations
 from switchyard.services.engine.records.bulk import ENDED
 from switchyard.services.llm.ledger.llm_tables import llm_accounts, llm_calls

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from switchyard.services.common.files.errors import NotStored
-from switchyard.services.common.files.keys import links_key, references_key
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import links_key, references_key
 
 
 async def stored_references(storage: Storage, document_id: str) -> dict[str, Any] | None:

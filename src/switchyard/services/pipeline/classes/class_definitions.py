@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from switchyard.broker import patterns
 from switchyard.broker.message import describe
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.common.files.keys import content_hash
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.common.toml_file import InvalidToml, read_toml
 from switchyard.services.pipeline.text.plain import words
 

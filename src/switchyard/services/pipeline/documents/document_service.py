@@ -15,7 +15,12 @@ from typing import Any
 from switchyard.broker.wording import suggest
 from switchyard.services.common.errors import ConflictError, InvalidInput, NotFoundError
 from switchyard.services.common.files.errors import NotStored
-from switchyard.services.common.files.keys import figures_key, page_key, result_key, stage_key
+from switchyard.services.common.files.storage_keys import (
+    figures_key,
+    page_key,
+    result_key,
+    stage_key,
+)
 from switchyard.services.common.files.uploads import Upload
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import Registry

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from switchyard.services.common.errors import NotFoundError
 from switchyard.services.common.files.errors import FileTooLarge, NotStored
-from switchyard.services.common.files.keys import extraction_key, job_folder, stage_key
+from switchyard.services.common.files.storage_keys import extraction_key, job_folder, stage_key
 from switchyard.services.common.files.uploads import Upload
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.publishing.preparing import JobRequest

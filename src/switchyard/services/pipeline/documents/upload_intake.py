@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol
 from switchyard.broker.errors import PublishError
 from switchyard.services.common.errors import InvalidInput
 from switchyard.services.common.files.charsets import Charset
-from switchyard.services.common.files.quota import Quota
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_quota import Quota
 from switchyard.services.common.files.uploads import Upload, receive
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.registry import InvalidPayload, Registry

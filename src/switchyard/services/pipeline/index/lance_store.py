@@ -18,7 +18,7 @@ from typing import Any
 
 from switchyard.services.common.files.errors import NotStored, StorageUnavailable, trouble
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.libraries import load
+from switchyard.services.common.library_loading import load
 from switchyard.services.engine.identity.postgres import without_credentials
 from switchyard.services.pipeline.index.chunk_index import (
     ChunkIndex,

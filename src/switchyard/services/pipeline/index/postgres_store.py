@@ -11,9 +11,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.common.libraries import load
+from switchyard.services.common.library_loading import load
 from switchyard.services.engine.identity.postgres import dsn, without_credentials
-from switchyard.services.engine.ledger.sql.servers import connection_options, is_demoted, open_one
+from switchyard.services.engine.ledger.sql.postgres_servers import (
+    connection_options,
+    is_demoted,
+    open_one,
+)
 from switchyard.services.pipeline.index.chunk_index import (
     ChunkIndex,
     IndexMismatch,

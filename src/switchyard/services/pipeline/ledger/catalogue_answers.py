@@ -13,8 +13,8 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, or_, select, update
 
-from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import db_now, insert_into
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.pipeline.ledger.pipeline_tables import catalogue_answers
 
 

@@ -16,12 +16,12 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, and_, delete, func, insert, or_, select, update
 
 from switchyard.broker.lanes import DEAD_TTL_SECONDS
-from switchyard.services.engine.ledger.sql import operations as ops
+from switchyard.services.engine.ledger.sql import job_operations as ops
 from switchyard.services.engine.ledger.sql.attempt_ops import Cancel
-from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.codec import clean
 from switchyard.services.engine.ledger.sql.dialect import insert_into
 from switchyard.services.engine.ledger.sql.paging import fetch_page
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.ledger.sql.tables import dead_letters, jobs
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.results import Page

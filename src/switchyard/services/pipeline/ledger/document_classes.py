@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, select
 
-from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import insert_into
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.pipeline.ledger.pipeline_tables import document_classes
 from switchyard.services.pipeline.records.documents import DocumentClass
 

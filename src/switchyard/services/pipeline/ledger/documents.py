@@ -21,9 +21,9 @@ from sqlalchemy import (
     update,
 )
 
-from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import insert_into
 from switchyard.services.engine.ledger.sql.paging import fetch_page
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.engine.records.requests import DocumentFilter
 from switchyard.services.engine.records.results import Document, Page
 from switchyard.services.pipeline.ledger.document_classes import in_classes

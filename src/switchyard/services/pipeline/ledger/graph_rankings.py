@@ -18,7 +18,7 @@ from sqlalchemy import (
     update,
 )
 
-from switchyard.services.engine.ledger.sql.base import Repository, read, write
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.pipeline.ledger.pipeline_tables import (
     graph_edges,
     graph_nodes,

@@ -15,8 +15,8 @@ from sqlalchemy import (
     union_all,
 )
 
-from switchyard.services.engine.ledger.sql.base import Repository, read
 from switchyard.services.engine.ledger.sql.dialect import among
+from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.records.results import Page
 from switchyard.services.pipeline.ledger.graph_lookup import (
     check_limit,

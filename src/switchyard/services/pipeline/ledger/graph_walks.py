@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
-from switchyard.services.engine.ledger.sql.base import Repository, read
 from switchyard.services.engine.ledger.sql.dialect import among
+from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.pipeline.ledger.graph_lookup import (
     edge_between,
     node_of,

@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
-from switchyard.services.engine.ledger.sql.base import Repository, read, write
 from switchyard.services.engine.ledger.sql.dialect import among, insert_into
+from switchyard.services.engine.ledger.sql.repository import Repository, read, write
 from switchyard.services.pipeline.ledger.graph_nodes import GraphNodes
 from switchyard.services.pipeline.ledger.pipeline_tables import (
     documents,

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from switchyard.services.common.files.storage import Storage
-from switchyard.services.common.libraries import load
+from switchyard.services.common.library_loading import load
 from switchyard.services.pipeline.sources.rate_headers import nothing_left, refused_for_now
 from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,

@@ -12,8 +12,8 @@ from typing import Any
 from switchyard.services.common.durations import parse_retry_after
 from switchyard.services.common.files.charsets import Charset, charset_of, decode
 from switchyard.services.common.files.errors import NotStored
-from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,
     SourceNotFound,

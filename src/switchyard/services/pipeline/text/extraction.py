@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from switchyard.services.common.files.errors import CorruptDocument, DocumentTooLarge
-from switchyard.services.common.files.media import IMAGES, PDF, decode_text
+from switchyard.services.common.files.media_types import IMAGES, PDF, decode_text
 from switchyard.services.pipeline.text.images import count_pages
 from switchyard.services.pipeline.text.legibility import is_gibberish
 from switchyard.services.pipeline.text.pages import Limits, PdfPage

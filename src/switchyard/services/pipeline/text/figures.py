@@ -19,7 +19,7 @@ from switchyard.services.common.files.errors import (
     DocumentTooLarge,
     UnsupportedDocument,
 )
-from switchyard.services.common.files.media import IMAGES, PDF
+from switchyard.services.common.files.media_types import IMAGES, PDF
 from switchyard.services.pipeline.text.pages import Box, Limits
 from switchyard.services.pipeline.text.plain import clean, unwrap
 

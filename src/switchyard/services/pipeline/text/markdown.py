@@ -16,7 +16,7 @@ from switchyard.services.pipeline.text.layout import Line, blocks_of, paragraphs
 from switchyard.services.pipeline.text.legibility import marked
 from switchyard.services.pipeline.text.overprint import without_copies
 from switchyard.services.pipeline.text.plain import clean, unwrap
-from switchyard.services.pipeline.text.running import without_running
+from switchyard.services.pipeline.text.running_heads import without_running
 from switchyard.services.pipeline.text.tables import rows_with_tables, with_tables
 from switchyard.services.pipeline.text.vertical import laid_level
 

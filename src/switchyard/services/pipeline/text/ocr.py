@@ -17,7 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.common.files.media import PDF
+from switchyard.services.common.files.media_types import PDF
 from switchyard.services.common.files.storage import Storage
 from switchyard.services.pipeline.text.layout import Line, gutters
 from switchyard.services.pipeline.text.legibility import is_unreadable

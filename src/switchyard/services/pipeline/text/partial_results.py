@@ -3,7 +3,7 @@ died goes on behind the last one.
 
 Ranges lie in the storage, as each is larger than a job's check-point may be, and they are found
 by a redrive, and by another worker, as well. They are by-products: what nobody needs any more is
-cleaned away (`services/common/files/expiry.py`).
+cleaned away (`services/common/files/storage_cleanup.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from switchyard.services.common.files.errors import NotStored
-from switchyard.services.common.files.keys import content_hash, page_key
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import content_hash, page_key
 from switchyard.services.pipeline.text.layout import Line
 from switchyard.services.pipeline.text.markdown import PageLines
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import NotStored
-from switchyard.services.common.files.keys import content_hash, figure_folder, figure_key
+from switchyard.services.common.files.storage_keys import content_hash, figure_folder, figure_key
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job

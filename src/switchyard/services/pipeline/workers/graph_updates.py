@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from switchyard.services.common.files.keys import result_key
+from switchyard.services.common.files.storage_keys import result_key
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.pipeline.citations.stored import stored_references
 from switchyard.services.pipeline.ledger import PipelineLedger

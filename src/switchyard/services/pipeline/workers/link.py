@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from switchyard.services.common.files.keys import content_hash
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job

@@ -14,8 +14,8 @@ from pydantic import Field
 from switchyard.broker import patterns
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import NotStored, UnsupportedDocument
-from switchyard.services.common.files.keys import content_hash, page_key
-from switchyard.services.common.files.media import IMAGES, PDF
+from switchyard.services.common.files.media_types import IMAGES, PDF
+from switchyard.services.common.files.storage_keys import content_hash, page_key
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job

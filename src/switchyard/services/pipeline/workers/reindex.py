@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from switchyard.broker import patterns
 from switchyard.services.common.durations import DAY
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.common.files.expiry import Expiry, clean
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_cleanup import Expiry, clean
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from switchyard.broker import patterns
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.common.files.uploads import INCOMING
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Job, Next, Outcome

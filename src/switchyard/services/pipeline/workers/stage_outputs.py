@@ -21,8 +21,13 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import NotStored
-from switchyard.services.common.files.keys import content_hash, figures_key, result_key, stage_key
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import (
+    content_hash,
+    figures_key,
+    result_key,
+    stage_key,
+)
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.pipeline.workers.stages import EXTRACT, INGEST, ContentReplaced, Stage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from switchyard.services.common.files.keys import content_hash
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.common.settings import Settings
 from switchyard.services.common.settings.llm import CALL_RATIO
 from switchyard.services.engine.jobs.context import JobContext

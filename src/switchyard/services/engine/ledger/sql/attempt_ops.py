@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from switchyard.services.engine.ledger.sql import copy_validation as agreeing
-from switchyard.services.engine.ledger.sql import rules
+from switchyard.services.engine.ledger.sql import job_rules as rules
 from switchyard.services.engine.ledger.sql.codec import clean, job_columns
 from switchyard.services.engine.ledger.sql.job_content import JobContent
-from switchyard.services.engine.ledger.sql.rows import JobRow, Rows, new_row
+from switchyard.services.engine.ledger.sql.job_rows import JobRow, Rows, new_row
 from switchyard.services.engine.records.requests import ClaimRequest, FinishRequest
 from switchyard.services.engine.records.results import (
     AlreadyFinished,
@@ -86,7 +86,8 @@ class Claim:
         return answer
 
     def _cancelled(self, rows: Rows, row: JobRow) -> Finished:
-        """It was to be cancelled while it ran, and whoever ran it has not seen to that."""
+        """End the job as cancelled: its cancellation was requested while it ran, and its worker
+        died before obeying."""
         if row.state is State.RUNNING:
             rows.end_attempt(row, AttemptOutcome.CRASHED, self.request.now)
         row.worker_id, row.claim_id = self.request.worker_id, self.request.claim_id

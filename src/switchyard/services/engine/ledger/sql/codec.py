@@ -89,7 +89,8 @@ def _rest(message: JobMessage) -> str:
 
 
 def to_message(record: JobRecord) -> JobMessage:
-    """The job's message, as it was recorded, in the generation that the ledger has seen last."""
+    """Return the job's message as it was recorded, with the latest generation that the ledger has
+    seen."""
     metadata: Mapping[str, Any] = record.envelope["metadata"]
     return JobMessage.model_validate(
         {

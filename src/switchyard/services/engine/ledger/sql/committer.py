@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from switchyard.broker.forking import Owner
-from switchyard.services.engine.ledger.sql.operations import JobChange
+from switchyard.services.engine.ledger.sql.job_operations import JobChange
 from switchyard.services.engine.records.errors import (
     LedgerClosed,
     LedgerError,
@@ -40,7 +40,7 @@ class GroupCommitter:
         self._owner = Owner()
 
     async def submit(self, operation: JobChange[Answer]) -> Answer:
-        """The operation's result, once it is committed.
+        """Run the operation in the next transaction, and return its result once it is committed.
 
         Raises LedgerUnavailable when the transaction failed, or the operation's own error. A
         caller that is cancelled takes nothing back: its operation may still be committed.
@@ -118,7 +118,7 @@ def _fail(batch: Sequence[_Waiting], error: BaseException) -> None:
 
 
 def _copy(error: LedgerError) -> LedgerError:
-    """One for each caller: an exception that is raised in many places grows a traceback."""
+    """Copy an exception for one caller: one that is raised in many places grows a traceback."""
     twin = type(error)(*error.args)
     twin.__cause__ = error
     return twin

@@ -17,7 +17,7 @@ from switchyard.services.engine.ledger.sql.job_content import (
     JobContent,
     RecordedMetadata,
 )
-from switchyard.services.engine.ledger.sql.rows import JobRow
+from switchyard.services.engine.ledger.sql.job_rows import JobRow
 from switchyard.services.engine.records.requests import ClaimRequest, FoundLetter
 from switchyard.services.engine.records.states import State
 

@@ -25,8 +25,8 @@ from sqlalchemy.pool import QueuePool
 
 from switchyard.broker.forking import Owner
 from switchyard.services.engine.ledger.sql.clock import Clock
-from switchyard.services.engine.ledger.sql.errors import TransactionRaced, raise_translated
-from switchyard.services.engine.ledger.sql.servers import (
+from switchyard.services.engine.ledger.sql.driver_errors import TransactionRaced, raise_translated
+from switchyard.services.engine.ledger.sql.postgres_servers import (
     DEFAULT_PORT,
     KEPT_CONNECTIONS,
     MORE_CONNECTIONS,
@@ -199,7 +199,7 @@ class PostgresDatabase:
     dialect = "postgresql"
 
     def __init__(self, urls: Sequence[URL], *, prompt: bool = False) -> None:
-        """`urls` are the same but for the host: that of the server that takes writes is used."""
+        """Connect to the one of `urls` whose server takes writes; they differ in the host alone."""
         self.clock = Clock()
         self._owner = Owner()
         self._prompt = prompt
@@ -315,8 +315,8 @@ def _leave_the_demoted(context: ExceptionContext) -> None:
 
 
 def _open_file(file: Path, busy_timeout: float, create: bool) -> sqlite3.Connection:
-    """Raises LedgerMissing where there is no such file and none is to be made: a mistyped address
-    must not become an empty ledger."""
+    """Open a database file. Raises LedgerMissing if there is none and none is to be created: a
+    mistyped address must not become an empty ledger."""
     if create:
         # Payloads and documents are nobody else's; a directory that is there stays as it is.
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from switchyard.services.engine.ledger.sql import rules
+from switchyard.services.engine.ledger.sql import job_rules as rules
 from switchyard.services.engine.ledger.sql.codec import clean, job_columns
-from switchyard.services.engine.ledger.sql.rows import Rows, new_row
+from switchyard.services.engine.ledger.sql.job_rows import Rows, new_row
 from switchyard.services.engine.records.requests import DeadLetterRecord, NewJob
 from switchyard.services.engine.records.states import AttemptOutcome, State
 

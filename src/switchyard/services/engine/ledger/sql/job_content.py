@@ -31,7 +31,8 @@ class JobContent:
 
     @classmethod
     def of(cls, message: JobMessage) -> JobContent:
-        """Raises RowRejected for a payload that JSON can't say."""
+        """Return the content of a type and payload. Raises RowRejected for a payload that JSON
+        can't express."""
         return cls(message.job_type, to_json(message.payload))
 
     def is_same(self, other: JobContent) -> bool:

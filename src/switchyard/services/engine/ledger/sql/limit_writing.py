@@ -62,7 +62,7 @@ class PermitWrites:
     """Jobs for which room is kept, in order."""
 
     def execute(self, connection: Connection, now: float) -> list[WokenJob]:
-        """Those that are called, and wait still."""
+        """Write all changes, and return the called jobs that still wait."""
         lists = {"ended": self.ended, "waits_no_more": self.waits_no_more, "called": self.called}
         tables = {"limits": self.limits, "holds": self.holds, "waits": self.waits}
         dialect = connection.dialect.name
@@ -95,7 +95,7 @@ _TABLES = {"limits": limits, "holds": limit_holds, "waits": limit_waits}
 
 @cache
 def _single(part: str) -> Insert | Update | Delete:
-    """One part of what is written: SQLite."""
+    """Return one of the parts that are written together: SQLite takes them one by one."""
     match part:
         case "limits":
             # A name may not be that of a column.
@@ -152,7 +152,7 @@ def _kept(new: sqlite.Insert | postgresql.Insert) -> Insert:
 
 
 def _rows(part: str) -> TableValuedAlias:
-    """Rows of a table as one array for each of its columns, `_columns`."""
+    """Return rows of a table as one array for each column of `_columns`."""
     table = _TABLES[part]
     arrays = [bindparam(f"{part}_{each.name}", type_=ARRAY(each.type)) for each in table.c]
     columns = [column(each.name, each.type) for each in table.c]

@@ -29,7 +29,7 @@ def fetch_page(
     limit: int,
     cursor: str | None,
 ) -> Page[Item]:
-    """One page of `select`, ordered by `at` and `key`, both descending.
+    """Fetch one page of `select`, ordered by `at` and `key`, both descending.
 
     Raises ValueError for a limit that is not 1 to 1,000, InvalidCursor.
     """

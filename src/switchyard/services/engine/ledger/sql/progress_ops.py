@@ -16,7 +16,7 @@ from sqlalchemy import Connection, text
 
 from switchyard.services.engine.ledger.sql import dialect as sql
 from switchyard.services.engine.ledger.sql.codec import clean, fingerprint, to_json
-from switchyard.services.engine.ledger.sql.rows import Rows
+from switchyard.services.engine.ledger.sql.job_rows import Rows
 from switchyard.services.engine.records.progress import NoteRequest
 from switchyard.services.engine.records.states import State
 

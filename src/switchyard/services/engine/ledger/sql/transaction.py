@@ -2,7 +2,7 @@
 
 Whatever the operations are, the database sees at most one SELECT, one UPDATE, one INSERT of
 jobs and one of attempts, each for the whole batch; and where jobs have begun or ended that others
-wait for, those of `services.engine.ledger.sql.joins`.
+wait for, those of `services.engine.ledger.sql.join_writer`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 
 from switchyard.services.engine.ledger.sql import dialect as sql
 from switchyard.services.engine.ledger.sql.attempt_ops import UNENDED, Claim
-from switchyard.services.engine.ledger.sql.errors import TransactionRaced
+from switchyard.services.engine.ledger.sql.driver_errors import TransactionRaced
 from switchyard.services.engine.ledger.sql.job_content import (
     KEPT,
     ContentHistory,
@@ -22,10 +22,14 @@ from switchyard.services.engine.ledger.sql.job_content import (
     RecordedMetadata,
     load_edits,
 )
-from switchyard.services.engine.ledger.sql.joins import JoinWriter
-from switchyard.services.engine.ledger.sql.operations import InsertJob, JobChange, RollbackInsert
+from switchyard.services.engine.ledger.sql.job_operations import (
+    InsertJob,
+    JobChange,
+    RollbackInsert,
+)
+from switchyard.services.engine.ledger.sql.job_rows import JobRow, KeyHolder, Rows
+from switchyard.services.engine.ledger.sql.join_writer import JoinWriter
 from switchyard.services.engine.ledger.sql.progress_ops import HAS_CHECKPOINT, NoteStatements
-from switchyard.services.engine.ledger.sql.rows import JobRow, KeyHolder, Rows
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.engine.records.states import State
 
@@ -273,7 +277,8 @@ def _inserted(row: JobRow) -> list[Any]:
 
 
 def _parts(rows: Sequence[JobRow]) -> Iterator[list[JobRow]]:
-    """The rows to insert in one order of ids, so that two processes do not lock each other."""
+    """Return the rows to insert in one order of ids, so that two processes do not lock each other
+    out."""
     part: list[JobRow] = []
     size = 0
     for row in sorted(rows, key=lambda row: row.id):

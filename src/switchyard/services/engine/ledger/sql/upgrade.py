@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
 
-from switchyard.services.common.libraries import load
+from switchyard.services.common.library_loading import load
 from switchyard.services.engine.ledger.sql.database import connect
 
 LOCK = 0x5377697463687964

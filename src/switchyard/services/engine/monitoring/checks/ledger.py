@@ -11,7 +11,10 @@ from switchyard.broker.errors import BrokerUnavailable, WrongSystem
 from switchyard.broker.topology.system_marker import MarkHidden
 from switchyard.services.engine.identity.broker import read_broker, require_same_system
 from switchyard.services.engine.ledger import Ledger
-from switchyard.services.engine.ledger.sql.servers import KEPT_CONNECTIONS, MORE_CONNECTIONS
+from switchyard.services.engine.ledger.sql.postgres_servers import (
+    KEPT_CONNECTIONS,
+    MORE_CONNECTIONS,
+)
 from switchyard.services.engine.monitoring.check import (
     Diagnostic,
     Finding,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from switchyard.broker.wording import pluralize
-from switchyard.services.common.instance import ProcessState, state_of_process
+from switchyard.services.common.instance_ids import ProcessState, state_of_process
 from switchyard.services.engine.ledger.leases import LEASE_SECONDS, MAX_CLOCK_SKEW, SCHEDULER
 from switchyard.services.engine.monitoring.check import (
     Diagnostic,

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
+from switchyard.services.pipeline.citations.formats.citation_keys import keys_of
 from switchyard.services.pipeline.citations.formats.kinds import WorkKind, kind_of
-from switchyard.services.pipeline.citations.formats.names import keys_of
 from switchyard.services.pipeline.citations.reference import Person, Reference
 from switchyard.services.pipeline.text.plain import clean
 

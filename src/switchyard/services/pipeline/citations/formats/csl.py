@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from switchyard.services.pipeline.citations.formats.citation_keys import keys_of
 from switchyard.services.pipeline.citations.formats.kinds import WorkKind, kind_of
-from switchyard.services.pipeline.citations.formats.names import keys_of
 from switchyard.services.pipeline.citations.reference import Person, Reference
 from switchyard.services.pipeline.text.plain import clean
 

@@ -14,7 +14,7 @@ import structlog
 
 from switchyard.services.common.durations import DAY
 from switchyard.services.common.errors import TemporarilyUnavailable
-from switchyard.services.common.instance import new_instance_id
+from switchyard.services.common.instance_ids import new_instance_id
 from switchyard.services.common.settings import Settings
 from switchyard.services.engine.records.errors import LedgerError
 from switchyard.services.pipeline.citations.linking.catalogue import BATCH_SIZE, Catalogue

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from switchyard.services.common.files.keys import content_hash
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.pipeline.citations.reference import Reference
 
 _WORD = re.compile(r"\w+")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from switchyard.services.common.files.charsets import charset_of, decode
 from switchyard.services.common.files.errors import NotStored
-from switchyard.services.common.files.keys import content_hash
 from switchyard.services.common.files.safe_http import place_of
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.engine.jobs.context import JobContext, ProcessCrashed
 from switchyard.services.pipeline.sources.source_errors import (
     InvalidSourceResponse,

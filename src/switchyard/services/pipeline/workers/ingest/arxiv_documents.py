@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 
 from switchyard.services.common.files.errors import UnsupportedDocument
-from switchyard.services.common.files.keys import content_hash
-from switchyard.services.common.files.media import MARKDOWN, PDF
+from switchyard.services.common.files.media_types import MARKDOWN, PDF
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.common.files.uploads import FileIdentity, identify
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Outcome

@@ -13,8 +13,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from switchyard.broker import patterns
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import NotStored
-from switchyard.services.common.files.keys import content_hash, extraction_key, job_folder
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import content_hash, extraction_key, job_folder
 from switchyard.services.common.files.uploads import identify, read_path, read_upload
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.local_fields import LocalOnly

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from switchyard.services.common.files.keys import content_hash, upload_key
+from switchyard.services.common.files.storage_keys import content_hash, upload_key
 from switchyard.services.common.files.uploads import FileIdentity
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Snooze

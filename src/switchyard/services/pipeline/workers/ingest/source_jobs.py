@@ -17,8 +17,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from switchyard.broker.message import now
-from switchyard.services.common.files.keys import content_hash
-from switchyard.services.common.files.media import JPEG, MARKDOWN, PDF, PNG, TIFF, WEBP
+from switchyard.services.common.files.media_types import JPEG, MARKDOWN, PDF, PNG, TIFF, WEBP
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.common.files.uploads import FileIdentity, identify
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Outcome, Snooze

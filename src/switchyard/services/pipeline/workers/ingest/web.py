@@ -11,8 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.charsets import charset_of
 from switchyard.services.common.files.errors import NotStored, UnsupportedDocument
-from switchyard.services.common.files.keys import content_hash
-from switchyard.services.common.files.media import (
+from switchyard.services.common.files.media_types import (
     IMAGES,
     PDF,
     SNIFF_BYTES,
@@ -22,6 +21,7 @@ from switchyard.services.common.files.media import (
     text_as_utf8,
 )
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import content_hash
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Outcome
 from switchyard.services.engine.jobs.registry import job

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.common.files.keys import extraction_key, links_key
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import extraction_key, links_key
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Outcome, Snooze
 from switchyard.services.engine.jobs.registry import job

@@ -10,7 +10,11 @@ from typing import Any
 import structlog
 
 from switchyard.services.common.errors import PermanentError
-from switchyard.services.common.files.keys import content_hash, extraction_key, references_key
+from switchyard.services.common.files.storage_keys import (
+    content_hash,
+    extraction_key,
+    references_key,
+)
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.jobs.outcomes import Done, Job, Next, Outcome
 from switchyard.services.engine.jobs.registry import job

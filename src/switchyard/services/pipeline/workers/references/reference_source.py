@@ -8,9 +8,9 @@ from typing import Any
 
 from switchyard.services.common.errors import PermanentError
 from switchyard.services.common.files.errors import NotStored
-from switchyard.services.common.files.keys import content_hash, job_folder
-from switchyard.services.common.files.media import PDF
+from switchyard.services.common.files.media_types import PDF
 from switchyard.services.common.files.storage import Storage
+from switchyard.services.common.files.storage_keys import content_hash, job_folder
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.pipeline.text.plain import clean
 from switchyard.services.pipeline.workers.references.payloads import ParseReferences, ReferencesOf

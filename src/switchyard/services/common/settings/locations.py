@@ -11,11 +11,11 @@ from pydantic_settings import BaseSettings, NoDecode
 
 
 def default_data_dir() -> Path:
-    """Where the ledger, files and index lie when no address is set: `./.switchyard`."""
+    """Return the directory of ledger, files and index if no address is set: `./.switchyard`."""
     return Path(".switchyard").absolute()
 
 
-class PlaceSettings(BaseSettings):
+class LocationSettings(BaseSettings):
     """Ledger, files and search index."""
 
     data_dir: Path = Field(

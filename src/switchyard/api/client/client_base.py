@@ -42,7 +42,7 @@ class Retries:
     """Gets each error after which the call is made again, and the seconds until then."""
 
     def pause(self, call: Call[Any], tries: int, error: ApiError) -> float | None:
-        """Seconds after which the call is made again; None when it is not."""
+        """Return the seconds after which the call is made again; None if it is not."""
         is_away = isinstance(error, ApiUnavailable)
         if tries >= self.most or not call.can_repeat(refused=not is_away):
             return None
@@ -63,7 +63,7 @@ class Retries:
         return wait
 
 
-class Common(Operations, ABC):
+class ClientBase(Operations, ABC):
     """What the two clients share."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Common(Operations, ABC):
         longest_retry: float = 30.0,
         on_retry: Callable[[ApiError, float], object] | None = None,
     ) -> None:
-        """`base_url` and `api_key` are those of JOBS_API_URL and JOBS_API_KEY unless given.
+        """Connect to `base_url` with `api_key`: by default JOBS_API_URL and JOBS_API_KEY.
 
         `timeout`: seconds of silence after which a call is given up. `retries`: how often a call
         is made again that was turned away (429, 503) or got no answer; only calls that may be

@@ -37,8 +37,8 @@ class _Made(Protocol):
 def print_users(
     made: Sequence[_Made], url: Callable[[], str], given: Collection[str], *, as_json: bool
 ) -> None:
-    """Each with the address at which it logs in, which is `url` but for the login; where nobody has
-    to be told a password, why. `given` are the roles whose passwords the settings have."""
+    """Print each user with its address, which is `url` with the user's login; or why no password
+    has to be told. `given` are the roles whose passwords come from the settings."""
     from switchyard.broker.addresses import with_login
 
     addresses = {

@@ -11,10 +11,10 @@ from switchyard.services.common.errors import DependencyUnavailable, InvalidInpu
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.requests import DocumentFilter
 from switchyard.services.pipeline.index.chunk_index import IndexUnavailable
+from switchyard.services.pipeline.index.chunk_search import Hit, search
 from switchyard.services.pipeline.index.embedder import Embedder
 from switchyard.services.pipeline.index.modes import Mode
 from switchyard.services.pipeline.index.opening import OpenIndex
-from switchyard.services.pipeline.index.ranking import Hit, search
 from switchyard.services.pipeline.ledger import PipelineLedger
 
 SEARCH_TIMEOUT = 8.0
@@ -65,7 +65,7 @@ async def search_documents(
     filters: Filters | None = None,
     per_document: int | None = None,
 ) -> list[Hit]:
-    """Return the places that answer a query, best first. Raises what `ranking.search` raises,
+    """Return the places that answer a query, best first. Raises what `chunk_search.search` raises,
     LedgerUnavailable, IndexMismatch, IndexUnavailable, and UnknownWork. Where index and embedder
     together take longer than SEARCH_TIMEOUT seconds, raises IndexUnavailable or
     EmbedderUnavailable, for the one that was waited for."""

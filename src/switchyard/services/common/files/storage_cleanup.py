@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from switchyard.services.common.files.errors import NotStored
-from switchyard.services.common.files.keys import figures_key
 from switchyard.services.common.files.storage import Storage, StoredFile, directory_of
+from switchyard.services.common.files.storage_keys import figures_key
 
 BATCH_SIZE = 100
 """Files between two looks at what is needed by now."""
@@ -80,7 +80,7 @@ class Expiry:
     """Originals and texts; None for ever."""
 
     def is_over(self, stored: StoredFile, now: float) -> bool:
-        """Whether the file is one of those that are cleaned away, and old enough."""
+        """Tell whether the file is of those that expire, and old enough."""
         age = now - stored.modified.timestamp()
         if age > self.by_products * _HOUR and (
             _BY_PRODUCTS.fullmatch(stored.key) or _PICTURES.fullmatch(stored.key)
@@ -136,7 +136,7 @@ async def _old(storage: Storage, expiry: Expiry, now: float) -> AsyncIterator[li
 
 
 async def _listed(storage: Storage, batch: Sequence[StoredFile]) -> set[str]:
-    """The pictures among them that their document's list of figures names."""
+    """Return those of the pictures that their document's list of figures names."""
     pictures: dict[str, set[str]] = {}
     for stored in batch:
         if found := _PICTURES.fullmatch(stored.key):

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, delete, insert, select
 
-from switchyard.services.engine.ledger.sql.base import Repository
+from switchyard.services.engine.ledger.sql.repository import Repository
 from switchyard.services.engine.ledger.sql.tables import alerts
 
 

@@ -35,7 +35,7 @@ class Quota:
         self._measuring: asyncio.Task[None] | None = None
 
     async def check(self) -> None:
-        """Raises StorageFull when nothing more may be taken in."""
+        """Raise StorageFull if nothing more may be stored."""
         if self._limit is None:
             return
         at = self._measured_at
@@ -55,8 +55,8 @@ class Quota:
             self._measuring = None
 
     async def metered(self, parts: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-        """The same parts, counted. Raises StorageFull as soon as they exceed the quota; what was
-        counted of an upload that does not come to its end is given back."""
+        """Yield the same parts, counted. Raises StorageFull as soon as they exceed the quota; what
+        was counted of an upload that does not complete is given back."""
         if self._limit is None:
             async for part in parts:
                 yield part

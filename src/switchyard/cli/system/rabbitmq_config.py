@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from switchyard.cli.system.ports import LOOPBACK
+from switchyard.cli.system.free_ports import LOOPBACK
 
 CONTROL = "rabbitmqctl"
 """The script in a node's directory that speaks to this node and to no other."""
@@ -54,8 +54,8 @@ class NodeSetup:
         write_private(self.base_dir / "rabbitmq.conf", config)
 
     def write_control(self, scripts: Path) -> None:
-        """A `rabbitmqctl` for people, from any shell: the installed one knows neither this node's
-        name server nor its cookie."""
+        """Write a `rabbitmqctl` for people, usable from any shell: the installed one knows neither
+        this node's name server nor its cookie."""
         environment = self.environment().items()
         told = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment)
         command = shlex.quote(str(scripts / CONTROL))
@@ -79,7 +79,8 @@ class NodeSetup:
         return config | self.extra_config
 
     def _all_definitions(self) -> dict[str, Any]:
-        """The definitions asked for, and a user who may do everything in each of their vhosts.
+        """Return the definitions asked for, with a user who may do everything in each of their
+        vhosts.
 
         A node that loads definitions makes neither a vhost nor a user of its own.
         """
@@ -132,14 +133,16 @@ class NodeSetup:
 
 
 def _write_cookie(path: Path, cookie: str) -> None:
-    """The secret that nodes of one cluster share. Erlang takes no file that others may read."""
+    """Write the secret that nodes of one cluster share. Erlang refuses a file that others may
+    read."""
     if not path.exists():
         write_private(path, cookie)
         path.chmod(0o400)
 
 
 def _hash(password: str) -> str:
-    """As rabbit_password_hashing_sha256 does: four bytes of salt, then the digest."""
+    """Hash a password as rabbit_password_hashing_sha256 does: four bytes of salt, then the
+    digest."""
     salt = secrets.token_bytes(4)
     return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
 

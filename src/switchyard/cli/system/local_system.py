@@ -42,7 +42,7 @@ def assemble(
     modules: Sequence[str] = (),
     **changes: str,
 ) -> System:
-    """The system at that broker with its data in that directory.
+    """Describe the system at that broker with its data in that directory.
 
     With `only_in_data_dir` no other place is used, whatever the environment says: a demo must not
     write into somebody's database. `modules` come beside JOBS_MODULES; `changes` are further
@@ -109,8 +109,8 @@ async def prepare(system: System, *, adopt: bool = False) -> None:
 def start_all(
     supervisor: Supervisor, registry: Registry, scale: Mapping[str, int] | None = None
 ) -> None:
-    """The scheduler, and for each kind of worker that has job types so many processes as `scale`
-    says, one where it says nothing."""
+    """Start the scheduler and, for each kind of worker with job types, as many processes as `scale`
+    says; by default one."""
     for kind in kinds_of(registry):
         for number in range(1, (scale or {}).get(kind, 1) + 1):
             supervisor.start(worker_name(kind, number), "worker", kind)
@@ -118,12 +118,12 @@ def start_all(
 
 
 def worker_name(kind: str, number: int) -> str:
-    """Of a process, and its log; counted from 1."""
+    """Return the name of a worker process and of its log; `number` counts from 1."""
     return f"worker-{kind}" if number == 1 else f"worker-{kind}-{number}"
 
 
 def read_scale(texts: Sequence[str], registry: Registry) -> dict[str, int]:
-    """What `--scale llm=6` says. Raises WrongUsage."""
+    """Parse `--scale llm=6`. Raises WrongUsage."""
     kinds = kinds_of(registry)
     found = {}
     for text in texts:
@@ -137,14 +137,14 @@ def read_scale(texts: Sequence[str], registry: Registry) -> dict[str, int]:
 
 
 def kinds_of(registry: Registry) -> list[str]:
-    """Kinds of worker, in the order in which a document needs them."""
+    """Return the kinds of worker, in the order in which a document needs them."""
     kinds = {job_type.worker for job_type in registry}
     order = [kind for kind in ("ingest", "ocr", "llm", "embed", "link") if kind in kinds]
     return order + sorted(kinds.difference(order))
 
 
 def variable(setting: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return f"JOBS_{setting.upper()}"
 
 

@@ -7,7 +7,7 @@ deliver, the ledger lets one run at a time, and never one that is older than wha
 
 from __future__ import annotations
 
-from switchyard.services.engine.ledger.sql.rows import JobRow
+from switchyard.services.engine.ledger.sql.job_rows import JobRow
 from switchyard.services.engine.records.requests import (
     ClaimRequest,
     DeadLetterRecord,

@@ -107,8 +107,8 @@ def refuse_false_pdf(head: bytes, filename: str | None) -> None:
 
 
 def media_type_of(data: bytes, filename: str | None = None) -> str:
-    """`application/pdf`, one of IMAGES, `text/markdown` or `text/plain`, from a whole file's
-    content.
+    """Return the type of a whole file by its content: `application/pdf`, one of IMAGES,
+    `text/markdown` or `text/plain`.
 
     The name only tells Markdown from other text, and what was meant to be a PDF. Raises
     UnsupportedDocument.
@@ -130,8 +130,8 @@ def media_type_of(data: bytes, filename: str | None = None) -> str:
 
 
 def _other_format(head: bytes) -> str | None:
-    """The name of a format that is not taken: of a beginning that may have a PDF's objects, too,
-    as readers would go by the one or by the other."""
+    """Return the name of an unsupported format that a file begins with. It may also contain a PDF's
+    objects: readers would disagree on which of the two it is."""
     start = head.removeprefix(codecs.BOM_UTF8).lstrip()[:16].lower()
     for magics, begins in (
         (_BINARY, head),
@@ -174,7 +174,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def decode_text(data: bytes) -> str:
-    """The text of a text file. Raises UnsupportedDocument."""
+    """Decode the text of a text file. Raises UnsupportedDocument."""
     try:
         return (marked_charset(data) or UTF_8).decode(data, "strict")
     except UnicodeDecodeError as error:
@@ -184,7 +184,7 @@ def decode_text(data: bytes) -> str:
 
 
 def charset_to_read(head: bytes, declared: Charset | None) -> Charset | None:
-    """The charset that the text of a file is to be read in, as its sender declares it, by the
+    """Return the charset in which to read the text of a file, as its sender declares it, by the
     file's first SNIFF_BYTES. None where the file itself shows what it is: a PDF, an image, a text
     with a byte order mark."""
     is_shown = (
@@ -198,6 +198,7 @@ def charset_to_read(head: bytes, declared: Charset | None) -> Charset | None:
 
 
 def text_as_utf8(data: bytes, declared: Charset | None) -> bytes:
-    """A file in UTF-8 where it is text in the charset that its sender declares; else as it is."""
+    """Convert a file to UTF-8 if it is text in the charset that its sender declares; else return it
+    unchanged."""
     charset = charset_to_read(data[:SNIFF_BYTES], declared)
     return data if charset in (None, UTF_8) else charset.decode(data).encode()

@@ -43,8 +43,8 @@ def servers_of(url: str) -> tuple[str, ...]:
 
 
 def connection_options() -> dict[str, Any]:
-    """Of `asyncpg.connect`, for each of our connections: what it asks of its server, and that it
-    notices when that one is cut off."""
+    """Return the options of `asyncpg.connect` for all our connections: what each asks of its
+    server, and that a cut connection is noticed."""
     milliseconds = f"{ABANDONED * 1000:.0f}"
     return {
         "server_settings": {
@@ -61,7 +61,7 @@ def connection_options() -> dict[str, Any]:
 
 @cache
 def _watched_connection() -> type[Any]:
-    """asyncpg's connection, of which the kernel notices that its server is cut off."""
+    """Open an asyncpg connection whose kernel socket notices a server that is cut off."""
     import asyncpg
 
     class WatchedConnection(asyncpg.Connection):  # type: ignore[misc]

@@ -22,8 +22,8 @@ from typing import Any, BinaryIO, Self
 from urllib.parse import quote
 
 from switchyard.cli.base.errors import CommandFailed
-from switchyard.cli.system.node_setup import CONTROL, NodeSetup, write_private
-from switchyard.cli.system.ports import LOOPBACK, free_port, is_free
+from switchyard.cli.system.free_ports import LOOPBACK, free_port, is_free
+from switchyard.cli.system.rabbitmq_config import CONTROL, NodeSetup, write_private
 
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 START_TIMEOUT = 90.0
@@ -151,7 +151,7 @@ class LocalNode:
         return self.amqp_url_of("/")
 
     def amqp_url_of(self, vhost: str) -> str:
-        """With credentials, for that vhost."""
+        """Return the address of that vhost, with credentials."""
         login = f"{quote(self.user, safe='')}:{quote(self.password, safe='')}"
         return f"amqp://{login}@{LOOPBACK}:{self.amqp_port}/{quote(vhost, safe='')}"
 
@@ -249,7 +249,8 @@ class LocalNode:
         self.start(timeout)
 
     def rabbitmqctl(self, *arguments: str, timeout: float = 60.0) -> str:
-        """What the command printed. Raises CommandError, also after `timeout` seconds."""
+        """Run a command of rabbitmqctl and return its output. Raises CommandError, also after
+        `timeout` seconds."""
         command = [str(self._scripts / "rabbitmqctl"), "--quiet", *arguments]
         name = f"rabbitmqctl {' '.join(arguments[:1])}"
         try:
@@ -298,7 +299,7 @@ class LocalNode:
         )
 
     def _ask(self, path: str) -> dict[str, Any] | None:
-        """The management plugin's answer; None while there is none or it is a refusal."""
+        """Return the management plugin's answer; None if there is none or it is a refusal."""
         login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
         url = f"http://{LOOPBACK}:{self.management_port}{path}"
         request = urllib.request.Request(url, headers={"Authorization": f"Basic {login}"})
@@ -317,7 +318,7 @@ def find_installed() -> Path | None:
 
 
 def end_with_this_process(*processes: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-    """A process that kills the others when this one ends, however it ends.
+    """Start a process that kills the others when this one ends, however it ends.
 
     It reads from a pipe of which only we hold the other end.
     """
@@ -344,7 +345,7 @@ class NodeFile:
     path: Path
 
     def read(self) -> dict[str, Any]:
-        """Options for LocalNode; ports that somebody has taken meanwhile are left out."""
+        """Read options for LocalNode; ports that are taken meanwhile are left out."""
         try:
             kept = json.loads(self.path.read_text())
             password = str(kept["password"])

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from switchyard.cli.base.errors import CommandFailed
 
 if TYPE_CHECKING:
-    from switchyard.cli.system.node import LocalNode
+    from switchyard.cli.system.rabbitmq_node import LocalNode
     from switchyard.services.common.settings import Settings
 
 LOCALHOST_URL = "amqp://guest:guest@localhost:5672/"
@@ -52,7 +52,8 @@ class FoundBroker:
 def any_broker(
     settings: Settings, directory: Path, tell: Tell, *, keeps: bool = False
 ) -> Iterator[FoundBroker]:
-    """The first broker that there is, in the order above; what was started ends with the context.
+    """Find or start the first available broker, in the order above; what was started ends with the
+    context.
 
     `directory` is for a private node, whose password and ports are the same the next time with
     `keeps`. Raises CommandFailed, saying what to install.
@@ -64,7 +65,7 @@ def any_broker(
         management = "http://guest:guest@localhost:15672"
         yield FoundBroker("the broker on localhost:5672", LOCALHOST_URL, management, False)
         return
-    from switchyard.cli.system.node import find_installed
+    from switchyard.cli.system.rabbitmq_node import find_installed
 
     if find_installed() is None and _can_install():
         _install(tell)
@@ -94,7 +95,7 @@ def _configured_broker(settings: Settings) -> FoundBroker:
 
 
 async def _on_localhost() -> bool:
-    """Whether a broker with its management API takes guest on localhost."""
+    """Tell whether a broker with its management API accepts guest on localhost."""
     from switchyard.broker.errors import BrokerUnavailable, ManagementError
     from switchyard.broker.management.client import ManagementClient
     from switchyard.broker.wire.connection import connected
@@ -114,7 +115,7 @@ async def _on_localhost() -> bool:
 
 @contextmanager
 def _private_node(directory: Path, tell: Tell, *, keeps: bool) -> Iterator[FoundBroker]:
-    from switchyard.cli.system.node import LocalNode, NodeFile
+    from switchyard.cli.system.rabbitmq_node import LocalNode, NodeFile
 
     node_file = NodeFile(directory / "node.json") if keeps else None
     known = node_file.read() if node_file is not None else {}
@@ -140,7 +141,7 @@ def _can_install() -> bool:
 
 
 def _install(tell: Tell) -> None:
-    """apt-get install rabbitmq-server, without the service that comes with it."""
+    """Install rabbitmq-server with apt-get, without starting its service."""
     tell("RabbitMQ is not installed: installing it with apt-get …")
     policy = Path("/usr/sbin/policy-rc.d")
     ours = not policy.exists()
@@ -176,7 +177,7 @@ def _install(tell: Tell) -> None:
 
 @contextmanager
 def _container(tell: Tell) -> Iterator[FoundBroker]:
-    from switchyard.cli.system.ports import free_port
+    from switchyard.cli.system.free_ports import free_port
 
     tell(f"Starting {IMAGE} with docker …")
     amqp_port, management_port = free_port(), free_port()

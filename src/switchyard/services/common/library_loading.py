@@ -32,6 +32,7 @@ async def load(*modules: str, by: Callable[[], object] | None = None) -> None:
 
 
 def is_loaded(module: str) -> bool:
-    """Whether an import of it returns at once. While a thread imports it, another one waits."""
+    """Tell whether importing a module returns at once. While one thread imports it, another one
+    waits."""
     found = sys.modules.get(module)
     return found is not None and not getattr(found.__spec__, "_initializing", False)

@@ -25,7 +25,7 @@ _SUFFIXES = {
 
 
 def check_key(key: str) -> str:
-    """The key itself, when it is a relative path of plain segments.
+    """Return the key itself if it is a relative path of plain segments.
 
     Segments have letters, digits and `. _ : @ = + -` and do not begin with a dot, so no key
     climbs out of the storage, names a hidden or temporary file, or needs escaping anywhere.
@@ -37,69 +37,69 @@ def check_key(key: str) -> str:
 
 
 def upload_key(document_id: str, media_type: str) -> str:
-    """Where a document's original lies."""
+    """Return the key of a document's original."""
     return f"uploads/{document_id}/input.{_SUFFIXES.get(media_type, 'txt')}"
 
 
 def stage_key(document_id: str, stage: str) -> str:
-    """Where a stage keeps its output."""
+    """Return the key of a stage's output."""
     return f"intermediate/{document_id}/{stage}/output.json"
 
 
 def page_key(document_id: str, stage: str, number: int) -> str:
-    """Where a stage that works page by page keeps what it made of one."""
+    """Return the key of a page's output, for stages that work page by page."""
     return f"intermediate/{document_id}/{stage}/pages/{number}.json"
 
 
 def result_key(document_id: str) -> str:
-    """Where the finished document's result lies."""
+    """Return the key of a finished document's result."""
     return f"results/{document_id}/result.json"
 
 
 def figures_key(document_id: str) -> str:
-    """Where the list of a document's figures lies."""
+    """Return the key of the list of a document's figures."""
     return f"results/{document_id}/figures.json"
 
 
 def figure_folder(document_id: str) -> str:
-    """Where the pictures of a document's figures lie."""
+    """Return the folder of a document's pictures of figures."""
     return f"results/{document_id}/figures"
 
 
 def figure_key(document_id: str, sha256: str, suffix: str) -> str:
-    """Where the picture of a figure lies: by its content, so that a list of figures never names
-    another one's."""
+    """Return the key of a figure's picture: by its content, so that a list of figures never names
+    another document's picture."""
     return f"{figure_folder(document_id)}/{sha256[:32]}.{suffix}"
 
 
 def references_key(document_id: str) -> str:
-    """Where a document's references lie."""
+    """Return the key of a document's references."""
     return f"results/{document_id}/references.json"
 
 
 def links_key(document_id: str) -> str:
-    """Where the works lie that a document's references are linked to."""
+    """Return the key of the works that a document's references are linked to."""
     return f"results/{document_id}/links.json"
 
 
 def job_folder(job_id: str) -> str:
-    """In place of a document's id in a key, where there is no document."""
+    """Return what stands in place of a document's id in a key if there is no document."""
     return f"jobs/{job_id}"
 
 
 def extraction_key(job_id: str) -> str:
-    """Where a job without a document keeps its result: whoever publishes it chooses its id, which
-    may be that of a document."""
+    """Return the key of the result of a job without a document. It differs from a document's: who
+    publishes a job chooses its id, which may be that of a document."""
     return f"results/jobs/{job_id}/result.json"
 
 
 def raw_answers_key(job_id: str) -> str:
-    """Where the answers lie that a model gave to a job and that do not match its schema."""
+    """Return the key of the answers of a model to a job that do not match its schema."""
     return f"results/jobs/{job_id}/raw.json"
 
 
 def content_hash(value: Any) -> str:
-    """SHA-256, hexadecimal, of bytes or of a JSON value in its canonical form."""
+    """Return the SHA-256, in hexadecimal, of bytes or of a JSON value in its canonical form."""
     if isinstance(value, bytes):
         return hashlib.sha256(value).hexdigest()
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

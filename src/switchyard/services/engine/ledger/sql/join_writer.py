@@ -19,7 +19,7 @@ from uuid import uuid4
 from sqlalchemy import Connection, text
 
 from switchyard.services.engine.ledger.sql import dialect as sql
-from switchyard.services.engine.ledger.sql.rows import JobRow, Rows
+from switchyard.services.engine.ledger.sql.job_rows import JobRow, Rows
 from switchyard.services.engine.records.joins import WhenDead
 from switchyard.services.engine.records.states import FINISHED, State
 
@@ -157,8 +157,9 @@ class JoinWriter:
                 noted.due.append(job_id)
 
     def _report_late(self, connection: Connection, rows: Rows, join_ids: list[str]) -> None:
-        """Of jobs that had ended before their worker said so: their dead letter was read first, or
-        the first answer was lost on its way. Else the outbox finds what waits, 15 s later."""
+        """Report jobs that had ended before their worker said so: their dead letter was read first,
+        or the first answer was lost. Otherwise the outbox would find the waiting job only 15 s
+        later."""
         if join_ids:
             keys = sql.keys_parameter(self._dialect, join_ids)
             for row in connection.execute(self._pending, keys):
@@ -234,7 +235,7 @@ class JoinWriter:
 
 
 def _changes(rows: Rows) -> dict[str, JoinDelta]:
-    """By join, what has changed among its jobs."""
+    """Return, by join, what has changed among its jobs."""
     changes: dict[str, JoinDelta] = {}
 
     def count(row: JobRow, now: State | None) -> None:

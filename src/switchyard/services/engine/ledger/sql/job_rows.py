@@ -82,7 +82,7 @@ class JobRow:
 
 
 def new_row(columns: Mapping[str, Any]) -> JobRow:
-    """A row that is to be inserted, with these columns."""
+    """Make a row to insert, with these columns."""
     return JobRow(
         id=columns["id"],
         state=columns.get("state", State.QUEUED),
@@ -159,7 +159,7 @@ class Rows:
         )
 
     def forget_checkpoint(self, row: JobRow) -> None:
-        """The job never runs again."""
+        """Delete the checkpoint of a job that never runs again."""
         if row.has_checkpoint:
             self.checkpoints.pop(row.id, None)
             self.forgotten.add(row.id)

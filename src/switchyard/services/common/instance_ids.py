@@ -38,7 +38,7 @@ def process_mark() -> str | None:
 
 
 def state_of_process(pid: int, mark: str | None) -> ProcessState:
-    """What has become of the process that had this number and this mark (`process_mark`)."""
+    """Tell whether the process with this number and this mark (`process_mark`) still runs."""
     place = _place()
     known, _, started = (mark or "").rpartition(" ")
     if place is None or known != place:
@@ -51,7 +51,7 @@ def state_of_process(pid: int, mark: str | None) -> ProcessState:
 
 @cache
 def _place() -> str | None:
-    """Where numbers of processes mean the same as here."""
+    """Name the place in which process numbers mean the same as here."""
     try:
         booted = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         return f"{booted} {os.readlink(_PROC / 'self/ns/pid')}"

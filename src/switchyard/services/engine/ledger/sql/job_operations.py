@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
 from uuid import uuid4
 
-from switchyard.services.engine.ledger.sql import rules
+from switchyard.services.engine.ledger.sql import job_rules as rules
 from switchyard.services.engine.ledger.sql.codec import clean, fingerprint, job_columns
-from switchyard.services.engine.ledger.sql.rows import JobRow, KeyHolder, Rows, new_row
+from switchyard.services.engine.ledger.sql.job_rows import JobRow, KeyHolder, Rows, new_row
 from switchyard.services.engine.records.errors import IdempotencyConflict
 from switchyard.services.engine.records.requests import NewJob
 from switchyard.services.engine.records.results import Created, Existing, Recorded
@@ -107,7 +107,7 @@ class PinJob:
     job_id: str
 
     def apply(self, rows: Rows) -> State | None:
-        """The job's state, None where there is none (any more)."""
+        """Change the row, and return the job's state; None if the job is gone."""
         row = rows.jobs.get(self.job_id)
         if row is None:
             return None
@@ -146,7 +146,7 @@ class RollbackInsert:
         return self.made.job_id
 
     def apply(self, rows: Rows) -> State | None:
-        """The state in which the job is kept; None when nothing of it is left."""
+        """Change the row, and return the job's state; None if the row is deleted."""
         row = rows.jobs.get(self.job_id)
         if row is None:
             return None

@@ -20,9 +20,9 @@ from sqlalchemy import (
 )
 
 from switchyard.broker.lanes import LANES
-from switchyard.services.engine.ledger.sql.base import Repository, read
 from switchyard.services.engine.ledger.sql.dialect import clock, keys_condition, keys_parameter
 from switchyard.services.engine.ledger.sql.paging import fetch_page
+from switchyard.services.engine.ledger.sql.repository import Repository, read
 from switchyard.services.engine.ledger.sql.tables import (
     attempts,
     job_checkpoints,
@@ -67,7 +67,7 @@ class JobReads(Repository):
 
     @read
     def get(self, connection: Connection, job_id: str) -> JobRecord | None:
-        """The job with its timeline."""
+        """Return the job with its timeline; None for an unknown id."""
         query = select(jobs, *_PROGRESS, _KEPT_AT).select_from(_WITH_PROGRESS)
         row = connection.execute(query.where(jobs.c.id == job_id)).one_or_none()
         if row is None:
@@ -95,8 +95,8 @@ class JobReads(Repository):
     async def list_jobs(
         self, wanted: JobFilter | None = None, *, limit: int = 50, cursor: str | None = None
     ) -> Page[JobSummary]:
-        """Jobs, newest first. Raises ValueError for a limit outside 1 to 1,000 or a cursor
-        that is not from a page before."""
+        """List jobs, newest first. Raises ValueError for a limit outside 1 to 1,000, or a cursor
+        that no earlier page gave."""
         query = _filtered(_summaries(), wanted or JobFilter())
         return await self._database.read(
             lambda connection: fetch_page(
@@ -106,7 +106,7 @@ class JobReads(Repository):
 
     @read
     def counts(self, connection: Connection) -> dict[str, dict[State, int]]:
-        """Jobs per lane and state; states without jobs are left out."""
+        """Count jobs by lane and state; states without jobs are left out."""
         found: dict[str, dict[State, int]] = {}
         query = select(jobs.c.state, jobs.c.lane, func.count())
         for state, lane, number in connection.execute(query.group_by("state", "lane")):
@@ -114,8 +114,8 @@ class JobReads(Repository):
         return found
 
     async def timed_out(self, since: float) -> dict[str, int]:
-        """Jobs, by type, that ran into their time limit since then and wait for another attempt or
-        are dead."""
+        """Count, by type, the jobs that have exceeded their time limit since then, and that wait
+        for another attempt or are dead."""
         query = (
             select(jobs.c.job_type, func.count())
             .where(
@@ -131,8 +131,8 @@ class JobReads(Repository):
         )
 
     async def unheeded_cancels(self, before: float, limit: int) -> list[JobSummary]:
-        """Jobs that run on although somebody asked before that time for them to be cancelled, the
-        first who was asked first."""
+        """Return jobs that still run although their cancellation was requested before that time;
+        the oldest request first."""
         query = (
             _summaries()
             .where(jobs.c.state == State.RUNNING, jobs.c.cancel_asked_at < before)
@@ -183,8 +183,9 @@ class JobReads(Repository):
     async def due_pending(
         self, older_than: float, limit: int, *, without: Collection[tuple[str, str]] = ()
     ) -> list[JobRecord]:
-        """Jobs that are still `pending` and were last touched before `older_than`: publish them
-        (again). The most urgent lane first, then the oldest; `without` as in due_scheduled."""
+        """Return jobs to publish (again): those still `pending` and last touched before
+        `older_than`. The most urgent lane comes first, then the oldest job; `without` as in
+        `due_scheduled`."""
         query = (
             select(jobs)
             .where(jobs.c.state == State.PENDING, jobs.c.updated_at < older_than)
@@ -195,8 +196,8 @@ class JobReads(Repository):
         return await self._records(query)
 
     async def late_pending(self, older_than: float) -> list[tuple[str, int, float]]:
-        """Jobs that are still `pending` and were last touched before `older_than`: of each routing
-        key how many, and when the first was touched. The most first."""
+        """Count jobs still `pending` and last touched before `older_than`, by routing key, with the
+        time of the oldest; the largest number first."""
         query = (
             select(jobs.c.routing_key, func.count(), func.min(jobs.c.updated_at))
             .where(jobs.c.state == State.PENDING, jobs.c.updated_at < older_than)
@@ -210,7 +211,7 @@ class JobReads(Repository):
     async def due_scheduled(
         self, now: float, limit: int, *, without: Collection[tuple[str, str]] = ()
     ) -> list[JobRecord]:
-        """Jobs whose `run_at` has come: the most urgent lane first, then the longest due.
+        """Return jobs whose `run_at` has come: the most urgent lane first, then the longest due.
 
         `without` are queues, as lane and worker, that take no more for now: however many jobs wait
         for those, the others are found.
@@ -256,7 +257,7 @@ def _summaries() -> Select[Any]:
 
 
 def _others(queues: Collection[tuple[str, str]]) -> list[ColumnElement[bool]]:
-    """Conditions that leave out the jobs of these queues."""
+    """Return the conditions that leave out the jobs of these queues."""
     return [~((jobs.c.lane == lane) & (jobs.c.worker == worker)) for lane, worker in queues]
 
 
