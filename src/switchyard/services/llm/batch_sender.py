@@ -301,7 +301,9 @@ class BatchSender:
             await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)
             return
         try:
-            answer = CompletionReader(server.model).read_whole(body)
+            keeps_all = bool(item.question.get("keeps_all"))
+            reader = CompletionReader(server.model, keeps_all=keeps_all)
+            answer = reader.read_whole(body)
         except Trouble:
             await self._account.settle(replace(item.call, state=CallState.UNSURE))
             await self._batches.conclude_llm_item(item.key, batch, ItemState.LIVE)

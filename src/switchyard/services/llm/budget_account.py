@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeGuard
 from uuid import uuid4
 
 import structlog
@@ -25,7 +25,7 @@ from switchyard.services.common.settings import LlmServer, Settings
 from switchyard.services.engine.jobs.context import JobContext
 from switchyard.services.engine.ledger import Ledger
 from switchyard.services.engine.records.errors import LedgerError
-from switchyard.services.llm.completion_reader import Completion
+from switchyard.services.llm.completion_reader import Completion, field_of
 from switchyard.services.llm.ledger import LlmLedger
 from switchyard.services.llm.llm_errors import LlmRefused, LlmUnavailable
 from switchyard.services.llm.records.llm_spend import (
@@ -77,16 +77,25 @@ def max_usage_of(chat: Mapping[str, Any]) -> dict[str, int]:
         nonlocal pictures
         if not isinstance(content, list):
             return content
-        texts = [part for part in content if part.get("type") == "text"]
+        texts = [part for part in content if field_of(part, "type") == "text"]
         pictures += len(content) - len(texts)
         return texts
 
     messages = [{**each, "content": text_of(each.get("content"))} for each in chat["messages"]]
-    length = len(json.dumps([messages, chat.get("response_format")], ensure_ascii=False).encode())
+    others = [chat.get(name) for name in ("response_format", "tools", "functions")]
+    length = len(json.dumps([messages, *others], ensure_ascii=False).encode())
+    limits = [chat.get(name) for name in ("max_tokens", "max_completion_tokens")]
+    most = max((each for each in limits if _is_count(each)), default=DEFAULT_ANSWER_TOKENS)
+    answers = chat.get("n")
     return {
         "prompt_tokens": -(-length // BYTES_PER_TOKEN) + pictures * TOKENS_PER_PICTURE,
-        "completion_tokens": chat.get("max_tokens") or DEFAULT_ANSWER_TOKENS,
+        "completion_tokens": most * (answers if _is_count(answers) else 1),
     }
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    """Return whether a parameter that a client has sent is a number of something."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
 
 
 @dataclass(slots=True)
@@ -188,7 +197,8 @@ class BudgetAccount:
         estimate of the question and the length of the answer."""
         usage: Mapping[str, int] = answer.usage
         if not usage:
-            answer_tokens = -(-len(answer.text.encode()) // BYTES_PER_TOKEN)
+            whole = answer.text if answer.body is None else json.dumps(answer.body["choices"])
+            answer_tokens = -(-len(whole.encode()) // BYTES_PER_TOKEN)
             usage = {**call.usage, "completion_tokens": answer_tokens}
         price = self._prices.of(call.model, answer.model)
         cost = None if price is None else price.cost(usage, batch=call.batch)

@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from switchyard.services.llm.completion_assembler import CompletionAssembler
 from switchyard.services.llm.llm_errors import InvalidLlmResponse, LlmRefused, LlmUnavailable
-from switchyard.services.llm.thought_filter import ThoughtFilter
+from switchyard.services.llm.thought_filter import ThoughtFilter, without_thoughts
 
 MAX_ANSWER = 2_000_000
 """Bytes or characters of an answer."""
@@ -60,6 +61,8 @@ _TEXT_PARTS = frozenset({"text", "output_text"})
 _THOUGHTS = ("reasoning_content", "reasoning")
 """Fields with the reasoning of a model, where the server separates it."""
 _COUNTS = ("prompt_tokens", "completion_tokens")
+_CALLS = ("tool_calls", "function_call", "audio")
+"""Fields of a message that are an answer without text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ class Completion:
     usage: Mapping[str, int]
     """Tokens: prompt_tokens, completion_tokens, and cached_tokens of the prompt where the server
     tells; empty when it does not count."""
+    body: Mapping[str, Any] | None = None
+    """The whole answer as the API has it, for a request that wanted all of it."""
 
     @property
     def is_complete(self) -> bool:
@@ -103,6 +108,9 @@ class CompletionReader:
     begins_within: bool = False
     """Whether this model is known to begin with reasoning without such a mark: until its end,
     nothing is told."""
+    keeps_all: bool = False
+    """Whether the answer keeps all that the server sends: further choices, tool calls, … An answer
+    without text is one then, too."""
     _passed_on: bool = False
     _filter: ThoughtFilter = field(init=False)
     _has_thoughts: bool = False
@@ -116,9 +124,13 @@ class CompletionReader:
     _is_ended: bool = False
     _model: str | None = None
     _usage: dict[str, int] = field(default_factory=dict)
+    _assembler: CompletionAssembler | None = None
 
     def __post_init__(self) -> None:
         self._filter = ThoughtFilter(self._pass_on, self._begin_anew)
+        if self.keeps_all:
+            # Text is counted twice: here, and as part of the whole.
+            self._assembler = CompletionAssembler(self._count_length)
 
     async def read(self, response: Any) -> Completion:
         """Read the SDK's HTTP response, whole or as a stream. Raises InvalidLlmResponse,
@@ -173,12 +185,14 @@ class CompletionReader:
             return  # usage, a filter's report, or a sign of life
         if not isinstance(choices, list):
             raise InvalidLlmResponse("the model server's answer has no choices")
-        delta = field_of(choices[0], "delta")
+        self._keep(CompletionAssembler.add_chunk, chunk)
+        choice = self._first_choice(choices)
+        delta = field_of(choice, "delta")
         if delta is None and not self._chunks:  # a whole answer, in a single event
-            delta = field_of(choices[0], "message")
-        self._note_finish_reason(field_of(choices[0], "finish_reason"))
+            delta = field_of(choice, "message")
+        self._note_finish_reason(field_of(choice, "finish_reason"))
         text = self._text_of(delta)
-        if text or self._note_thoughts(delta):
+        if text or self._note_thoughts(delta) or self._has_calls(delta):
             self._last = time.monotonic()
             self._first = self._first or self._last
             self._chunks += 1
@@ -191,11 +205,32 @@ class CompletionReader:
         if not isinstance(choices, list) or not choices:
             raise InvalidLlmResponse("the model server's answer has no choices")
         self._read_metadata(field_of(completion, "model"), field_of(completion, "usage"))
-        message = field_of(choices[0], "message")
-        self._note_finish_reason(field_of(choices[0], "finish_reason"))
+        self._keep(CompletionAssembler.add_whole, completion)
+        choice = self._first_choice(choices)
+        message = field_of(choice, "message")
+        self._note_finish_reason(field_of(choice, "finish_reason"))
         self._note_thoughts(message)
         self._filter.take(self._text_of(message))
         return self._completion()
+
+    def _first_choice(self, choices: list[Any]) -> Any:
+        """Return the choice whose text is the answer; None where a chunk is of others alone."""
+        if not self.keeps_all:
+            return choices[0]
+        return next((each for each in choices if field_of(each, "index") in (0, None)), None)
+
+    def _keep(
+        self, add: Callable[[CompletionAssembler, dict[str, Any]], None], part: dict[str, Any]
+    ) -> None:
+        if self._assembler is None:
+            return
+        try:
+            add(self._assembler, part)
+        except ValueError as error:
+            raise InvalidLlmResponse(f"the model server's answer makes no sense: {error}") from None
+
+    def _has_calls(self, message: Any) -> bool:
+        return self.keeps_all and any(field_of(message, name) for name in _CALLS)
 
     def _text_of(self, message: Any) -> str:
         """Return the text of a message or of a piece of one: a string, or a list of parts."""
@@ -260,6 +295,8 @@ class CompletionReader:
 
     def _completion(self) -> Completion:
         text = readable(self._filter.end())
+        if self._assembler is not None:
+            return self._whole_completion(text)
         refusal = "".join(self._refusals)
         if self._finish_reason == "content_filter" or (refusal and not text):
             refusal_text = f"the model declines to answer: {refusal or 'content filter'}"
@@ -271,6 +308,35 @@ class CompletionReader:
         return Completion(
             text, self._model or self.requested_model, self._finish_reason, dict(self._usage)
         )
+
+    def _whole_completion(self, text: str) -> Completion:
+        assert self._assembler is not None
+        whole = self._assembler.completion(self._finish_choice)
+        if self._usage and "usage" not in whole:
+            whole["usage"] = dict(self._usage)
+        if not any(_is_answer(each) for each in whole["choices"]):
+            raise InvalidLlmResponse("the model server's answer is empty")
+        model = whole["model"] = self._model or self.requested_model
+        if text and self.on_text is not None and not self._passed_on:
+            self.on_text(text)
+        body: dict[str, Any] = _readable_json(whole)
+        return Completion(text, model, self._finish_reason, dict(self._usage), body)
+
+    def _finish_choice(self, choice: dict[str, Any]) -> None:
+        """Give a choice the API's own reason for its end, and take reasoning out of its text."""
+        message, reason = choice["message"], choice["finish_reason"]
+        content = message["content"]
+        if isinstance(content, str):
+            answer = without_thoughts(content)
+            if answer != content.strip():
+                message["content"] = answer
+        reason_text = reason.strip().lower() if isinstance(reason, str) else ""
+        if reason_text in _NOT_GIVEN:
+            choice["finish_reason"] = "tool_calls" if message.get("tool_calls") else "stop"
+        elif reason_text in _LENGTH:
+            choice["finish_reason"] = "length"
+        elif reason_text in _DECLINED:
+            choice["finish_reason"] = "content_filter"
 
     def _empty_error(self) -> InvalidLlmResponse | LlmRefused:
         if not (self._filter.had_thoughts or self._has_thoughts):
@@ -310,6 +376,23 @@ def readable(text: str) -> str:
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _readable_json(value: Any) -> Any:
+    """Return JSON whose texts can all be encoded."""
+    if isinstance(value, str):
+        return readable(value)
+    if isinstance(value, dict):
+        return {readable(name): _readable_json(each) for name, each in value.items()}
+    return [_readable_json(each) for each in value] if isinstance(value, list) else value
+
+
+def _is_answer(choice: dict[str, Any]) -> bool:
+    """Return whether a choice has something for whoever asked: a refusal, or reasoning that was
+    cut, is something, too."""
+    message = choice["message"]
+    fields = ("content", "refusal", *_CALLS, *_THOUGHTS)
+    return any(message.get(name) for name in fields) or choice["finish_reason"] != "stop"
 
 
 def field_of(value: object, name: str) -> Any:

@@ -86,6 +86,8 @@ async def _ask_with_repair(
             by=requester_of(ctx),
             batch=batch and not request.stream,  # somebody reads along
             output=ctx.output if request.stream else None,
+            model=question.model,
+            keeps_all=question.wants_all,
         )
 
     answer, reused = await ask()
@@ -112,13 +114,14 @@ async def _ask_with_repair(
 
 
 def _job_result(answer: Completion, reused: bool) -> dict[str, Any]:
-    return {
+    result = {
         "text": answer.text,
         "model": answer.model,
         "complete": answer.is_complete,
         "usage": dict(answer.usage),
         "answer_reused": reused,
     }
+    return result if answer.body is None else result | {"completion": answer.body}
 
 
 def _repair_messages(answer: Completion, complaint: str) -> list[dict[str, str]]:
@@ -135,8 +138,8 @@ async def _forget_answers(
     client: ModelClient, question: LlmQuestion, repair: list[dict[str, str]]
 ) -> None:
     """Delete the stored answers, so that a redrive gets others."""
-    await client.forget(question.request_body())
-    await client.forget(question.request_body(*repair))
+    await client.forget(question.request_body(), model=question.model)
+    await client.forget(question.request_body(*repair), model=question.model)
 
 
 class LlmUnusable(PermanentError):

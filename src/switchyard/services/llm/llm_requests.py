@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from switchyard.broker import patterns
 from switchyard.services.llm.structured_answers import check_schema
@@ -33,18 +33,27 @@ instructions in it. Answer with JSON alone, without any word before or after it.
 class LlmQuestion:
     """A question as it is sent to a server."""
 
-    messages: tuple[Mapping[str, str], ...]
-    max_tokens: int
-    temperature: float
+    messages: tuple[Mapping[str, Any], ...]
+    max_tokens: int | None
+    temperature: float | None
     schema: Schema | None = None
+    model: str | None = None
+    """Of the models in the settings; None for any that is asked first."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further parameters of the API."""
+    wants_all: bool = False
+    """Whether the answer is to have all that the server sends, and not its text alone."""
 
     def request_body(self, *more: Mapping[str, str]) -> dict[str, Any]:
         """Return the parameters of the API, with further messages."""
         body: dict[str, Any] = {
+            **self.extra,
             "messages": [dict(each) for each in (*self.messages, *more)],
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
         }
+        if self.max_tokens is not None:
+            body["max_tokens"] = self.max_tokens
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
         if self.schema is not None:
             json_schema = {"name": "answer", "schema": self.schema}
             body["response_format"] = {"type": "json_schema", "json_schema": json_schema}
@@ -56,8 +65,15 @@ class LlmRequest(BaseModel, ABC):
 
     model_config = ConfigDict(extra="forbid")
 
-    max_tokens: int = Field(default=2048, ge=1, le=65_536, description="Tokens of the answer.")
-    temperature: float = Field(default=0.0, ge=0, le=2)
+    max_tokens: int | None = Field(
+        default=2048,
+        ge=1,
+        le=65_536,
+        description="Tokens of the answer; null: as many as the server gives.",
+    )
+    temperature: float | None = Field(
+        default=0.0, ge=0, le=2, description="Null: the server's own."
+    )
     fresh: bool = Field(default=False, description="Ask anew although an answer is kept.")
     stream: bool = Field(
         default=False,
@@ -83,22 +99,75 @@ class _WithSchema(LlmRequest):
 
 
 class ChatMessage(BaseModel):
-    """One message of a chat."""
+    """One message of a chat, as the API has it; further fields are sent as they are."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
-    role: Literal["system", "user", "assistant"]
-    content: str = Field(min_length=1, max_length=MAX_TEXT)
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[str, Field(max_length=MAX_TEXT)] | list[dict[str, Any]] | None = Field(
+        default=None, description="Text, or a list of parts: texts, pictures, …"
+    )
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        """Only a message of the model may have no content: it called a tool, or refused."""
+        if not self.content and (self.role != "assistant" or not self.model_extra):
+            raise ValueError("a message needs content")
+        return self
 
 
 class ChatRequest(_WithSchema):
-    """Any chat."""
+    """Any chat, with all parameters of the API."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=200)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=2_000)
+    model: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        pattern=patterns.PLAIN,
+        description="Model, or an alias of one, in JOBS_LLM_PROVIDERS. Default: the servers of the "
+        "lowest order, whichever model they have.",
+    )
+    extra: dict[str, Any] = Field(
+        default_factory=dict,
+        max_length=100,
+        description="Further parameters of the API (`tools`, `response_format`, `n`, `seed`, …), "
+        "sent as they are. With any of them, the result has the whole answer as `completion`.",
+    )
+    keep_all: bool = Field(
+        default=False,
+        description="Add the whole answer of the server to the result, as `completion`: all "
+        "choices, tool calls, log probabilities.",
+    )
+
+    @field_validator("extra")
+    @classmethod
+    def _leave_own_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted(value.keys() & {"messages", "model", "stream", "stream_options"})
+        if taken:
+            raise ValueError(f"{', '.join(taken)}: not here, but as a field of the payload")
+        return value
+
+    @model_validator(mode="after")
+    def _has_one_schema(self) -> Self:
+        if self.json_schema is not None and (self.extra or self.keep_all):
+            raise ValueError(
+                "json_schema is for answers that are validated here: without it, ask with "
+                "`extra.response_format`"
+            )
+        return self
 
     def question(self) -> LlmQuestion:
-        messages = tuple(each.model_dump() for each in self.messages)
-        return LlmQuestion(messages, self.max_tokens, self.temperature, self.json_schema)
+        messages = tuple(each.model_dump(exclude_unset=True) for each in self.messages)
+        return LlmQuestion(
+            messages,
+            self.max_tokens,
+            self.temperature,
+            self.json_schema,
+            model=self.model,
+            extra=self.extra,
+            wants_all=self.keep_all or bool(self.extra),
+        )
 
 
 class _OfText(LlmRequest):

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from switchyard.services.common.settings import LlmServer, Settings
@@ -42,6 +43,15 @@ MAX_ROUNDS = 10
 NO_REQUESTER = Requester()
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked, whichever server gets it."""
+
+    chat: Mapping[str, Any]
+    by: Requester
+    keeps_all: bool
+
+
 class ModelClient:
     """Asks the servers of the settings. Open it with `ModelClient.open`, once for a process."""
 
@@ -63,12 +73,25 @@ class ModelClient:
         self._hedges = hedges
         self._collector = collector
 
-    @property
-    def _server_identities(self) -> list[list[str]]:
-        """Address and model of the servers that are asked while nothing is wrong: an answer
-        depends on them."""
-        first = min(each.order for each in self._servers)
-        return sorted([each.base_url, each.model] for each in self._servers if each.order == first)
+    def _serving(self, model: str | None) -> list[LlmServer]:
+        """Return the servers that have a model. Raises LlmRefused where none has it."""
+        serving = [each for each in self._servers if each.serves(model)]
+        if not serving:
+            raise LlmRefused(
+                f"no server has the model {model!r}: see JOBS_LLM_PROVIDERS", missing=True
+            )
+        return serving
+
+    def _stored_question(
+        self, chat: Mapping[str, Any], model: str | None, keeps_all: bool
+    ) -> dict[str, Any]:
+        """Return what an answer depends on: the chat, and address and model of the servers that
+        are asked while nothing is wrong."""
+        serving = self._serving(model)
+        first = min(each.order for each in serving)
+        servers = sorted([each.base_url, each.model] for each in serving if each.order == first)
+        question: dict[str, Any] = {"servers": servers, "asked": chat}
+        return question | {"keeps_all": True} if keeps_all else question
 
     @classmethod
     @asynccontextmanager
@@ -105,6 +128,8 @@ class ModelClient:
         output: OutputStream | None = None,
         by: Requester = NO_REQUESTER,
         batch: bool = False,
+        model: str | None = None,
+        keeps_all: bool = False,
     ) -> tuple[Completion, bool]:
         """Return the answer to a chat (`messages`, `max_tokens`, …), and whether it was there
         already: what was asked before, or is being asked, is not paid for again unless it is to be
@@ -113,16 +138,25 @@ class ModelClient:
         `within` is seconds, waiting for room included. `output` gets the text as it comes; the cost
         is charged to `by`. With `batch`, the question is added to a provider batch and
         WaitingForBatch is raised; the job is retried when the batch has ended. Raises what `ask`
-        raises.
+        raises. With a `model`, only servers that have it are asked; with `keeps_all`, the answer
+        has all that the server sends.
         """
 
-        question = {"servers": self._server_identities, "asked": chat}
-        collector = self._collector if batch and not fresh else None
+        question = self._stored_question(chat, model, keeps_all)
+        collector = self._collector if batch and not fresh and model is None else None
 
         async def ask(left: float) -> Completion:
             if collector is not None:
                 await collector.collect(question, by)
-            return await self.ask(chat, urgency=urgency, within=left, output=output, by=by)
+            return await self.ask(
+                chat,
+                urgency=urgency,
+                within=left,
+                output=output,
+                by=by,
+                model=model,
+                keeps_all=keeps_all,
+            )
 
         answer, reused = await self._answers.get(question, ask, within=within, fresh=fresh)
         is_own = collector is not None and await collector.finish_wait(question, by)
@@ -137,9 +171,9 @@ class ModelClient:
         counts = self._hedges.counts.items()
         return [(LLM_HEDGES, {(outcome,): float(number) for outcome, number in counts})]
 
-    async def forget(self, chat: Mapping[str, Any]) -> None:
+    async def forget(self, chat: Mapping[str, Any], *, model: str | None = None) -> None:
         """Delete the kept answer to a question: it was of no use."""
-        await self._answers.forget({"servers": self._server_identities, "asked": chat})
+        await self._answers.forget(self._stored_question(chat, model, keeps_all=False))
 
     async def ask(
         self,
@@ -149,6 +183,8 @@ class ModelClient:
         within: float,
         output: OutputStream | None = None,
         by: Requester = NO_REQUESTER,
+        model: str | None = None,
+        keeps_all: bool = False,
     ) -> Completion:
         """Ask the first server that can answer a chat, and pay for it in any case.
 
@@ -157,7 +193,8 @@ class ModelClient:
         LedgerError.
         """
         deadline = time.monotonic() + within
-        tried: set[str] = set()
+        serving = {each.name for each in self._serving(model)}
+        tried = set(self._clients) - serving
         last: LlmUnavailable | InvalidLlmResponse | LlmRefused | NoBudget | None = None
         for _ in range(MAX_ROUNDS + len(self._clients)):
             left = deadline - time.monotonic()
@@ -173,8 +210,9 @@ class ModelClient:
                 # The answer of a server says more than that the others have no room.
                 raise last or error from error
             try:
+                asked = _Asked(chat, by, keeps_all)
                 return await self._ask_hedged(
-                    admission, chat, deadline - time.monotonic(), output, by, urgency, tried
+                    admission, asked, deadline - time.monotonic(), output, urgency, tried
                 )
             except LlmLimited as error:
                 last = error  # this server is paused now; the gate knows whether another has room
@@ -197,10 +235,9 @@ class ModelClient:
     async def _ask_hedged(
         self,
         admission: Admission,
-        chat: Mapping[str, Any],
+        asked: _Asked,
         within: float,
         output: OutputStream | None,
-        by: Requester,
         urgency: Urgency,
         tried: set[str],
     ) -> Completion:
@@ -208,40 +245,40 @@ class ModelClient:
         to answer first counts."""
         hedge_delay = self._hedges.hedge_delay() if urgency.lane == 0 else None
         if hedge_delay is None:
-            return await self._call(admission, chat, within, output, by)
+            return await self._call(admission, asked, within, output)
         deadline = time.monotonic() + within
         others = set(self._clients) - tried - {admission.server.name}
 
         async def first(hedged_output: OutputStream) -> Completion:
-            return await self._call(admission, chat, within, hedged_output, by)
+            return await self._call(admission, asked, within, hedged_output)
 
         async def second(hedged_output: OutputStream) -> Completion:
             without = tried | {admission.server.name} if others else tried
             left = deadline - time.monotonic()
             another = await self._take_slot(urgency, min(HEDGE_SLOT_TIMEOUT, left), without)
-            return await self._call(another, chat, deadline - time.monotonic(), hedged_output, by)
+            return await self._call(another, asked, deadline - time.monotonic(), hedged_output)
 
         return await self._hedges.race(hedge_delay, output, first, second)
 
     async def _call(
         self,
         admission: Admission,
-        chat: Mapping[str, Any],
+        asked: _Asked,
         within: float,
         output: OutputStream | None,
-        by: Requester,
     ) -> Completion:
         outcome: CallOutcome | None = None
         if output is not None:
             output.begin()  # another server may have begun
         try:
-            async with self._account.charged_call(admission.server, chat, by) as charge:
+            async with self._account.charged_call(admission.server, asked.chat, asked.by) as charge:
                 response = await self._clients[admission.server.name].ask(
-                    chat,
+                    asked.chat,
                     within=within,
                     on_text=None if output is None else output.write,
                     restart=(output or OutputStream()).begin,
                     on_broken=charge.count_broken,
+                    keeps_all=asked.keeps_all,
                 )
                 charge.answer = response.answer
             outcome = _outcome_of_response(response)

@@ -40,7 +40,8 @@ _NAMES = ("max_tokens", "max_completion_tokens")
 class Parameters:
     """How the parameters of a question are sent to one server and model."""
 
-    max_tokens_name: str = "max_tokens"
+    max_tokens_name: str | None = None
+    """The name under which the length of an answer is limited; None: as the question has it."""
     sends_temperature: bool = True
     sends_stream_options: bool = True
     is_name_fixed: bool = False
@@ -52,7 +53,7 @@ class Parameters:
         """Return the parameters that the settings fix; the server's answers decide the others."""
         name, sends = server.max_tokens_name, server.sends_temperature
         return cls(
-            max_tokens_name=name or "max_tokens",
+            max_tokens_name=name,
             sends_temperature=sends is not False,
             is_name_fixed=name is not None,
             is_temperature_fixed=sends is not None,
@@ -61,7 +62,8 @@ class Parameters:
     def body(self, chat: Mapping[str, Any]) -> dict[str, Any]:
         """Return a chat as this server takes it."""
         sent = {
-            self.max_tokens_name if name in _NAMES else name: value for name, value in chat.items()
+            (self.max_tokens_name or name) if name in _NAMES else name: value
+            for name, value in chat.items()
         }
         if not self.sends_temperature:
             sent.pop("temperature", None)
@@ -70,7 +72,7 @@ class Parameters:
     def streamed(self, chat: Mapping[str, Any]) -> dict[str, Any]:
         """Return a chat as this server takes it, to be answered as a stream."""
         options = {"stream_options": {"include_usage": True}} if self.sends_stream_options else {}
-        return {"stream": True, **options, **self.body(chat)}
+        return {**self.body(chat), "stream": True, **options}
 
     def after(self, error: openai.APIStatusError, chat: Mapping[str, Any]) -> Parameters | None:
         """Return the parameters to try after such an error; None where it is about something
@@ -84,13 +86,15 @@ class Parameters:
             named = param == name or re.search(rf"\b{name}\b", complaint) is not None
             return named and _UNSUPPORTED.search(complaint) is not None
 
+        sent_name = self.max_tokens_name or next((each for each in _NAMES if each in chat), None)
         if (
-            not self.is_name_fixed
+            sent_name is not None
+            and not self.is_name_fixed
             and any(name in chat for name in _NAMES)
-            and is_about(self.max_tokens_name)
-            and (_other(self.max_tokens_name) in complaint or not _TOO_LONG.search(complaint))
+            and is_about(sent_name)
+            and (_other(sent_name) in complaint or not _TOO_LONG.search(complaint))
         ):
-            return replace(self, max_tokens_name=_other(self.max_tokens_name))
+            return replace(self, max_tokens_name=_other(sent_name))
         sends_temperature = self.sends_temperature and "temperature" in chat
         if sends_temperature and not self.is_temperature_fixed and is_about("temperature"):
             return replace(self, sends_temperature=False)

@@ -85,8 +85,10 @@ class ServerClient:
         on_text: Callable[[str], None] | None = None,
         restart: Callable[[], None] = lambda: None,
         on_broken: Callable[[], None] = lambda: None,
+        keeps_all: bool = False,
     ) -> ModelResponse:
-        """Return the model's answer to a chat: `messages`, and the parameters of the API.
+        """Return the model's answer to a chat: `messages`, and the parameters of the API; with
+        `keeps_all`, all that the server sends with it.
 
         `within` is seconds for all tries together: keep it well under the job's time limit.
         `on_text` gets the text piece by piece, of the last try; a try that fails after the first
@@ -111,7 +113,7 @@ class ServerClient:
             limit = asyncio.timeout(self._timeout)
             try:
                 async with limit:
-                    return await self._ask_adapting(chat, pass_on, restart)
+                    return await self._ask_adapting(chat, pass_on, restart, keeps_all)
             except TimeoutError as error:
                 if limit.expired():
                     allowed = f"{self._timeout:g} s (JOBS_LLM_TIMEOUT)"
@@ -144,6 +146,7 @@ class ServerClient:
         chat: Mapping[str, Any],
         on_text: Callable[[str], None],
         restart: Callable[[], None],
+        keeps_all: bool,
     ) -> ModelResponse:
         """Ask; where the server refuses a parameter that can be sent otherwise, ask again, and from
         then on in the way that it took."""
@@ -153,7 +156,8 @@ class ServerClient:
         tried = {parameters}
         while True:
             try:
-                response = await self._send(parameters.streamed(chat), on_text, restart)
+                body = parameters.streamed(chat)
+                response = await self._send(body, on_text, restart, keeps_all)
             except openai.APIStatusError as error:
                 changed = parameters.after(error, chat)
                 if changed is None or changed in tried or len(tried) > MAX_REPEATS:
@@ -169,13 +173,14 @@ class ServerClient:
         body: Mapping[str, Any],
         on_text: Callable[[str], None],
         restart: Callable[[], None],
+        keeps_all: bool,
     ) -> ModelResponse:
         import openai
 
-        reading = CompletionReader(self.model, on_text, restart, self._begins_within)
+        reading = CompletionReader(self.model, on_text, restart, self._begins_within, keeps_all)
         async with await self._api.post(
             "/chat/completions",
-            body={"model": self.model, **body},
+            body={**body, "model": self.model},
             cast_to=object,
             stream=True,
             stream_cls=openai.AsyncStream[object],

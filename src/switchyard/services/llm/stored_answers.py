@@ -231,6 +231,8 @@ class Answers:
             if body["made_at"] <= self._now() - self._max_age:
                 return None
             answer = Completion(**body["answer"])
+            if answer.body is not None:
+                return answer
             # Earlier versions kept reasoning as part of answers, and streams without an end.
             text = without_thoughts(answer.text)
             return replace(answer, text=text) if text and answer.finish_reason != "" else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings
@@ -24,6 +24,8 @@ class LlmServer(BaseModel):
     """Names it in the ledger: the same in all processes."""
     base_url: str
     model: str = "default"
+    aliases: tuple[Annotated[str, Field(max_length=200, pattern=patterns.PLAIN)], ...] = ()
+    """Other names under which requests may ask for the model."""
     api_key: SecretStr | None = None
     order: int = Field(default=0, ge=0, le=100)
     """Servers of the lowest order are asked; those of the next when these are away."""
@@ -37,6 +39,10 @@ class LlmServer(BaseModel):
     """Whether the model takes a temperature; unset, it is left out where the server refuses it."""
     batch: bool = False
     """Questions of the lane backfill go through its Batch API, together and later."""
+
+    def serves(self, model: str | None) -> bool:
+        """Return whether a request for this model, or for any (None), may be sent here."""
+        return model is None or model == self.model or model in self.aliases
 
 
 class LlmSettings(BaseSettings):
@@ -60,7 +66,7 @@ class LlmSettings(BaseSettings):
     llm_providers: tuple[LlmServer, ...] = Field(
         default=(),
         description="Several servers instead of JOBS_LLM_BASE_URL, as a JSON list of objects "
-        "with `name`, `base_url`, `model`, `api_key`, `order`, `weight`, `most`, "
+        "with `name`, `base_url`, `model`, `aliases`, `api_key`, `order`, `weight`, `most`, "
         "`batch`, `max_tokens_name`, `sends_temperature` (docs/llm.md).",
     )
     llm_max_tokens_name: Literal["max_tokens", "max_completion_tokens"] | None = Field(

@@ -24,13 +24,14 @@ Hear = Callable[[str, int], None]
 class OutputStream:
     """The text that one attempt writes. To be used within the event loop."""
 
-    __slots__ = ("_hear", "_position", "_timer", "_waiting", "_written")
+    __slots__ = ("_hear", "_position", "_sent_at", "_timer", "_waiting", "_written")
 
     def __init__(self, hear: Hear | None = None) -> None:
         """`hear` is called within the event loop; without it, nothing is told."""
         self._hear = hear
         self._waiting = ""
         self._written = self._position = 0
+        self._sent_at = -SEND_INTERVAL
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -53,7 +54,10 @@ class OutputStream:
             self._waiting = text[:MAX_BACKLOG]
         self._written += len(text)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SEND_INTERVAL, self._send)
+            # The first piece at once, as somebody waits for the beginning.
+            loop = asyncio.get_running_loop()
+            at = max(loop.time(), self._sent_at + SEND_INTERVAL)
+            self._timer = loop.call_at(at, self._send)
 
     def end(self) -> None:
         """Nothing more is written: tell a last piece of what waits."""
@@ -63,10 +67,12 @@ class OutputStream:
         self._waiting = ""
 
     def _send(self) -> None:
+        loop = asyncio.get_running_loop()
         self._timer = None
+        self._sent_at = loop.time()
         self._piece()
         if self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(SEND_INTERVAL, self._send)
+            self._timer = loop.call_later(SEND_INTERVAL, self._send)
 
     def _piece(self) -> None:
         piece, self._waiting = self._waiting[:MAX_PIECE], self._waiting[MAX_PIECE:]

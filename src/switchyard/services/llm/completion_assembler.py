@@ -1,0 +1,148 @@
+"""A server's whole answer, put together from what it sends: all choices, tool calls, log
+probabilities, and fields that only some servers have.
+
+Servers repeat some fields of a choice in every chunk (`role`, `id`, `name`), and send others in
+pieces. Only those of `_IN_PIECES` are joined; of all others, the last value counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+MAX_CHOICES = 128
+MAX_DEPTH = 20
+"""Levels of a chunk that are read."""
+_IN_PIECES = frozenset(
+    {
+        "content",
+        "refusal",
+        "reasoning",
+        "reasoning_content",
+        "arguments",
+        "input",
+        "text",
+        "data",
+        "transcript",
+        "signature",
+    }
+)
+_TOP_LEVEL = ("id", "created", "model", "system_fingerprint", "service_tier", "usage")
+
+
+class CompletionAssembler:
+    """Puts one answer together. `count` is called with the size of each value that is kept, and
+    raises when the answer is too large."""
+
+    def __init__(self, count: Callable[[int], None]) -> None:
+        self._count = count
+        self._fields: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+
+    def add_chunk(self, chunk: dict[str, Any]) -> None:
+        """Add a chunk of a stream. Raises ValueError for one that can't be part of an answer."""
+        self._add_fields(chunk)
+        for choice in _objects(chunk.get("choices")):
+            kept = self._choice(choice)
+            # `message`: some servers stream a whole answer as a single event.
+            message = choice.get("delta") or choice.get("message")
+            if isinstance(message, dict):
+                self._join(kept["message"], message, MAX_DEPTH)
+            self._add_choice_fields(kept, choice)
+
+    def add_whole(self, completion: dict[str, Any]) -> None:
+        """Add an answer that was not streamed. Raises ValueError."""
+        self._add_fields(completion)
+        for choice in _objects(completion.get("choices")):
+            kept = self._choice(choice)
+            if isinstance(choice.get("message"), dict):
+                kept["message"] = self._kept(choice["message"], MAX_DEPTH)
+            self._add_choice_fields(kept, choice)
+
+    def completion(self, finish: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """Return the answer in the form of a chat completion; `finish` may change each choice."""
+        choices = [self._choices[index] for index in sorted(self._choices)]
+        for choice in choices:
+            message = choice["message"]
+            message.setdefault("role", "assistant")
+            message.setdefault("content", None)
+            calls = message.get("tool_calls")
+            for call in _objects(calls):
+                call.pop("index", None)  # part of chunks alone
+            if isinstance(calls, list) and not calls:
+                del message["tool_calls"]
+            finish(choice)
+        return {"object": "chat.completion", **self._fields, "choices": choices}
+
+    def _add_fields(self, chunk: dict[str, Any]) -> None:
+        for name in _TOP_LEVEL:
+            if chunk.get(name) is not None:
+                self._fields[name] = self._kept(chunk[name], MAX_DEPTH)
+
+    def _choice(self, choice: dict[str, Any]) -> dict[str, Any]:
+        index = choice.get("index")
+        if not isinstance(index, int) or isinstance(index, bool):
+            index = 0
+        if not 0 <= index < MAX_CHOICES:
+            raise ValueError(f"a choice has the index {index}")
+        empty: dict[str, Any] = {"index": index, "message": {}, "finish_reason": None}
+        return self._choices.setdefault(index, empty)
+
+    def _add_choice_fields(self, kept: dict[str, Any], choice: dict[str, Any]) -> None:
+        for name, value in choice.items():
+            if name in ("index", "delta", "message") or value is None:
+                continue
+            if name == "logprobs" and isinstance(value, dict):
+                self._join(kept.setdefault("logprobs", {}), value, MAX_DEPTH)
+            else:
+                kept[name] = self._kept(value, MAX_DEPTH)
+
+    def _join(self, kept: dict[str, Any], more: dict[str, Any], levels: int) -> None:
+        """Add the fields of a piece to those that came before it."""
+        if levels == 0:
+            raise ValueError("a chunk has too many levels")
+        for name, value in more.items():
+            before = kept.get(name)
+            if value is None:
+                kept.setdefault(name, None)
+            elif isinstance(before, str) and isinstance(value, str):
+                if name in _IN_PIECES:
+                    self._count(len(value))
+                    kept[name] = before + value
+                elif value:
+                    kept[name] = self._kept(value, levels)
+            elif isinstance(before, dict) and isinstance(value, dict):
+                self._join(before, value, levels - 1)
+            elif isinstance(before, list) and isinstance(value, list):
+                self._join_lists(before, value, levels - 1)
+            else:
+                kept[name] = self._kept(value, levels)
+
+    def _join_lists(self, kept: list[Any], more: list[Any], levels: int) -> None:
+        for part in more:
+            index = part.get("index") if isinstance(part, dict) else None
+            before = next(
+                (each for each in kept if isinstance(each, dict) and each.get("index") == index),
+                None,
+            )
+            if index is None or before is None:
+                kept.append(self._kept(part, levels))
+            else:
+                self._join(before, part, levels)
+
+    def _kept(self, value: Any, levels: int) -> Any:
+        """Return a copy, counted."""
+        if levels == 0:
+            raise ValueError("a chunk has too many levels")
+        if isinstance(value, dict):
+            self._count(len(value) * 4)
+            return {name: self._kept(each, levels - 1) for name, each in value.items()}
+        if isinstance(value, list):
+            self._count(len(value))
+            return [self._kept(each, levels - 1) for each in value]
+        self._count(len(value) if isinstance(value, str) else 1)
+        return value
+
+
+def _objects(values: Any) -> list[dict[str, Any]]:
+    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
